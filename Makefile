@@ -1,0 +1,48 @@
+# make demo runs the main job; make test passes the tests. Each target makes .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# pytest-xdist workers; two suit the smallest machine that the suite is kept fast for.
+WORKERS ?= 2
+
+.PHONY: demo test test-all lint bench clean help
+
+help:
+	@echo "make demo      run the main job on small real models over simulated GPUs"
+	@echo "make test      lint, types, import rules and the test suite (under 10 minutes on 2 cores)"
+	@echo "make test-all  the same and the slow tests"
+	@echo "make bench     the benchmarks; figures go to benchmarks/results/"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# The plain requirement gives the CUDA build of torch on a machine that offers it; constraints.txt pins every version.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,simulate]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	$(BIN)/python demo/run.py
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV)

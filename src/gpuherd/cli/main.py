@@ -1,0 +1,84 @@
+"""``gpuherd``: reads the words, finds the command's module, and turns our errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from gpuherd import __version__
+from gpuherd.cli.parsing import Parser
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
+
+COMMANDS = ("esd", "gpus", "doctor", "completion")
+
+DESCRIPTION = """\
+Runs LLM experiments on GPUs that people share.
+
+examples:
+  gpuherd gpus                                             who uses which GPU, and which are free
+  gpuherd doctor                                           is this machine ready?
+  gpuherd esd --model-list models.csv --max-gpus 4         analyse a list of models on free GPUs
+  gpuherd --simulate 4x40GB esd --model-list models.csv    try the same on simulated GPUs
+"""
+
+
+def build_parser() -> Parser:
+    """The whole command line. Command modules are light: what is heavy they import when they run."""
+    parser = Parser(prog="gpuherd", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"gpuherd {__version__}")
+    parser.add_argument(
+        "--simulate",
+        metavar="SPEC",
+        help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    for name in COMMANDS:
+        importlib.import_module(f"gpuherd.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def configure_logging() -> None:
+    """Sends log records to standard error at the level that LOG_LEVEL names (default WARNING)."""
+    name = os.environ.get("LOG_LEVEL", "WARNING").upper()
+    level = logging.getLevelNamesMapping().get(name)
+    if level is None:
+        raise UsageError(f"LOG_LEVEL={name!r} is no level; use DEBUG, INFO, WARNING or ERROR")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Parses ``argv`` and runs the command. Returns its exit code."""
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    command_parser: Parser = getattr(args, "parser", parser)
+    command_parser.reject_unknown(unknown)
+    if args.command is None:
+        parser.print_help()
+        return ExitCode.USAGE
+    configure_logging()
+    if args.simulate is not None:
+        from gpuherd.standin import activate
+
+        activate(args.simulate)
+    return int(args.run(args))
+
+
+def main() -> None:
+    """Console entry point."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except GpuherdError as error:
+        print(f"gpuherd: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (gpuherd gpus | head): nothing is wrong. Keep the interpreter from
+        # complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.OK
+    sys.exit(code)

@@ -1,0 +1,89 @@
+"""The exceptions that gpuherd raises on purpose, and the exit codes that its commands and workers end with.
+
+Every message says what was wrong, where, and what to do: the command line prints it as one line and nothing else.
+The bottom layer: this module imports nothing of gpuherd.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a gpuherd command or worker ends, for scripts and for the dispatcher's failure classes.
+
+    The values from 65 on follow sysexits.h where it has a fitting name.
+    """
+
+    OK = 0
+    FAILED = 1  # some job failed, or a worker crashed: another try on another GPU may help
+    USAGE = 2  # the command line is wrong: nothing was started
+    BAD_INPUT = 65  # EX_DATAERR: the model or list is at fault; another try can't help
+    MISSING = 66  # EX_NOINPUT: a file, model or adapter base is not there (or is gated)
+    OUT_OF_MEMORY = 71  # EX_OSERR: GPU or host memory ran out; a larger or emptier GPU may help
+    CANNOT_WRITE = 73  # EX_CANTCREAT: the output folder can't be written
+    BUSY = 75  # EX_TEMPFAIL: another gpuherd works on the same output folder
+    INTERRUPTED = 130  # 128 + SIGINT: stopped by Ctrl-C; the same command goes on from there
+    TERMINATED = 143  # 128 + SIGTERM
+
+
+class GpuherdError(Exception):
+    """Base of all errors that gpuherd raises on purpose. ``exit_code`` is what the command line exits with."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+
+class UsageError(GpuherdError):
+    """An option or argument is wrong; nothing has been started."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NoSuchGpu(UsageError, ValueError):
+    """A GPU index, UUID or count was asked for that this machine does not have (or does not show to us)."""
+
+
+class NoGpuFree(GpuherdError):
+    """No GPU satisfies the request now."""
+
+
+class JobCannotFit(UsageError, ValueError):
+    """A job asks for more than the machine has, so that it could never start."""
+
+
+class CudaAlreadyStarted(GpuherdError, RuntimeError):
+    """CUDA_VISIBLE_DEVICES was to be changed after this process had started CUDA, when it has no effect any more."""
+
+
+class BadModel(GpuherdError):
+    """A model or adapter can't be analysed: bad id, damaged or unsupported weights. Another try can't help."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class MissingModel(BadModel):
+    """A model, shard or adapter base is not there, or the Hub does not give it out (gated, private)."""
+
+    exit_code = ExitCode.MISSING
+
+
+class BadModelList(GpuherdError):
+    """The model list itself can't be used: missing, empty, or without a needed column."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class CannotWrite(GpuherdError):
+    """The output folder can't be created or written."""
+
+    exit_code = ExitCode.CANNOT_WRITE
+
+
+class QueueBusy(GpuherdError):
+    """Another dispatcher works on this queue."""
+
+    exit_code = ExitCode.BUSY
+
+
+class QueueUnreadable(GpuherdError):
+    """The queue file is corrupt or of a newer version; it is never overwritten."""

@@ -1,0 +1,102 @@
+"""What is known of a GPU at one moment: plain frozen data, no driver, no decisions.
+
+A figure that the driver can't give is None, never 0 or −1. MB is 2^20 bytes everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Proximity(IntEnum):
+    """How far apart two GPUs are on PCIe, nearest first (NVML's nvmlGpuTopologyLevel_t values)."""
+
+    SAME_BOARD = 0
+    ONE_SWITCH = 10
+    SEVERAL_SWITCHES = 20
+    HOST_BRIDGE = 30
+    NUMA_NODE = 40
+    SYSTEM = 50
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that the driver lists on a GPU.
+
+    ``user`` and ``command`` are None where the pid can't be looked up (another container, or already gone);
+    ``memory_mb`` is None where the driver does not say (WSL, MIG without rights).
+    """
+
+    pid: int
+    user: str | None
+    command: str | None
+    memory_mb: int | None
+    compute: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The way from one GPU to another: number of active NVLinks (0 for none) and nearness on PCIe."""
+
+    uuid: str
+    nvlinks: int
+    proximity: Proximity
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or one MIG instance, as the driver saw it at one moment.
+
+    Attributes:
+        index: position in PCI-bus order, from 0: the number that people use, and CUDA with
+            CUDA_DEVICE_ORDER=PCI_BUS_ID. A MIG instance has the index of its parent.
+        uuid: ``GPU-…`` or ``MIG-…``: the name that gpuherd uses inside.
+        mig_parent: UUID of the whole GPU when this is a MIG instance.
+        mig_instances: UUIDs of the instances when this is a GPU in MIG mode (work then runs on those, not on it).
+        mig_position: number of the instance on its parent, None for a whole GPU.
+        problem: a sentence when the GPU can't be used (fallen off the bus, driver error), else None.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_mb: int
+    used_mb: int
+    free_mb: int
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    utilisation_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    multi_processor_count: int | None = None
+    mig_parent: str | None = None
+    mig_position: int | None = None
+    mig_instances: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    problem: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The short name for people: ``3`` for a GPU, ``3:1`` for MIG instance 1 on it."""
+        return str(self.index) if self.mig_position is None else f"{self.index}:{self.mig_position}"
+
+    @property
+    def cuda_name(self) -> str:
+        """What names this GPU in CUDA_VISIBLE_DEVICES under PCI_BUS_ID order: its index, or a MIG instance's UUID."""
+        return str(self.index) if self.mig_parent is None else self.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All GPUs of the machine at one moment, whole GPUs and MIG instances, in PCI order.
+
+    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    problem: str | None = None

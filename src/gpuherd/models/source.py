@@ -1,0 +1,46 @@
+"""What a room that reads weights sees of a model: named tensors, read one at a time. Plain types, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's entry in a checkpoint.
+
+    Attributes:
+        name: key in the checkpoint, for example ``transformer.h.0.attn.c_attn.weight``.
+        shape: as stored.
+        dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …
+        nbytes: bytes in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+class TensorSource(Protocol):
+    """A checkpoint, or a checkpoint with an adapter merged on the way: both are read like this."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The parsed config.json, empty if there is none."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """All tensors, by name, in the order of the checkpoint."""
+        ...
+
+    def read(self, name: str) -> npt.NDArray[np.floating[Any]]:
+        """One tensor, in its stored shape. float16 and bfloat16 come as float32 (exactly), float32 and float64 as they
+        are. Nothing of it stays in memory here after the call. Raises BadModel when it can't be read."""
+        ...
