@@ -99,10 +99,15 @@ def _help(field: Field[Any], spec: Option) -> str:
 
 
 def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
-    """The dataclass with what was given on the command line; its own ``__post_init__`` validates."""
+    """The dataclass with what was given on the command line; its own ``__post_init__`` validates.
+
+    Raises UsageError when an option without a default was not given.
+    """
     given: dict[str, Any] = {}
     for field, spec in option_fields(config_type):
         if hasattr(args, field.name):
             value = getattr(args, field.name)
             given[field.name] = tuple(value) if spec.many else value
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(f"{spellings(field.name, spec)[0][0]} is missing")
     return config_type(**given)

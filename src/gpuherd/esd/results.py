@@ -166,9 +166,19 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Mean, sample standard deviation, least and largest of one metric; None where there is no such value."""
     if not values:
         return {f"{name}_{kind}": None for kind in ("mean", "std", "min", "max")}
-    mean = math.fsum(values) / len(values)
-    std = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)) if len(values) > 1 else None
+    mean = math.fsum(value / len(values) for value in values)
+    std = _sample_deviation([value - mean for value in values])
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _sample_deviation(differences: Sequence[float]) -> float | None:
+    """Root of the sum of squares over n - 1; the largest is taken out first, so that no square overflows."""
+    if len(differences) < 2:
+        return None
+    scale = max(map(abs, differences))
+    if scale == 0 or not math.isfinite(scale):
+        return scale
+    return scale * math.sqrt(math.fsum((d / scale) ** 2 for d in differences) / (len(differences) - 1))
 
 
 def _is_number(text: str) -> bool:
