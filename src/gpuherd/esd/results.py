@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
-FORMULA_STARTS = tuple("=+-@\t\r'")
+FORMULA_STARTS = tuple("=+-@\t'")
 
 LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
 CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "gpuherd_version")
@@ -102,12 +102,13 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it."""
+    """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it. A carriage return
+    becomes a line feed: Python's csv would write it without quotes and read it as the end of the row."""
     if value is None:
         return ""
     if isinstance(value, float):
         return repr(value)
-    text = str(value)
+    text = str(value).replace("\r\n", "\n").replace("\r", "\n")
     return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_number(text) else text
 
 
