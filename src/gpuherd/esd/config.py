@@ -9,14 +9,15 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import GpuOptions, count, positive_int
 from gpuherd.options import accepts_aliases, option
 
 MODES = ("esd",)
-FIX_FINGERS = ("xmin_mid", "xmin_peak", "DKS")
+FixFingers = Literal["xmin_mid", "xmin_peak", "DKS"]
+FIX_FINGERS: tuple[FixFingers, ...] = get_args(FixFingers)
 DEVICE_MAPS = ("auto", "cpu", "cuda")
 
 
@@ -35,7 +36,7 @@ def threshold(word: str) -> float:
 class AnalysisOptions:
     """How a model is analysed: what the experiment hands on to each worker, and what its results depend on."""
 
-    fix_fingers: str = option(
+    fix_fingers: FixFingers = option(
         "xmin_mid",
         help="how the start of the power-law tail is chosen: the median, near the peak of the histogram, or by search",
         choices=FIX_FINGERS,

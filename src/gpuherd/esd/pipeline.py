@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.esd.results import SKIPPED
 
 if TYPE_CHECKING:
     from gpuherd.esd.layer import FitSettings, LayerRow
+    from gpuherd.models.dtypes import FloatArray
     from gpuherd.models.matrices import WeightMatrix
 
 # Two a GPU: while the one computes, the other reads the next matrix, uploads it and fits the last one.
@@ -112,13 +113,13 @@ def _run_lanes(
 
 
 def _analyse(
-    matrix: WeightMatrix, settings: FitSettings, device: str, slices: Sequence[object] | None = None
+    matrix: WeightMatrix, settings: FitSettings, device: str, slices: list[FloatArray] | None = None
 ) -> LayerRow:
     """One matrix; its weights are freed on return."""
     from gpuherd.esd.layer import analyse_layer
 
     weights = matrix.slices() if slices is None else slices
-    return analyse_layer(matrix.longname, weights, settings, device=device, conv=matrix.kind == "conv2d")
+    return analyse_layer(matrix.longname, weights, settings, device=device, conv=matrix.kind == "conv")
 
 
 def _skipped_row(matrix: WeightMatrix) -> LayerRow:
@@ -128,9 +129,9 @@ def _skipped_row(matrix: WeightMatrix) -> LayerRow:
     from gpuherd.esd.layer import LayerRow
 
     rows, columns = matrix.shape
-    known = {"longname": matrix.longname, "M": rows, "N": columns, "params": matrix.params}
-    known["fit_status"] = SKIPPED + str(matrix.skip)
-    return LayerRow(**{column.name: known.get(column.name) for column in fields(LayerRow)})
+    given = {"longname": matrix.longname, "M": rows, "N": columns, "params": matrix.params}
+    cells: dict[str, Any] = {column.name: None for column in fields(LayerRow)}
+    return LayerRow(**(cells | given | {"fit_status": SKIPPED + str(matrix.skip)}))
 
 
 def _free_gpu_cache() -> None:

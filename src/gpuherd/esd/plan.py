@@ -6,6 +6,7 @@ Knows how a row becomes a job. Reads headers and the list, writes nothing, takes
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ CUDA_CONTEXT_MB = 700
 GRAM_COPIES = 3
 PANELS_MB = 128
 
+# Words that change where and how fast a model is analysed, not its figures: what is done stays done without them. So a
+# list that ran out of memory goes on with --no-parallel-gpu, and a folder may move with its results.
+NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--output-dir=")
+
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]
 
@@ -43,11 +48,6 @@ class PlannedModel:
 
     row: ModelRow
     facts: Preflight
-
-    @property
-    def base(self) -> str | None:
-        """The base of an adapter, None for other models."""
-        return self.facts.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +137,25 @@ def result_file(run: RunDirectory, row: ModelRow) -> Path:
     return run.stats / f"{safe_filename(row.model_id)}.csv"
 
 
-def job_name(config: ExperimentConfig, row: ModelRow) -> str:
+def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
     """A name that is the same only for the same model analysed in the same way: of an adapter, also on the same base."""
-    base = row.source_model if row.kind is Relation.ADAPTER else None
-    key = f"{row.model_id}\n{base or ''}\n{config.convention}"
-    return f"{safe_filename(row.model_id)[:100]}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
+    stem = safe_filename(planned.row.model_id)[:100]
+    return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: RunDirectory) -> Job:
     """The job that analyses the model with this command."""
     on_cpu = config.device_map == "cpu"
     return Job(
-        name=job_name(config, planned.row),
+        name=job_name(config, planned),
         argv=tuple(argv),
         gpus=0 if on_cpu else config.gpus_per_job,
         memory_mb=None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu),
         retries=config.retries,
         result=str(result_file(run, planned.row)),
         title=planned.row.model_id,
+        identity=json.dumps([word for word in argv[1:] if not word.startswith(NEUTRAL)]),
     )
 
 

@@ -82,7 +82,8 @@ def analyse(options: WorkerOptions) -> Path:
     started = time.monotonic()
     devices = _announce_devices(options)
     progress.report(0, None, "load")
-    found = list(matrices(_open_weights(options), embeddings=options.embeddings))
+    weights, base = _open_weights(options)
+    found = list(matrices(weights, embeddings=options.embeddings))
     settings = FitSettings(options.fix_fingers, options.evals_thresh, options.bins)
     progress.report(0, len(found), "analyse")
     rows = analyse_matrices(
@@ -97,7 +98,7 @@ def analyse(options: WorkerOptions) -> Path:
         # An older file of this model would now look like the result of this analysis.
         target.unlink(missing_ok=True)
         raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
-    _save(target, stats_text(_origin(options), rows))
+    _save(target, stats_text(_origin(options, base), rows))
     print(f"Layers: {_counts(rows)}")
     print(f"Saved: {target} after {time.monotonic() - started:.1f} s")
     return target
@@ -119,8 +120,8 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     return devices
 
 
-def _open_weights(options: WorkerOptions) -> TensorSource:
-    """The model's tensors; for an adapter, its base's with the adapter merged on the way."""
+def _open_weights(options: WorkerOptions) -> tuple[TensorSource, str | None]:
+    """The model's tensors; for an adapter, its base's with the adapter merged on the way, and the base's name."""
     from gpuherd.models.adapter import adapter_base, is_adapter, merge
     from gpuherd.models.checkpoint import open_checkpoint
     from gpuherd.models.locate import locate
@@ -129,18 +130,18 @@ def _open_weights(options: WorkerOptions) -> TensorSource:
     if not is_adapter(path):
         if relation_of(options.relation) is Relation.ADAPTER:
             raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
-        return open_checkpoint(path)
+        return open_checkpoint(path), None
     base = options.source_model or adapter_base(path)
     if base is None:
         raise BadModel(f"adapter {options.model_id!r} names no base model: give it as source_model")
     print(f"Adapter of: {base}")
-    return merge(open_checkpoint(locate(parse_model(base))), path)
+    return merge(open_checkpoint(locate(parse_model(base))), path), base
 
 
-def _origin(options: WorkerOptions) -> Origin:
+def _origin(options: WorkerOptions, base: str | None) -> Origin:
     return Origin(
         model_id=options.model_id,
-        source_model=options.source_model,
+        source_model=options.source_model or base,
         relation=options.relation,
         fix_fingers=options.fix_fingers,
         evals_thresh=options.evals_thresh,

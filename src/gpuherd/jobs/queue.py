@@ -341,9 +341,11 @@ def _job(spec: str) -> Job:
 
 
 def _same_work(old: str, new: str) -> bool:
-    """Whether two specs do the same: the same command, in the same place, with the same additions to its environment."""
+    """Whether two specs give the same result: what the jobs say that it depends on, else command, place and environment."""
 
     def work(spec: Mapping[str, Any]) -> tuple[object, ...]:
+        if spec.get("identity") is not None:
+            return spec["identity"], spec["result"]
         return spec["argv"], spec["env"], spec["cwd"], spec["result"]
 
     return work(json.loads(old)) == work(json.loads(new))
