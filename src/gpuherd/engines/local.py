@@ -16,6 +16,7 @@ PCI index. What to run and when is decided elsewhere.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -53,10 +54,18 @@ PROGRESS_FILE = "progress.json"
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
+_MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 
 
 class CannotStart(GpuherdError):
-    """The command could not be started at all: no such program, no such folder, too long an argument list."""
+    """The command could not be started: no such program or folder, too long an argument list.
+
+    ``may_pass``: the machine was short of processes, files or memory, which may be over in a moment.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False):
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,8 @@ def start(launch: Launch) -> LocalProcess:
             )
     except (OSError, ValueError) as problem:
         os.close(write_end)
-        raise CannotStart(f"can't start {launch.argv[0]!r}: {problem}") from problem
+        may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
+        raise CannotStart(f"can't start {launch.argv[0]!r}: {problem}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
     identity = identify(child.pid)

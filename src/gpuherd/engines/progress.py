@@ -53,11 +53,11 @@ def read(path: Path) -> Progress | None:
         return None
     if not isinstance(told, dict):
         return None
-    done, total, stage = told.get("done"), told.get("total"), told.get("stage")
-    if not _is_count(done) or not (total is None or _is_count(total)) or not (stage is None or isinstance(stage, str)):
+    done, total, stage = _count(told.get("done")), told.get("total"), told.get("stage")
+    if done is None or (total is not None and _count(total) is None) or not (stage is None or isinstance(stage, str)):
         return None
-    return Progress(done, total, None if stage is None else stage[:_MOST_STAGE])
+    return Progress(done, _count(total), None if stage is None else stage[:_MOST_STAGE])
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

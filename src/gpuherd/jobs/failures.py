@@ -57,7 +57,7 @@ _BY_LOG = (
     (
         FailureClass.OUT_OF_MEMORY,
         re.compile(
-            r"OutOfMemoryError|CUDA(?: error)?: out of memory|CUDA out of memory|_ALLOC_FAILED|cudaErrorMemoryAllocation"
+            r"OutOfMemoryError|CUDA(?: error:)? out of memory|_ALLOC_FAILED|cudaErrorMemoryAllocation"
             r"|\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate \S{1,20} \S{1,20} for an array"
             r"|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED",
         ),
@@ -158,7 +158,7 @@ def telling_line(log_tail: str) -> str | None:
 
 
 def clean(text: str) -> str:
-    """One line that is safe on a terminal: no escape sequences, no control or direction characters, at most 300 long."""
+    """One line that is safe on a terminal: no escape, control or direction characters, at most 300 long."""
     plain = _CONTROLS.sub(" ", _ESCAPES.sub("", text)).strip()
     return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
 

@@ -10,14 +10,14 @@ from gpuherd.jobs.failures import FailureClass
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that has failed for good, with its last attempt. ``log`` is the path of that attempt's log."""
+    """A job that has failed for good. ``attempt`` and ``log`` are those of its last attempt; no log if it had none."""
 
     job: str
     title: str
     failure: FailureClass
     reason: str
     attempt: int
-    log: str
+    log: str | None
 
 
 @dataclass(frozen=True, slots=True)

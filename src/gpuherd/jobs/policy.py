@@ -47,8 +47,10 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``max_gpus`` at once; ``cpu_slots`` jobs without a GPU at once; ``cpu_only``: there are no GPUs, so that jobs for
-    one GPU run on the CPU."""
+    """How much at once: ``max_gpus`` GPUs, and ``cpu_slots`` jobs without a GPU.
+
+    ``cpu_only``: the machine has no GPUs, and jobs that ask for one run on the CPU.
+    """
 
     max_gpus: int
     cpu_slots: int
@@ -88,9 +90,10 @@ def decide(
     *,
     cpu_running: int = 0,
 ) -> Decision:
-    """What to start now. ``cpu_running``: jobs that run without a GPU; GPUs in use by our jobs are ``ours`` in ``gpus``.
+    """What to start now.
 
-    The number of GPUs in use counts against ``max_gpus``.
+    GPUs on which our jobs run are marked ``ours`` in ``gpus`` and count against ``max_gpus``; ``cpu_running`` jobs run
+    without a GPU and count against ``cpu_slots``.
     """
     table = _Table(gpus, limits, choose, cpu_running)
     for job in sorted(waiting, key=lambda job: (-job.priority, job.id)):
@@ -184,10 +187,15 @@ def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | Non
     if job.gpus > limits.max_gpus:
         return f"asks for {job.gpus} GPUs; max_gpus is {limits.max_gpus}"
     large = sum(_fits(gpu, job) for gpu in whole)
+    if job.gpus > 1 and sum(gpu.mig_parent is None for gpu in whole) < job.gpus:
+        return f"asks for {job.gpus} GPUs; there are not so many whole ones, and a job gets one MIG instance at most"
     if large < job.gpus:
         return f"asks for {job.memory_mb} MB on {job.gpus} GPUs; {large} of the GPUs have as much"
     return None
 
 
 def _fits(gpu: Gpu, job: WaitingJob) -> bool:
-    return not gpu.mig_instances and (job.memory_mb is None or gpu.total_mb >= job.memory_mb)
+    """Whether the job could run on this GPU, were it free. CUDA never uses two MIG instances in one process."""
+    if gpu.mig_instances or (job.gpus > 1 and gpu.mig_parent is not None):
+        return False
+    return job.memory_mb is None or gpu.total_mb >= job.memory_mb

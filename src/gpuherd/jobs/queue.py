@@ -15,15 +15,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gpuherd.engines.processes import ProcessId, boot_id
-from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.needs import check_needs
-from gpuherd.jobs.records import AttemptEnd, AttemptRow, AttemptState, Counts, NewAttempt, QueuedJob, RunningAttempt
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptRow, AttemptState, Counts, QueuedJob
 from gpuherd.jobs.schema import connect
+
+_LONGEST_BACK_OFF_S = 120.0
 
 
 class ImpossibleTransition(RuntimeError):
@@ -111,49 +113,52 @@ class Queue:
     def head(self, limit: int, now: float) -> tuple[QueuedJob, ...]:
         """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, by priority, then age.
 
-        Jobs whose needs have not succeeded, or whose back-off has not passed, are not among them.
+        Jobs whose needs have not succeeded, or whose back-off has not passed, are not among them. (A back-off that is
+        far in the future is one from before the clock was set back, and counts as passed.)
         """
         rows: list[sqlite3.Row] = []
         for needs_gpu in (1, 0):
             rows += self._db.execute(
-                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND (gpus > 0) = ? AND not_before <= ?"
-                " ORDER BY priority DESC, id LIMIT ?",
-                (needs_gpu, now, limit),
+                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND (gpus > 0) = ?"
+                " AND (not_before <= ? OR not_before > ?) ORDER BY priority DESC, id LIMIT ?",
+                (needs_gpu, now, now + _LONGEST_BACK_OFF_S, limit),
             ).fetchall()
         return tuple(_queued(row) for row in rows)
 
     def next_not_before(self, now: float) -> float | None:
         """The next wall-clock second at which a job's back-off ends, or None."""
         row = self._db.execute(
-            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND not_before > ?", (now,)
+            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND not_before > ?"
+            " AND not_before <= ?",
+            (now, now + _LONGEST_BACK_OFF_S),
         ).fetchone()
         return None if row[0] is None else float(row[0])
 
     def counts(self) -> Counts:
         """Jobs of the latest submission by state."""
-        rows = self._db.execute(
-            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (int(self._meta("submission")),)
-        )
+        latest = int(self._meta("submission"))
+        rows = self._db.execute("SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (latest,))
         return Counts.of({row["state"]: row["n"] for row in rows})
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""
         return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
 
-    def running(self) -> tuple[RunningAttempt, ...]:
+    def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
         rows = self._db.execute(
             "SELECT * FROM attempts WHERE state = 'running' ORDER BY id",
         ).fetchall()
-        return tuple(self._running_attempt(row) for row in rows)
+        return tuple(self._attempt_record(row) for row in rows)
 
-    def _running_attempt(self, row: sqlite3.Row) -> RunningAttempt:
+    def _attempt_record(self, row: sqlite3.Row) -> AttemptRecord:
         job = self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone()
-        return RunningAttempt(
+        return AttemptRecord(
             id=row["id"],
             queued=_queued(job),
             number=row["number"],
             gpus=tuple(json.loads(row["gpus"])),
+            labels=tuple(json.loads(row["labels"])),
             process=ProcessId(row["pid"], row["start_ticks"], row["boot"]),
             log=row["log"],
             started_at=row["started_at"],
@@ -173,6 +178,7 @@ class Queue:
                 run=row["run"],
                 state=AttemptState(row["state"]),
                 gpus=tuple(json.loads(row["gpus"])),
+                labels=tuple(json.loads(row["labels"])),
                 wait_s=row["wait_s"],
                 started_at=row["started_at"],
                 ended_at=row["ended_at"],
@@ -208,30 +214,34 @@ class Queue:
         """The highest attempt number used so far, 0 for none."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
 
-    def record_start(self, attempt: NewAttempt) -> None:
-        """A waiting job runs. To be called when its process is there and before it gets its go-ahead."""
+    def record_start(self, attempt: AttemptRecord, run: int, *, wait_s: float, leased_mono: float | None) -> None:
+        """A waiting job runs. To be called when its process is there and before it gets its go-ahead.
+
+        ``wait_s``: how long it could have run and did not. ``leased_mono``: when its GPUs were leased.
+        """
+        process = attempt.process
         with self._transaction():
             self._change(
                 "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
                 " WHERE id = ? AND state = 'waiting' AND blocked = 0",
-                (attempt.number, attempt.job),
+                (attempt.number, attempt.queued.id),
             )
-            process = attempt.process
             self._db.execute(
-                "INSERT INTO attempts (id, job, number, run, state, gpus, pid, start_ticks, boot, log, wait_s, leased_mono,"
-                " started_at, started_mono) VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+                " leased_mono, started_at, started_mono) VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?)",
                 (
                     attempt.id,
-                    attempt.job,
+                    attempt.queued.id,
                     attempt.number,
-                    attempt.run,
+                    run,
                     json.dumps(attempt.gpus),
+                    json.dumps(attempt.labels),
                     process.pid,
                     process.start_ticks,
                     process.boot,
                     attempt.log,
-                    attempt.wait_s,
-                    attempt.leased_mono,
+                    wait_s,
+                    leased_mono,
                     attempt.started_at,
                     attempt.started_mono,
                 ),
@@ -306,9 +316,8 @@ class Queue:
             (job,),
         ).fetchall()
         for row in doomed:
-            self._db.execute(
-                "UPDATE jobs SET state = 'cancelled', reason = ? WHERE id = ?", (f"needs {name}, which failed", row["id"])
-            )
+            reason = f"needs {name}, which failed"
+            self._db.execute("UPDATE jobs SET state = 'cancelled', reason = ? WHERE id = ?", (reason, row["id"]))
         return tuple(row["name"] for row in doomed)
 
     # --- plumbing ---------------------------------------------------------------------------------------------
@@ -335,6 +344,7 @@ def _spec(job: Job) -> str:
     return json.dumps({**asdict(job), "env": dict(job.env)}, sort_keys=True, separators=(",", ":"))
 
 
+@lru_cache(maxsize=1024)
 def _job(spec: str) -> Job:
     fields: dict[str, Any] = json.loads(spec)
     return Job(**{**fields, "argv": tuple(fields["argv"]), "needs": tuple(fields["needs"])})

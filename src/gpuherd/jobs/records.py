@@ -33,34 +33,33 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NewAttempt:
-    """A start, as it is written down before the job may run."""
+class AttemptRecord:
+    """An attempt that has been started: who, where, when.
 
-    id: int
-    job: int
-    number: int
-    run: int
-    gpus: tuple[str, ...]
-    process: ProcessId
-    log: str
-    wait_s: float
-    leased_mono: float | None
-    started_at: float
-    started_mono: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunningAttempt:
-    """An attempt that has no end yet in the queue, with the job as it was when it started."""
+    Attributes:
+        id: unique in the queue.
+        queued: the job as it was when it started.
+        number: which attempt of the job this is, from 1.
+        gpus, labels: UUIDs and short names of its GPUs; () on the CPU.
+        process: its main process.
+        log: path of its log.
+        started_at, started_mono: by the wall clock and by the machine's own.
+    """
 
     id: int
     queued: QueuedJob
     number: int
     gpus: tuple[str, ...]
+    labels: tuple[str, ...]
     process: ProcessId
     log: str
     started_at: float
     started_mono: float
+
+    @property
+    def title(self) -> str:
+        """What people call the job."""
+        return self.queued.job.title or self.queued.job.name
 
 
 class AttemptState(StrEnum):
@@ -74,13 +73,16 @@ class AttemptState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnd:
-    """An end, and what becomes of the job: DONE, FAILED, or WAITING for another try."""
+    """An end, and what becomes of the job: DONE, FAILED, or WAITING for another try.
+
+    ``ended_mono`` is None when the machine was restarted meanwhile, whose clock then began anew.
+    """
 
     attempt: int
     state: AttemptState
     job_state: JobState
     ended_at: float
-    ended_mono: float
+    ended_mono: float | None
     exit_code: int | None = None
     signal: int | None = None
     failure_class: str | None = None
@@ -98,6 +100,7 @@ class AttemptRow:
     run: int
     state: AttemptState
     gpus: tuple[str, ...]
+    labels: tuple[str, ...]
     wait_s: float
     started_at: float
     ended_at: float | None

@@ -15,11 +15,13 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.failures import Diagnosis, clean
+from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import last_lines
 from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import AttemptEnd
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settle import Settlement
 from gpuherd.jobs.supervisor import Attempt
 
 logger = logging.getLogger("gpuherd.jobs")
@@ -82,28 +84,51 @@ class Reporter:
         """Something about the run as a whole."""
         self.tell(Event(kind=EventKind.NOTICE, at=clock.wall(), text=text))
 
-    def about(self, kind: EventKind, attempt: Attempt, text: str, run_s: float | None = None) -> None:
+    def about(self, kind: EventKind, attempt: AttemptRecord, text: str, run_s: float | None = None) -> None:
         """Something about an attempt: ``text`` follows the job's title."""
-        place = f" on GPU {', '.join(attempt.labels)}" if attempt.labels else " on the CPU"
         self.tell(
             Event(
                 kind=kind,
                 at=clock.wall(),
-                text=f"{clean(attempt.title)}: {text}{place}",
+                text=f"{clean(attempt.title)}: {text}",
                 job=attempt.queued.job.name,
                 title=attempt.title,
                 attempt=attempt.number,
                 gpus=attempt.labels,
-                log=str(attempt.log),
+                log=attempt.log,
                 run_s=run_s,
             )
         )
 
-    def given_up(self, failure: Failure) -> None:
-        """A job has failed for good."""
-        self.failures.append(failure)
+    def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float) -> None:
+        """An attempt has ended, and this became of its job."""
+        if settlement.job is JobState.DONE:
+            self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
+        elif settlement.diagnosis is None:
+            self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
+        elif settlement.job is JobState.WAITING:
+            text = f"attempt {attempt.number} failed ({settlement.diagnosis.failure}), will be tried again"
+            self.about(EventKind.RETRY, attempt, f"{text}: {settlement.reason}", run_s)
+        else:
+            found = settlement.diagnosis
+            job = attempt.queued.job.name
+            self.failures.append(Failure(job, attempt.title, found.failure, found.reason, attempt.number, attempt.log))
+            text = f"failed ({found.failure}): {found.reason} (log: {attempt.log})"
+            self.about(EventKind.FAILED, attempt, text, run_s)
 
-    def write_failure(self, attempt: Attempt, end: AttemptEnd, diagnosis: Diagnosis, log_tail: str) -> None:
+    def given_up(self, failure: Failure) -> None:
+        """A job has failed for good without an attempt."""
+        self.failures.append(failure)
+        text = f"{clean(failure.title)}: {failure.reason}"
+        self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=failure.job, title=failure.title))
+
+    def cancelled(self, jobs: Sequence[str], needed: str) -> None:
+        """Jobs can't run any more, because one that they need has failed."""
+        for job in jobs:
+            text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which failed"
+            self.tell(Event(kind=EventKind.CANCELLED, at=clock.wall(), text=text, job=job, title=job))
+
+    def write_failure(self, attempt: AttemptRecord, end: AttemptEnd, diagnosis: Diagnosis, log_tail: str) -> None:
         """One line in failures.jsonl. A kill just after it can make the same line come twice, never go missing."""
         record = {
             "time": datetime.fromtimestamp(end.ended_at, UTC).isoformat(timespec="seconds"),
@@ -112,13 +137,13 @@ class Reporter:
             "attempt": attempt.number,
             "class": diagnosis.failure.value,
             "reason": diagnosis.reason,
-            "retried": end.job_state == "waiting",
+            "retried": end.job_state is JobState.WAITING,
             "exit_code": end.exit_code,
             "signal": end.signal,
             "gpus": list(attempt.labels),
             "gpu_uuids": list(attempt.gpus),
-            "run_s": round(end.ended_mono - attempt.started_mono, 3),
-            "log": str(attempt.log),
+            "run_s": None if end.ended_mono is None else round(end.ended_mono - attempt.started_mono, 3),
+            "log": attempt.log,
             "last_lines": last_lines(log_tail),
         }
         try:
@@ -146,12 +171,12 @@ class Reporter:
 
 
 def _line(attempt: Attempt, now: float) -> RunningLine:
-    elapsed = max(0.0, now - attempt.started_mono)
+    elapsed = max(0.0, now - attempt.record.started_mono)
     progress = attempt.progress()
     eta = None
     if progress is not None and progress.total and 0 < progress.done <= progress.total:
         eta = elapsed * (progress.total - progress.done) / progress.done
-    return RunningLine(clean(attempt.title), attempt.labels, elapsed, progress, eta)
+    return RunningLine(clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta)
 
 
 def _time_left(done_s: Sequence[float], waiting: int, running: Sequence[RunningLine], at_once: int) -> float | None:

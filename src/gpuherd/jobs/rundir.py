@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class RunDirectory:
             raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
 
     def attempt_dir(self, attempt: int) -> Path:
-        """The folder of a running attempt, where its exit status and its progress lie. It goes when the attempt ends."""
+        """The folder of a running attempt, with its exit status and its progress; removed when it has ended."""
         return self.attempts / f"{attempt:08d}"
 
     def attempt_log(self, job: str, number: int) -> Path:
@@ -70,6 +70,13 @@ class RunDirectory:
     def remove_attempt_dir(self, attempt: int) -> None:
         """Removes the folder of an attempt whose end is in the queue."""
         shutil.rmtree(self.attempt_dir(attempt), ignore_errors=True)
+
+    def remove_stray_attempts(self, running: Collection[int]) -> None:
+        """Removes the folders of all attempts but those that run: what a kill at the wrong instant left behind."""
+        keep = {self.attempt_dir(attempt) for attempt in running}
+        for folder in self.attempts.iterdir():
+            if folder not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def safe_name(name: str) -> str:

@@ -60,6 +60,7 @@ CREATE TABLE attempts (
     run INTEGER NOT NULL REFERENCES runs (id),
     state TEXT NOT NULL CHECK (state IN ('running', 'done', 'failed', 'requeued')),
     gpus TEXT NOT NULL,
+    labels TEXT NOT NULL,
     pid INTEGER NOT NULL,
     start_ticks INTEGER NOT NULL,
     boot TEXT NOT NULL,

@@ -70,7 +70,7 @@ class StopSignals:
         except BlockingIOError:
             pass
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
             self.asked = Ask(max(self.asked, Ask.STOP))

@@ -16,7 +16,7 @@ from gpuherd.engines.processes import boot_id
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.records import QueuedJob, RunningAttempt
+from gpuherd.jobs.records import AttemptRecord, QueuedJob
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless
 
@@ -25,27 +25,15 @@ GRACE_S = 10.0
 
 @dataclass(eq=False)
 class Attempt:
-    """A running attempt. ``kill_at`` is set while it is being stopped; times are of ``clock.mono``."""
+    """A running attempt. ``kill_at`` is set (by ``clock.mono``) while it is being stopped."""
 
-    id: int
-    queued: QueuedJob
-    number: int
-    gpus: tuple[str, ...]
-    labels: tuple[str, ...]
+    record: AttemptRecord
     process: LocalProcess
     folder: Path
-    log: Path
-    started_mono: float
-    started_at: float
     adopted: bool = False
     kill_at: float | None = None
     timed_out: bool = False
     stopped: bool = False
-
-    @property
-    def title(self) -> str:
-        """What people call the job."""
-        return self.queued.job.title or self.queued.job.name
 
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
@@ -54,9 +42,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows."""
+    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows when."""
 
-    record: RunningAttempt
+    record: AttemptRecord
     exit: Exit
     blameless: Blameless | None
     ended_at: float | None
@@ -74,12 +62,12 @@ class Supervisor:
     @property
     def gpus(self) -> set[str]:
         """UUIDs of the GPUs on which our attempts run."""
-        return {uuid for attempt in self.running.values() for uuid in attempt.gpus}
+        return {uuid for attempt in self.running.values() for uuid in attempt.record.gpus}
 
     @property
     def on_cpu(self) -> int:
         """How many attempts run without a GPU."""
-        return sum(not attempt.gpus for attempt in self.running.values())
+        return sum(not attempt.record.gpus for attempt in self.running.values())
 
     def prepare(
         self,
@@ -110,25 +98,25 @@ class Supervisor:
                 threads=threads,
             )
         )
-        return Attempt(
+        record = AttemptRecord(
             id=attempt_id,
             queued=queued,
             number=number,
             gpus=tuple(gpu.uuid for gpu in gpus),
             labels=tuple(gpu.label for gpu in gpus),
-            process=process,
-            folder=folder,
-            log=log,
+            process=process.identity,
+            log=str(log),
             started_at=at,
             started_mono=mono,
         )
+        return Attempt(record, process, folder)
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run; it is recorded by now."""
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
-    def take_over(self, record: RunningAttempt, labels: tuple[str, ...]) -> Attempt | LostAttempt:
+    def take_over(self, record: AttemptRecord) -> Attempt | LostAttempt:
         """An attempt that a dead dispatcher left: running still, or ended meanwhile."""
         folder = self.run.attempt_dir(record.id)
         if record.process.boot != boot_id():
@@ -137,19 +125,7 @@ class Supervisor:
         if process is None:
             ended = read_exit(folder)
             return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(folder))
-        attempt = Attempt(
-            id=record.id,
-            queued=record.queued,
-            number=record.number,
-            gpus=record.gpus,
-            labels=labels,
-            process=process,
-            folder=folder,
-            log=Path(record.log),
-            started_at=record.started_at,
-            started_mono=record.started_mono,
-            adopted=True,
-        )
+        attempt = Attempt(record, process, folder, adopted=True)
         self.running[process.pidfd] = attempt
         return attempt
 
@@ -167,22 +143,19 @@ class Supervisor:
     def keep_time(self, now: float) -> None:
         """Stops what has passed its time limit, and kills what has passed its grace."""
         for attempt in self.running.values():
-            limit = attempt.queued.job.timeout_s
-            if attempt.kill_at is None and limit is not None and now >= attempt.started_mono + limit:
+            at = _deadline(attempt)
+            if at is None or now < at:
+                continue
+            if attempt.kill_at is None:
                 attempt.timed_out = True
                 self._stop(attempt, now, self.grace_s)
-            elif attempt.kill_at is not None and now >= attempt.kill_at:
+            else:
                 attempt.process.signal(signal.SIGKILL)
                 attempt.kill_at = now + self.grace_s
 
     def next_deadline(self) -> float | None:
         """When ``keep_time`` has something to do, None for never."""
-        times = [
-            attempt.kill_at if attempt.kill_at is not None else attempt.started_mono + attempt.queued.job.timeout_s
-            for attempt in self.running.values()
-            if attempt.kill_at is not None or attempt.queued.job.timeout_s is not None
-        ]
-        return min(times, default=None)
+        return min((at for attempt in self.running.values() if (at := _deadline(attempt)) is not None), default=None)
 
     def _stop(self, attempt: Attempt, now: float, grace_s: float) -> None:
         if attempt.kill_at is None:
@@ -190,6 +163,13 @@ class Supervisor:
             attempt.kill_at = now + grace_s
         else:
             attempt.kill_at = min(attempt.kill_at, now + grace_s)
+
+
+def _deadline(attempt: Attempt) -> float | None:
+    if attempt.kill_at is not None:
+        return attempt.kill_at
+    limit = attempt.record.queued.job.timeout_s
+    return None if limit is None else attempt.record.started_mono + limit
 
 
 def _last_change(folder: Path) -> float | None:
