@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpuherd.models.dtypes import ITEM_BITS
 from gpuherd.models.source import TensorInfo
 
 # Last parts of tensor names that only one family of formats writes, most telling first.
@@ -79,7 +80,7 @@ def _evidence(tensors: Iterable[TensorInfo]) -> str | None:
         if last.endswith(("_blocks", "_scales")) and info.dtype in ("U8", "I8", "F8_E8M0"):
             return "MXFP4"
         matrix = len(info.shape) >= 2
-        float8 = float8 or (matrix and info.dtype.startswith(("F8", "F4", "F6")))
+        float8 = float8 or (matrix and (info.dtype.startswith("F8_") or info.dtype in ITEM_BITS))
         packed = packed or (matrix and last == "weight" and info.dtype in ("I8", "U8", "I32"))
     for last, name in _TELLTALES.items():
         if last in found:
