@@ -26,7 +26,7 @@ from gpuherd.esd.results import (
     table_text,
 )
 
-ORIGIN = Origin("org/a", "org/b", "adapter", "xmin_mid", 1e-5, 100, "0.1.0")
+ORIGIN = Origin("org/a", "org/b", "adapter", "xmin_mid", 1e-5, 100, False, "0.1.0")
 
 
 def layer(name: str = "h.0.attn", status: str = "ok", alpha: float | None = 3.0, norm: float | None = 10.0) -> LayerRow:

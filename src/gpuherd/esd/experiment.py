@@ -13,8 +13,10 @@ import platform
 import socket
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,10 +29,11 @@ from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import Plan, PlannedModel, Refusal, job_name, make_job, make_plan, worker_command
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.start import run_jobs
+from gpuherd.jobs.run import run_jobs
 from gpuherd.report.log import experiment_log
 from gpuherd.report.plan import PlanLine, print_plan
 from gpuherd.report.progress import track
@@ -77,7 +80,7 @@ class ESDExperiment:
     def __init__(self, config: ExperimentConfig, *, console: Console | None = None):
         self.config = config
         self.console = console if console is not None else Console()
-        self.directory = RunDirectory(_text(config.output_dir), None if config.log_dir is None else _text(config.log_dir))
+        self.directory = RunDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
         self.plan = Plan((), ())
         self.outcome: ExperimentOutcome | None = None
 
@@ -130,7 +133,7 @@ class ESDExperiment:
         refused = [FailureLine(self._where(refusal), refusal.reason) for refusal in self.plan.refused]
         jobs = self.outcome.jobs if self.outcome is not None else None
         failed: Sequence[Failure] = () if jobs is None else jobs.failures
-        return refused + [FailureLine(failure.title, f"{failure.reason} (log: {failure.log})") for failure in failed]
+        return refused + [FailureLine(failure.title, _with_log(failure)) for failure in failed]
 
     def headline(self) -> str:
         """The counts in one line."""
@@ -147,7 +150,7 @@ class ESDExperiment:
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
         if self.outcome is None or self.config.dry_run:
-            return {"plan": [_plan_entry(line) for line in self._plan_lines()]}
+            return {"plan": [asdict(line) for line in self._plan_lines()]}
         jobs = self.outcome.jobs
         return {
             "exit_code": int(self.outcome.exit_code),
@@ -176,7 +179,7 @@ class ESDExperiment:
         """Refuses a folder whose results were made with other analysis options, unless they are to be overwritten."""
         if self.config.overwrite:
             return
-        earlier = self._recorded_convention()
+        earlier = self._recorded_convention() if self.directory.queue.exists() else None
         if earlier is not None and earlier != self.config.convention:
             raise UsageError(
                 f"{self.directory.root} holds results made with {earlier}; this run has {self.config.convention}. "
@@ -213,14 +216,16 @@ class ESDExperiment:
         }
 
     def _where(self, refusal: Refusal) -> str:
-        return refusal.where(None if self.config.model_list is None else _text(self.config.model_list))
+        return refusal.where(None if self.config.model_list is None else os.fspath(self.config.model_list))
 
     def _job(self, planned: PlannedModel) -> Job:
         return make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
 
     def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
         rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
-        self.directory.write_run_record(self._run_record())
+        # Under the queue's lock, so that the record of a run at work here is not replaced by one that is refused.
+        with closing(DispatcherLock(self.directory.lock)):
+            self.directory.write_run_record(self._run_record())
         return run_jobs(jobs, self.config, self.directory, rerun=rerun)
 
     def _run_record(self) -> dict[str, Any]:
@@ -240,7 +245,7 @@ class ESDExperiment:
             return ()
         names = {job_name(self.config, planned): planned for planned in self.plan.models}
         results = gather(self.directory, names)
-        write_summary(self.directory, self.config.convention, results)
+        write_summary(self.directory, results)
         return tuple(results)
 
     # --- the dry run --------------------------------------------------------------------------------------------
@@ -276,10 +281,44 @@ class ESDExperiment:
         """Names of this plan's jobs that would be skipped."""
         if self.config.overwrite or not self.directory.queue.exists():
             return set()
-        queue = Queue(self.directory.queue)
-        try:
+        with closing(Queue(self.directory.queue)) as queue:
             states = queue.states()
-        finally:
-            queue.close()
         jobs = [self._job(planned) for planned in self.plan.models]
-        return {job.name for job in jobs if states.get(job.name) is JobState.DONE and _result_exists(job)}
+        return {job.name for job in jobs if states.get(job.name) is JobState.DONE and Path(str(job.result)).exists()}
+
+
+def _with_log(failure: Failure) -> str:
+    return failure.reason if failure.log is None else f"{failure.reason} (log: {failure.log})"
+
+
+def _summary_line(result: ModelResult) -> SummaryLine:
+    summary = result.summary
+    return SummaryLine(
+        model=summary.lineage["model_id"],
+        layers=summary.layers,
+        without_fit=summary.without_fit,
+        alpha_mean=summary.metrics.get("alpha_mean"),
+        alpha_min=summary.metrics.get("alpha_min"),
+        alpha_max=summary.metrics.get("alpha_max"),
+        seconds=result.seconds,
+        gpus=", ".join(result.gpus) or "CPU",
+    )
+
+
+def _result_entry(result: ModelResult) -> dict[str, Any]:
+    return {"stats": str(result.stats), "seconds": result.seconds, "gpus": list(result.gpus)} | result.summary.columns()
+
+
+def _refusals_told(directory: RunDirectory) -> Iterable[tuple[str, str]]:
+    """Model and reason of each refusal that failures.jsonl holds already."""
+    try:
+        lines = directory.failures.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed while writing it
+        if isinstance(record, dict) and record.get("class") == REFUSED:
+            yield str(record.get("title")), str(record.get("reason"))

@@ -34,8 +34,8 @@ CUDA_CONTEXT_MB = 700
 GRAM_COPIES = 3
 PANELS_MB = 128
 
-# Words that change where and how fast a model is analysed, not its figures: what is done stays done without them. So a
-# list that ran out of memory goes on with --no-parallel-gpu, and a folder may move with its results.
+# Words that change where and how fast a model is analysed, not its figures: what is done stays done when they change,
+# so that a list that ran out of memory goes on with --no-parallel-gpu.
 NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--output-dir=")
 
 T = TypeVar("T")

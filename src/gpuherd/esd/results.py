@@ -26,7 +26,7 @@ SKIPPED = "not analysed: "
 FORMULA_STARTS = tuple("=+-@\t'")
 
 LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
-CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "gpuherd_version")
+CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "embeddings", "gpuherd_version")
 # The columns of LayerRow that are not figures to be averaged.
 NOT_METRICS = frozenset({"longname", "M", "N", "params", "fit_status"})
 
@@ -41,6 +41,7 @@ class Origin:
     fix_fingers: str
     evals_thresh: float
     bins: int
+    embeddings: bool
     gpuherd_version: str
 
     @property

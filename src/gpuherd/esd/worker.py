@@ -146,6 +146,7 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
         fix_fingers=options.fix_fingers,
         evals_thresh=options.evals_thresh,
         bins=options.bins,
+        embeddings=options.embeddings,
         gpuherd_version=__version__,
     )
 
