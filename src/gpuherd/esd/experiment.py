@@ -130,7 +130,7 @@ class ESDExperiment:
 
     def failures(self) -> list[FailureLine]:
         """The rows refused and the models that failed, each with its reason."""
-        refused = [FailureLine(self._where(refusal), refusal.reason) for refusal in self.plan.refused]
+        refused = [FailureLine(self._where(refusal), refusal.reason, True) for refusal in self.plan.refused]
         jobs = self.outcome.jobs if self.outcome is not None else None
         failed: Sequence[Failure] = () if jobs is None else jobs.failures
         return refused + [FailureLine(failure.title, _with_log(failure)) for failure in failed]
@@ -162,7 +162,7 @@ class ESDExperiment:
                 "waiting": 0 if jobs is None else jobs.waiting,
             },
             "models": [_result_entry(result) for result in self.outcome.results],
-            "failures": [{"model": line.model, "reason": line.reason} for line in self.failures()],
+            "failures": [asdict(line) for line in self.failures()],
             "output_dir": str(self.directory.root),
             "summary": str(self.directory.summary),
         }

@@ -5,6 +5,7 @@ Knows order, threads and memory. Knows neither files nor columns: a matrix bring
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from gpuherd.esd.layer import FitSettings, LayerRow
     from gpuherd.models.dtypes import FloatArray
     from gpuherd.models.matrices import WeightMatrix
+
+logger = logging.getLogger(__name__)
 
 # Two a GPU: while the one computes, the other reads the next matrix, uploads it and fits the last one.
 LANES_PER_DEVICE = 2
@@ -50,6 +53,7 @@ def analyse_matrices(
         nonlocal finished
         rows[index] = row
         finished += 1
+        logger.debug("%s: %s", row.longname, row.fit_status)
         on_progress(finished)
 
     if parallel and devices[0] != "cpu":

@@ -151,7 +151,7 @@ def summarise(rows: Sequence[Mapping[str, str]], extra: Mapping[str, str]) -> Mo
     metrics: dict[str, float | None] = {}
     for name in first:
         if name not in outside:
-            metrics |= _statistics(name, [float(row[name]) for row in fitted if row[name] != ""])
+            metrics |= _statistics(name, [_number(row[name]) for row in fitted if row[name] != ""])
     return ModelSummary(
         lineage={name: first[name] for name in LINEAGE_COLUMNS},
         layers=len(fitted),
@@ -181,6 +181,11 @@ def _sample_deviation(differences: Sequence[float]) -> float | None:
     if scale == 0 or not math.isfinite(scale):
         return scale
     return scale * math.sqrt(math.fsum((d / scale) ** 2 for d in differences) / (len(differences) - 1))
+
+
+def _number(text: str) -> float:
+    """The number in a cell; a count stays a whole number."""
+    return int(text) if text.isdigit() else float(text)
 
 
 def _is_number(text: str) -> bool:

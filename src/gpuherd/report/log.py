@@ -33,8 +33,9 @@ def chosen_level() -> int:
 
 @contextmanager
 def experiment_log(folder: Path, now: datetime) -> Iterator[Path]:
-    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``esd_experiment_<time>.log`` too.
+    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``esd_experiment_<time>.log``.
 
+    They go to standard error too only where LOG_LEVEL asks for it: the run's display shows what happens already.
     Raises CannotWrite when the file can't be made.
     """
     path = folder / f"esd_experiment_{now:%Y%m%d_%H%M%S}.log"
@@ -45,12 +46,14 @@ def experiment_log(folder: Path, now: datetime) -> Iterator[Path]:
     handler.setFormatter(logging.Formatter(FORMAT))
     handler.setLevel(min(logging.INFO, chosen_level()))
     ours = logging.getLogger("gpuherd")
-    level_before = ours.level
+    before = ours.level, ours.propagate
     ours.addHandler(handler)
     ours.setLevel(min(handler.level, ours.getEffectiveLevel()))
+    ours.propagate = ours.propagate and bool(os.environ.get("LOG_LEVEL"))
     try:
         yield path
     finally:
         ours.removeHandler(handler)
-        ours.setLevel(level_before)
+        ours.setLevel(before[0])
+        ours.propagate = before[1]
         handler.close()

@@ -34,10 +34,12 @@ class SummaryLine:
 
 @dataclass(frozen=True, slots=True)
 class FailureLine:
-    """A model that is not done: its name, or the row of a list, and why in one sentence."""
+    """A model that is not done: its name, or the row of a list; why in one sentence; and whether it was refused before
+    anything was started."""
 
     model: str
     reason: str
+    refused: bool = False
 
 
 def print_summary(
@@ -57,7 +59,8 @@ def print_summary(
         console.print(Text(f"… and {len(done) - MOST_MODELS} more models"))
     console.print(Text(headline))
     for failure in failures[:MOST_FAILURES]:
-        console.print(Text.assemble(("  failed  ", "red"), f"{failure.model}: {failure.reason}"))
+        word = "refused" if failure.refused else "failed"
+        console.print(Text.assemble((f"  {word:<7}  ", "red"), f"{failure.model}: {failure.reason}"))
     if len(failures) > MOST_FAILURES:
         console.print(Text(f"  … and {len(failures) - MOST_FAILURES} more"))
     width = max((len(what) for what, _ in places), default=0)
