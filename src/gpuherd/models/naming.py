@@ -42,8 +42,11 @@ class BaseNames:
         """The weight of a module. The head of a tied model is its input embedding when the file has no other."""
         name = self.tensor(f"{module}.weight")
         if name is None and self.is_head(f"{module}.weight"):
-            embeddings = [name for name in self._tensors if name.endswith(_EMBEDDINGS)]
-            return embeddings[0] if len(embeddings) == 1 else None
+            # Another name for the head (transformers 5 renames GPT-NeoX's), else the embedding that it is tied to.
+            for endings in (_HEADS, _EMBEDDINGS):
+                found = [name for name in self._tensors if name.endswith(endings)]
+                if found:
+                    return found[0] if len(found) == 1 else None
         return name
 
     def is_head(self, name: str) -> bool:
