@@ -80,6 +80,11 @@ def test_columns_by_their_definitions() -> None:
     assert row.entropy == pytest.approx(-(p * np.log(p)).sum() / math.log(30))
 
 
+def test_the_threshold_itself_is_left_out() -> None:
+    row = analyse_layer("w", [np.diag([1.0, 2.0, 3.0, 4.0])], FitSettings("xmin_mid", evals_thresh=4.0))
+    assert (row.num_evals, row.xmin, row.xmax) == (2, 9.0, 16.0)
+
+
 @pytest.mark.parametrize("fit", [DKS, MID, PEAK])
 def test_rows_and_columns_may_change_places(fit: FitSettings) -> None:
     W = np.random.default_rng(1).standard_normal((40, 90))
@@ -110,6 +115,14 @@ def test_rank_of_deficient_matrices(rank: int, shape: tuple[int, int]) -> None:
     padded[:rank] = rng.standard_normal((rank, shape[1]))
     row = analyse_layer("w", [padded], DKS)
     assert (row.matrix_rank, row.num_evals) == (rank, rank)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rank_one_below_full(seed: int) -> None:
+    """The Gram matrix's smallest eigenvalue is then rounding of either sign, and must not count either way."""
+    rng = np.random.default_rng(seed)
+    W = rng.standard_normal((40, 39)) @ rng.standard_normal((39, 60))
+    assert analyse_layer("w", [W], DKS).matrix_rank == 39
 
 
 def test_convolution_pools_its_slices_at_half_weight() -> None:
