@@ -152,9 +152,9 @@ class _Tails:
 
 def _log_ratio(x: Float64, base: Float64 | np.float64) -> Float64:
     """ln(x / base) to full relative accuracy also where the ratio is near 1, and without over- or underflow."""
-    near = (x < 2.0 * base) & (x > 0.5 * base)
-    ratio = np.log(x) - np.log(base)
-    return np.where(near, np.log1p(np.where(near, (x - base) / base, 0.0)), ratio)
+    near = (0.5 * x < base) & (x > 0.5 * base)
+    excess = (np.where(near, x, base) - base) / base
+    return np.where(near, np.log1p(excess), np.log(x) - np.log(base))
 
 
 def _least_distance(tails: _Tails, first: int, stop: int) -> tuple[int, float]:

@@ -14,12 +14,11 @@ float32: it moves fitted alphas by up to 0.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import blas, eigh, qr, svdvals
+from scipy.linalg import blas, eigh, lapack, svdvals
 
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]
@@ -64,33 +63,36 @@ def eigenvalues(W: Matrix, *, device: str = "cpu") -> Float64:
         exponent = 0
     wide = W if W.shape[0] <= W.shape[1] else W.T
     values = _gram_spectrum(wide, exponent) if device == "cpu" else _eigenvalues_torch(wide, device, exponent)
-    if values[0] < wide.shape[0] * EPS * values[-1]:
+    if values[0] < wide.shape[0] * EPS * values[-1]:  # the least is rounding, and may be negative
         values = _singular_values(wide, exponent) ** 2
     with np.errstate(over="ignore", under="ignore"):
-        return np.ldexp(np.maximum(values, 0.0), 2 * exponent)
+        return np.ldexp(values, 2 * exponent)
 
 
-def _panels(wide: Matrix, exponent: int, columns: int | None = None) -> Iterator[Float64]:
-    """The columns of ``wide`` (n, m), a panel at a time: float64, Fortran order, divided by 2^exponent."""
-    n, m = wide.shape
-    step = columns or max(PANEL_MIN, PANEL_BYTES // (8 * n))
-    for start in range(0, m, step):
-        panel: Float64 = np.asarray(wide[:, start : start + step], dtype=np.float64, order="F")
-        yield np.ldexp(panel, -exponent) if exponent else panel
+def _panel(wide: Matrix, start: int, columns: int, exponent: int) -> Float64:
+    """Some columns of ``wide``: float64, Fortran order, divided by 2^exponent. A view where nothing has to be done."""
+    panel: Float64 = np.asarray(wide[:, start : start + columns], dtype=np.float64, order="F")
+    return np.ldexp(panel, -exponent) if exponent else panel
+
+
+def _panel_columns(n: int) -> int:
+    """How many columns of n rows make a panel."""
+    return max(PANEL_MIN, PANEL_BYTES // (8 * n))
 
 
 def _gram_spectrum(wide: Matrix, exponent: int) -> Float64:
     """Eigenvalues of the Gram matrix of the rows of ``wide``, ascending; rounding can leave some below 0.
 
     The solver is LAPACK's dsyevd for values only, through scipy.linalg.eigh, in place. It is as fast as or faster than
-    what else scipy and torch offer for n from 384 to 2048 (benchmarks/esd.py); scipy's plain ``lapack.dsyevd`` takes
-    twice as long, for want of workspace.
+    what else scipy, numpy and torch offer for n from 384 to 2048 (benchmarks/esd.py); scipy's plain ``lapack.dsyevd``
+    takes up to twice as long, for want of workspace.
     """
-    n = wide.shape[0]
+    n, m = wide.shape
+    step = _panel_columns(n)
     gram: Float64 = np.zeros((n, n), order="F")
-    for panel in _panels(wide, exponent):
-        gram = blas.dsyrk(1.0, panel, beta=1.0, c=gram, lower=1, overwrite_c=1)
-        del panel  # the last panel is gone before the solver starts
+    for start in range(0, m, step):
+        # No name for the panel: the last one has to be gone when the next one is made.
+        gram = blas.dsyrk(1.0, _panel(wide, start, step, exponent), beta=1.0, c=gram, lower=1, overwrite_c=1)
     values: Float64 = eigh(gram, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="evd")
     return values
 
@@ -98,19 +100,23 @@ def _gram_spectrum(wide: Matrix, exponent: int) -> Float64:
 def _singular_values(wide: Matrix, exponent: int) -> Float64:
     """Singular values, ascending, accurate to rounding of the largest: they resolve rank where a Gram matrix can't.
 
-    A long matrix is first reduced to the triangle R of its QR factorisation, panel by panel (W = Rᵀ Qᵀ has the singular
-    values of R), so that no float64 copy of the whole is needed.
+    A long matrix is first reduced to the triangle R of its QR factorisation, n columns at a time (W = Rᵀ Qᵀ has the
+    singular values of R), so that no float64 copy of the whole is needed.
     """
     n, m = wide.shape
     if 2 * m <= 3 * n:
-        core = next(_panels(wide, exponent, columns=m))
-        # A float64 matrix comes through as it is, and the solver overwrites what it works on.
+        core = _panel(wide, 0, m, exponent)
+        # The solver overwrites what it works on.
         return _ascending_svdvals(core.copy(order="F") if np.may_share_memory(core, wide) else core)
-    triangle: Float64 = np.empty((0, n))
-    for panel in _panels(wide, exponent, columns=n):
-        stacked = np.hstack((triangle.T, panel)).T
-        triangle = np.triu(np.asarray(qr(stacked, mode="r", overwrite_a=True, check_finite=False)[0], np.float64)[:n])
-    return _ascending_svdvals(triangle)
+    stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next columns of wide
+    workspace = int(lapack.dgeqrf_lwork(2 * n, n)[0])
+    for start in range(0, m, n):
+        used = min(n, m - start)
+        stacked[n : n + used] = _panel(wide, start, n, exponent).T
+        stacked[n + used :] = 0.0
+        stacked = lapack.dgeqrf(stacked, lwork=workspace, overwrite_a=1)[0]
+        stacked[:n] = np.triu(stacked[:n])
+    return _ascending_svdvals(stacked[:n].copy(order="F"))
 
 
 def _ascending_svdvals(core: Float64) -> Float64:
@@ -123,7 +129,7 @@ def _eigenvalues_torch(wide: Matrix, device: str, exponent: int) -> Float64:
     import torch
 
     n, m = wide.shape
-    step = max(PANEL_MIN, PANEL_BYTES // (8 * n))
+    step = _panel_columns(n)
     gram = torch.zeros((n, n), dtype=torch.float64, device=device)
     for start in range(0, m, step):
         part = wide[:, start : start + step]
