@@ -111,7 +111,7 @@ def test_a_state_file_is_shared_and_stays_with_its_leases(runtime: Path, tmp_pat
 
 @pytest.mark.parametrize("spec", ["4x40", "no/such/file", "README"])
 def test_a_bad_spec_is_a_usage_error_and_makes_nothing(runtime: Path, spec: str) -> None:
-    with pytest.raises(UsageError, match="^--simulate"):
+    with pytest.raises(UsageError, match=r"^--simulate"):
         activate(spec)
     assert list(runtime.iterdir()) == []
 
