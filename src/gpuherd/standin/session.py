@@ -34,10 +34,6 @@ def start(spec: str) -> Machine:
         leases = machine.path.with_name(machine.path.name + ".leases")
     else:
         leases = machine.path.with_name("leases")
-    if not leases.exists():
-        # Like /tmp: a state file may be shared by several users, and so are its leases.
-        leases.mkdir()
-        leases.chmod(0o1777)
     machine.activate()
     os.environ[_LEASES] = str(leases)
     # This process too must keep off real GPUs, should it come to load torch.
