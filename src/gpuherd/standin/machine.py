@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import secrets
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -46,16 +47,17 @@ class OutOfMemory(GpuherdError):
 class Occupation:
     """Memory held on one GPU. ``release`` gives it back; else it ends with its process or its time."""
 
-    def __init__(self, machine: Machine, slot: int, pid: int) -> None:
+    def __init__(self, machine: Machine, slot: int, entry: Process) -> None:
         self._machine = machine
         self._slot = slot
-        self.pid = pid
+        self._ticket = entry.ticket
+        self.pid = entry.pid
 
     def release(self) -> None:
         """Frees the memory. A second call does nothing."""
         with self._machine.change() as state:
             entry = state.process[self._slot]
-            if entry.counts and entry.pid == self.pid:
+            if entry.ticket == self._ticket:
                 entry.counts = 0
 
 
@@ -180,8 +182,8 @@ class Machine:
 
     def visible(self, names: str, *, pci_order: bool = True) -> tuple[str, ...]:
         """The devices (``3``, or ``3:1`` for a MIG instance) that a CUDA_VISIBLE_DEVICES value names, as CUDA reads it:
-        it stops at the first bad name. Without ``pci_order`` CUDA counts from the fastest GPU, here the one with the
-        most memory.
+        it stops at the first bad name, and gives none when one is named twice. Without ``pci_order`` CUDA counts from
+        the fastest GPU, here the one with the most memory.
         """
         order = sorted(range(self._state.gpus), key=lambda n: 0 if pci_order else -self._state.device[n].total)
         found: list[int] = []
@@ -193,7 +195,7 @@ class Machine:
             if len(name) <= 4 or len(matches) != 1:
                 break
             found.append(matches[0])
-        return tuple(self._label(number) for number in found)
+        return tuple(self._label(number) for number in found) if len(set(found)) == len(found) else ()
 
     # ---- what a test or a fake job can do to it ----
 
@@ -236,8 +238,9 @@ class Machine:
             entry.start = start
             entry.bytes = memory_mb * _MB
             entry.until = 0 if until_s is None else time.monotonic_ns() + round(until_s * 1e9)
+            entry.ticket = secrets.randbits(32)
             entry.counts = 1
-            return Occupation(self, slot, entry.pid)
+            return Occupation(self, slot, entry)
 
     def set_ghost_memory(self, gpu: GpuId, memory_mb: int) -> None:
         """Memory that is in use though no process is listed."""
@@ -379,7 +382,7 @@ def start_of(pid: int) -> int:
 
 
 def _counts(entry: Process) -> bool:
-    """The rule of ``is_alive`` in nvml.c."""
+    """The rule of ``is_alive`` in state.h."""
     if not entry.counts or (entry.until and time.monotonic_ns() >= entry.until):
         return False
     return bool(entry.phantom) or start_of(entry.pid) == entry.start
