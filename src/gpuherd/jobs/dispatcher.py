@@ -6,7 +6,7 @@ leftovers, the display). At each event it asks ``policy.decide`` what to start a
 before it counts: the dispatcher may be killed at any instant, and the next one goes on from the queue's file.
 
 The order of a start: leases, one more look at the GPUs under the leases, a shell that waits, the record in the queue,
-the go-ahead. The order of an end: exit status, record in the queue, then the attempt's folder goes.
+the go-ahead. The order of an end: exit status, record in the queue, then the attempt's files go.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from gpuherd.gpus.lease import Lease
     from gpuherd.jobs.gpuwatch import GpuWatch
 
-# How many jobs from the head of the queue one decision looks at, for the GPUs and for the CPU each.
-_HEAD = 32
+# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
+_BEYOND = 8
 # The clock of a GPU check is never faster, whatever the user says: the driver is not ours alone.
 _SHORTEST_CHECK_S = 0.01
 # After a start failed for want of processes, files or memory, which may pass.
@@ -66,7 +67,7 @@ class Dispatcher:
         self._queue = queue
         self._options = options
         self._tell = reporter
-        self._supervisor = Supervisor(run, queue.id)
+        self._supervisor = Supervisor(run, queue.tag)
         self._run = run
         self._watch = self._open_watch() if any(job.gpus for job in jobs) else None
         cores = len(os.sched_getaffinity(0))
@@ -76,7 +77,7 @@ class Dispatcher:
         self._refuse_if_none_fits(jobs)
         self._at_once = self._most_at_once(jobs)
         self._threads = max(1, cores // self._at_once)
-        self._leftovers = Leftovers(queue.id)
+        self._leftovers = Leftovers(queue.tag)
         self._selector = selectors.DefaultSelector()
         self._run_id = queue.begin_run(self._began_at, clock.mono())
         self._next_attempt = queue.last_attempt() + 1
@@ -114,12 +115,13 @@ class Dispatcher:
         return outcome
 
     def _is_over(self) -> bool:
-        if self._supervisor.running or self._leftovers.due_at is not None:
+        if self._supervisor.running:
             return False
-        if self._asked is not Ask.GO_ON:
-            return True
         now = clock.wall()
-        return not self._queue.head(1, now) and self._queue.next_not_before(now) is None
+        if self._asked is Ask.GO_ON and (self._queue.head(1, now) or self._queue.next_not_before(now) is not None):
+            return False
+        self._leftovers.hurry(clock.mono())
+        return self._leftovers.due_at is None
 
     def _keep_time(self) -> None:
         now = clock.mono()
@@ -164,10 +166,12 @@ class Dispatcher:
         changed = True
         while changed:
             now = clock.wall()
-            head = {queued.id: queued for queued in self._queue.head(_HEAD, now)}
+            views = self._views()
+            places = sum(view.busy is None for view in views) + max(0, self._limits.cpu_slots)
+            head = {queued.id: queued for queued in self._queue.head(_BEYOND + places, now)}
             decision = decide(
                 [_waiting(queued) for queued in head.values()],
-                self._views(),
+                views,
                 self._limits,
                 self._choose,
                 cpu_running=self._supervisor.on_cpu,
@@ -181,30 +185,24 @@ class Dispatcher:
 
     def _start_all(self, starts: Sequence[Start], head: dict[int, QueuedJob]) -> bool:
         """Carries starts out. Returns whether to decide again: more may start, or something else instead."""
-        leases: dict[int, tuple[Lease, ...]] = {}
-        for start in starts:
-            taken = (
-                self._watch.take(start.gpus, clean(head[start.job].job.name))
-                if self._watch is not None and start.gpus
-                else ()
-            )
-            if taken is not None:
-                leases[start.job] = taken
-        leased_mono = clock.mono()
-        uuids = {gpu.uuid for start in starts if start.job in leases for gpu in start.gpus}
-        free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
-        for start in starts:
-            held = leases.get(start.job)
-            if held is None:
-                continue
-            try:
-                if all(gpu.uuid in free for gpu in start.gpus):
-                    self._start(head[start.job], start.gpus, held, leased_mono)
-            finally:
-                # The job's processes hold the lease now. Our copy must go, or the lock would outlive the job.
-                for lease in held:
-                    lease.close()
+        with ExitStack() as held:
+            # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
+            leased = {start: self._lease(start, head[start.job], held) for start in starts}
+            leased_mono = clock.mono()
+            uuids = {gpu.uuid for start, leases in leased.items() if leases is not None for gpu in start.gpus}
+            free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
+            for start, leases in leased.items():
+                if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
+                    self._start(head[start.job], start.gpus, leases, leased_mono)
         return bool(starts) and self._decide_at is None
+
+    def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
+        if self._watch is None or not start.gpus:
+            return ()
+        leases = self._watch.take(start.gpus, clean(queued.job.name))
+        for lease in leases or ():
+            held.enter_context(lease)
+        return leases
 
     def _start(self, queued: QueuedJob, gpus: tuple[Gpu, ...], leases: Sequence[Lease], leased_mono: float) -> None:
         at, mono = clock.wall(), clock.mono()
@@ -252,8 +250,7 @@ class Dispatcher:
         self._waits_for_gpu = self._watch is not None and any(head[wait.job].job.gpus for wait in waits)
         if self._waits_for_gpu and not was and self._watch is not None:
             now = clock.mono()
-            # The look that is overdue comes at once; one that is not stays where it is, however often we come by here.
-            self._check_at = max(self._check_at, now) if self._check_at > now else now
+            self._check_at = max(self._check_at, now)
             self._haste_at = None if self._watch.haste_s is None else now + self._watch.haste_s
 
     # --- ending -----------------------------------------------------------------------------------------------
@@ -268,7 +265,7 @@ class Dispatcher:
         self._settle(attempt.record, end, blameless, at, mono, timed_out=attempt.timed_out)
         self._leftovers.expect(mono)
         if self._watch is not None and attempt.record.gpus:
-            self._watch.released(attempt.record.gpus)
+            self._watch.released(attempt.record.gpus, mono)
             self._haste_at = mono
         self._decide_soon(mono)
 
@@ -311,7 +308,7 @@ class Dispatcher:
         if settlement.diagnosis is not None:
             self._tell.write_failure(attempt, record, settlement.diagnosis, log_tail)
         cancelled = self._queue.record_end(record)
-        self._run.remove_attempt_dir(attempt.id)
+        self._run.remove_attempt_files(attempt.id)
         self._tell.ended(attempt, settlement, 0.0 if mono is None else mono - attempt.started_mono)
         self._tell.cancelled(cancelled, job.name)
 
@@ -320,17 +317,17 @@ class Dispatcher:
     def _adopt(self) -> None:
         """Takes over what an earlier dispatcher left running, and settles what has ended since."""
         for record in self._queue.running():
-            found = self._supervisor.take_over(record)
+            found = self._supervisor.take_over(record, copied=self._queue.copied)
             if isinstance(found, Attempt):
                 self._selector.register(found.process.pidfd, selectors.EVENT_READ)
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
                 self._settle_lost(found)
-        self._run.remove_stray_attempts({attempt.record.id for attempt in self._supervisor.running.values()})
+        self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
 
     def _settle_lost(self, lost: LostAttempt) -> None:
         at = clock.wall()
-        mono = None if lost.blameless is Blameless.REBOOT else clock.mono()
+        mono = None if lost.blameless in (Blameless.REBOOT, Blameless.COPIED) else clock.mono()
         if lost.ended_at is not None and mono is not None:
             # By the status file's time, so that hours without a dispatcher don't count as the job's.
             mono = max(lost.record.started_mono, mono - max(0.0, at - lost.ended_at))
@@ -369,7 +366,7 @@ class Dispatcher:
         # Only now: a run of CPU jobs needs no driver.
         from gpuherd.jobs.gpuwatch import GpuWatch
 
-        return GpuWatch(self._options, self._queue.id)
+        return GpuWatch(self._options, self._queue.tag)
 
     def _views(self) -> tuple[GpuView, ...]:
         return () if self._watch is None else self._watch.views(self._supervisor.gpus)

@@ -23,8 +23,8 @@ _GIVE_UP_S = 20.0
 class Leftovers:
     """Follows up attempts that have ended. ``due_at`` is when ``sweep`` wants to be called, None for not at all."""
 
-    def __init__(self, queue_id: str):
-        self._prefix = f"{queue_id}/"
+    def __init__(self, queue_tag: str):
+        self._prefix = f"{queue_tag}/"
         self._seen: dict[ProcessId, float] = {}
         self.due_at: float | None = None
 
@@ -32,6 +32,11 @@ class Leftovers:
         """An attempt has ended, so that something of it may be left."""
         if self.due_at is None:
             self.due_at = now + _BETWEEN_SCANS_S
+
+    def hurry(self, now: float) -> None:
+        """Nothing else is left to wait for: a first scan that is due can be now."""
+        if self.due_at is not None and not self._seen:
+            self.due_at = now
 
     def sweep(self, live: Collection[int], now: float) -> None:
         """Ends every process of an attempt that is not ``live``; plans the next scan while one is left."""

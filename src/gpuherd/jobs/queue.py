@@ -35,13 +35,20 @@ class ImpossibleTransition(RuntimeError):
 class Queue:
     """The jobs of one run folder, in one SQLite file.
 
+    Attributes:
+        tag: names this queue in the environment of its jobs' processes.
+        copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
+
     Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._db = connect(self.path)
-        self.id = self._meta("queue")
+        # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
+        inode = str(self.path.stat().st_ino)
+        self.copied = self._meta("inode") not in ("", inode)
+        self.tag = f"{self._meta('queue')}.{inode}"
 
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
@@ -199,6 +206,7 @@ class Queue:
     def begin_run(self, now: float, mono: float) -> int:
         """Writes down that a dispatcher begins; returns the run's number."""
         with self._transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
                 "INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (?,?,?,?)",
                 (os.getpid(), boot_id(), now, mono),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
+from gpuherd.errors import CannotWrite
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.job import Job
@@ -50,4 +52,8 @@ def run_jobs(
     with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
         queue.submit(jobs, rerun)
         reporter = Reporter(queue, run, display, on_event)
-        return Dispatcher(queue, run, options, reporter, jobs).run()
+        try:
+            return Dispatcher(queue, run, options, reporter, jobs).run()
+        except sqlite3.OperationalError as problem:
+            # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
+            raise CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on") from problem
