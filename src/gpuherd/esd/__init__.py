@@ -9,12 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuherd.esd.config import ExperimentConfig
+    from gpuherd.esd.experiment import ESDExperiment
     from gpuherd.esd.fit import PowerLawFit, fit_power_law
     from gpuherd.esd.layer import FitSettings, LayerRow, analyse_layer
     from gpuherd.esd.spectrum import eigenvalues
 
 # Public name -> the module of this room that defines it.
 _HOME = {
+    "ESDExperiment": "experiment",
+    "ExperimentConfig": "config",
     "FitSettings": "layer",
     "LayerRow": "layer",
     "PowerLawFit": "fit",
@@ -23,7 +27,16 @@ _HOME = {
     "fit_power_law": "fit",
 }
 
-__all__ = ["FitSettings", "LayerRow", "PowerLawFit", "analyse_layer", "eigenvalues", "fit_power_law"]
+__all__ = [
+    "ESDExperiment",
+    "ExperimentConfig",
+    "FitSettings",
+    "LayerRow",
+    "PowerLawFit",
+    "analyse_layer",
+    "eigenvalues",
+    "fit_power_law",
+]
 
 
 def __getattr__(name: str) -> Any:

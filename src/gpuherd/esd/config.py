@@ -84,14 +84,9 @@ class AnalysisOptions:
         )
 
 
-@accepts_aliases
 @dataclass(frozen=True, kw_only=True)
-class ExperimentConfig(AnalysisOptions, GpuOptions):
-    """An ESD experiment. Exactly one of ``model_list`` (a CSV file) and ``single_model`` (a Hub id or a path).
-
-    Raises:
-        UsageError: a value that is not allowed, or none or both of ``model_list`` and ``single_model``.
-    """
+class RunOptions:
+    """What to analyse, where results go, and how the run behaves."""
 
     model_list: str | os.PathLike[str] | None = option(
         None, help="CSV file with the models to analyse", metavar="CSV", group="input and output"
@@ -130,6 +125,16 @@ class ExperimentConfig(AnalysisOptions, GpuOptions):
         metavar="N",
         group="running",
     )
+
+
+@accepts_aliases
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig(GpuOptions, AnalysisOptions, RunOptions):
+    """An ESD experiment. Exactly one of ``model_list`` (a CSV file) and ``single_model`` (a Hub id or a path).
+
+    Raises:
+        UsageError: a value that is not allowed, or none or both of ``model_list`` and ``single_model``.
+    """
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)

@@ -29,6 +29,7 @@ from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import Plan, PlannedModel, Refusal, job_name, make_job, make_plan, worker_command
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.live import display
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
@@ -226,7 +227,8 @@ class ESDExperiment:
         # Under the queue's lock, so that the record of a run at work here is not replaced by one that is refused.
         with closing(DispatcherLock(self.directory.lock)):
             self.directory.write_run_record(self._run_record())
-        return run_jobs(jobs, self.config, self.directory, rerun=rerun)
+        with display(self.console) as shown:
+            return run_jobs(jobs, self.config, self.directory, rerun=rerun, display=shown)
 
     def _run_record(self) -> dict[str, Any]:
         return {
