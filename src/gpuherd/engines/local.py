@@ -157,6 +157,8 @@ class LocalProcess:
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
         self._go_fd, self.pidfd = None, -1
+        if self._child is not None and not self._went:
+            self._child.wait()
 
 
 def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:

@@ -182,16 +182,17 @@ class Dispatcher:
         later = self._queue.next_not_before(clock.wall())
         if later is not None:
             self._decide_soon(clock.mono() + max(0.0, later - clock.wall()))
+            self._waiting_for = self._waiting_for or "for its next try, a moment after it failed"
 
     def _start_all(self, starts: Sequence[Start], head: dict[int, QueuedJob]) -> bool:
         """Carries starts out. Returns whether to decide again: more may start, or something else instead."""
         with ExitStack() as held:
             # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
-            leased = {start: self._lease(start, head[start.job], held) for start in starts}
+            leased = [(start, self._lease(start, head[start.job], held)) for start in starts]
             leased_mono = clock.mono()
-            uuids = {gpu.uuid for start, leases in leased.items() if leases is not None for gpu in start.gpus}
+            uuids = {gpu.uuid for start, leases in leased if leases is not None for gpu in start.gpus}
             free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
-            for start, leases in leased.items():
+            for start, leases in leased:
                 if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
                     self._start(head[start.job], start.gpus, leases, leased_mono)
         return bool(starts) and self._decide_at is None

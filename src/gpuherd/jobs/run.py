@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
 from gpuherd.errors import CannotWrite
+from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
+from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.rundir import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 
 def run_jobs(
@@ -53,7 +60,19 @@ def run_jobs(
         queue.submit(jobs, rerun)
         reporter = Reporter(queue, run, display, on_event)
         try:
-            return Dispatcher(queue, run, options, reporter, jobs).run()
+            try:
+                return Dispatcher(queue, run, options, reporter, jobs).run()
+            finally:
+                write_metrics(queue, run)
         except sqlite3.OperationalError as problem:
             # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
             raise CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on") from problem
+
+
+def write_metrics(queue: Queue, run: RunDirectory) -> None:
+    """Writes gpu_metrics.json. Without it nothing else is lost, so a failure is only logged."""
+    figures = metrics(queue.counts(), tuple(queue.attempts()), queue.runs(), clock.wall())
+    try:
+        atomic_write(run.gpu_metrics, json.dumps(figures, indent=2).encode() + b"\n")
+    except OSError as problem:
+        logger.warning("can't write %s: %s", run.gpu_metrics, problem.strerror)
