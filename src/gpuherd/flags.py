@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**kwargs)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+        self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def reject_unknown(self, words: Iterable[str]) -> None:
         """Exits with the nearest known flag for the first unknown word, if there is one."""

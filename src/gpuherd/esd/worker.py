@@ -183,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_console()
         analyse(build(WorkerOptions, args))
     except GpuherdError as problem:
-        print(f"gpuherd.esd.worker: {problem}", file=sys.stderr)
+        # The last line of a failed job's log is what people are shown as the reason.
+        print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

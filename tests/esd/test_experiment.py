@@ -1,0 +1,182 @@
+"""ESDExperiment from Python: hooks, resume, and what a kill at any moment leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gpuherd.errors import ExitCode, MissingModel, QueueBusy
+from gpuherd.esd import ESDExperiment, ExperimentConfig
+from gpuherd.esd.model_list import ModelRow
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptState
+
+MakeModel = Callable[..., Path]
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def write_list(path: Path, models: Sequence[Path]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = [(model, "base", "") for model in models]
+        csv.writer(file).writerows([("model_id", "base_model_relation", "source_model"), *rows])
+    return path
+
+
+def started(out: Path) -> list[tuple[str, AttemptState]]:
+    with closing(Queue(out / "queue.sqlite")) as queue:
+        return [(row.job, row.state) for row in queue.attempts()]
+
+
+def results(out: Path) -> dict[str, bytes]:
+    files = [*(out / "stats").iterdir(), out / "esd_results_summary.csv"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_the_guides_hooks(tmp_path: Path, make_model: MakeModel, standin: Callable[..., object]) -> None:
+    standin("1x40GB")
+    models = write_list(tmp_path / "models.csv", [make_model("a")])
+
+    class CustomExperiment(ESDExperiment):
+        def _build_esd_command(self, row: ModelRow) -> list[str]:
+            command = super()._build_esd_command(row)
+            return [*command, "--bins", "7"]
+
+        def _print_summary(self) -> None:
+            super()._print_summary()
+            self.console.print("Custom metrics...")
+
+    console = quiet()
+    config = ExperimentConfig(model_list=models, output_dir=tmp_path / "out", max_checks=1, check_interval=0.02)
+    outcome = CustomExperiment(config, console=console).run()
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.results[0].gpus == ("0",)
+    assert outcome.results[0].summary.convention["bins"] == "7"
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().rstrip().endswith("Custom metrics...")
+
+
+def test_a_word_that_the_worker_does_not_know_is_a_failure(tmp_path: Path, make_model: MakeModel) -> None:
+    class CustomExperiment(ESDExperiment):
+        def _build_esd_command(self, row: ModelRow) -> list[str]:
+            return [*super()._build_esd_command(row), "--custom-arg", "value"]
+
+    config = ExperimentConfig(
+        single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu", retries=0
+    )
+    experiment = CustomExperiment(config, console=quiet())
+    assert experiment.run().exit_code == ExitCode.FAILED
+    assert "--custom-arg" in experiment.failures()[0].reason
+
+
+def test_a_single_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    config = ExperimentConfig(single_model=tmp_path / "absent", output_dir=tmp_path / "out")
+    with pytest.raises(MissingModel):
+        ESDExperiment(config, console=quiet()).run()
+
+
+def test_a_single_adapter_on_a_base(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
+    base, adapter = make_model("base"), make_adapter("lora", base=None)
+    config = ExperimentConfig(single_model=adapter, base_model=base, output_dir=tmp_path / "out", device_map="cpu")
+    outcome = ESDExperiment(config, console=quiet()).run()
+    assert outcome.results[0].summary.lineage["source_model"] == str(base)
+    assert outcome.results[0].summary.lineage["base_model_relation"] == "adapter"
+
+
+def test_a_result_that_has_gone_is_made_anew(tmp_path: Path, make_model: MakeModel) -> None:
+    models = write_list(tmp_path / "models.csv", [make_model("a"), make_model("b", seed=1)])
+    config = ExperimentConfig(model_list=models, output_dir=tmp_path / "out", device_map="cpu")
+    first = ESDExperiment(config, console=quiet()).run()
+    before = results(tmp_path / "out")
+    first.results[1].stats.unlink()
+    ESDExperiment(config, console=quiet()).run()
+    assert len(started(tmp_path / "out")) == 3
+    assert results(tmp_path / "out") == before
+
+
+def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -> None:
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
+    ESDExperiment(config, console=quiet()).run()
+    record = (tmp_path / "out" / "run.json").read_bytes()
+    with closing(DispatcherLock(tmp_path / "out" / "queue.lock")), pytest.raises(QueueBusy):
+        ESDExperiment(config, console=quiet()).run()
+    assert (tmp_path / "out" / "run.json").read_bytes() == record
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path: Path, make_model: MakeModel) -> None:
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n) for n in range(4)])
+    out = tmp_path / "out"
+    words = ["esd", "--model-list", str(models), "--output-dir", str(out), "--device-map", "cpu", "--cpu-jobs", "1"]
+    process = start(words)
+    wait_for(lambda: (out / "stats").exists() and any((out / "stats").glob("*.csv")))
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == ExitCode.INTERRUPTED
+    assert start(words).wait(60) == 0
+    assert sorted(path.name for path in (out / "stats").iterdir()) == sorted(
+        name.rpartition(".")[0] + ".csv" for name, state in started(out) if state is AttemptState.DONE
+    )
+
+
+def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "gpuherd", *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+
+
+def wait_for(there: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < until, "did not come about in time"
+        time.sleep(0.02)
+
+
+def killed_and_started_again(tmp_path: Path, models: Path, kills: int, seed: int) -> tuple[Path, Path]:
+    """Runs the list undisturbed in one folder, and with kills at random moments in another. Returns both folders."""
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    common = ["--simulate", "4x40GB", "esd", "--model-list", str(models), "--check-interval", "0.02", "--max-checks", "2"]
+    began = time.monotonic()
+    assert start([*common, "--output-dir", str(calm)]).wait(110) == 0
+    length = time.monotonic() - began
+    moments = random.Random(seed)
+    for _ in range(kills):
+        process = start([*common, "--output-dir", str(stormy)])
+        time.sleep(moments.uniform(0, length))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start([*common, "--output-dir", str(stormy)]).wait(110) == 0
+    return calm, stormy
+
+
+def check_nothing_was_lost_or_done_twice(calm: Path, stormy: Path, number: int) -> None:
+    assert results(stormy) == results(calm)
+    done = [name for name, state in started(stormy) if state is AttemptState.DONE]
+    assert len(done) == len(set(done)) == number
+
+
+def test_sigkill_of_the_command_loses_nothing(tmp_path: Path, make_model: MakeModel) -> None:
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=16) for n in range(6)])
+    calm, stormy = killed_and_started_again(tmp_path, models, kills=2, seed=1)
+    check_nothing_was_lost_or_done_twice(calm, stormy, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sigkill_five_times_over_twenty_models(tmp_path: Path, make_model: MakeModel) -> None:
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=48) for n in range(20)])
+    calm, stormy = killed_and_started_again(tmp_path, models, kills=5, seed=2)
+    check_nothing_was_lost_or_done_twice(calm, stormy, 20)
