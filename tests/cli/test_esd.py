@@ -20,10 +20,13 @@ from gpuherd.esd.results import read_table
 from gpuherd.jobs.queue import Queue
 
 MakeModel = Callable[..., Path]
+Row = tuple[str | Path, str, str]
 FAST = ("--check-interval", "0.02", "--max-checks", "2")
 
 
-def gpuherd(*words: str | Path, simulate: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def gpuherd(
+    *words: str | Path, simulate: str | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuherd"]
     command += ["--simulate", simulate] if simulate is not None else []
     env = os.environ | {"COLUMNS": "80"}
@@ -31,7 +34,9 @@ def gpuherd(*words: str | Path, simulate: str | None = None, cwd: Path | None = 
     return subprocess.run(words_, capture_output=True, text=True, env=env, cwd=cwd, timeout=110, check=False)
 
 
-def write_list(path: Path, rows: Sequence[Sequence[str | Path]], header: str = "model_id,base_model_relation,source_model") -> Path:
+def write_list(
+    path: Path, rows: Sequence[Sequence[str | Path]], header: str = "model_id,base_model_relation,source_model"
+) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header.split(","), *rows])
     return path
@@ -79,7 +84,7 @@ def test_a_list_on_simulated_gpus(tmp_path: Path, make_model: MakeModel, make_ad
     assert len(attempts(out)) == 4
 
 
-def bad_models(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> list[tuple[str | Path, str, str, str]]:
+def bad_models(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> list[tuple[Row, str]]:
     """A row for each kind of bad model of the issue, with what its message must say."""
     folder = tmp_path / "models"
     (folder / "weightless").mkdir(parents=True)
@@ -100,19 +105,19 @@ def bad_models(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -
     save_file(packed, quantised / "model.safetensors")
     (quantised / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4}}))
     return [
-        (folder / "weightless", "", "", "weights"),
-        (cut, "", "", "truncated"),
-        (sharded, "", "", "model-00001-of-00001.safetensors"),
-        (pickled, "", "", "pickle"),
-        (quantised, "", "", "gptq"),
-        (make_adapter("baseless", base=None), "adapter", "", "base"),
-        ("org/cousin", "cousin", "", "unknown relation 'cousin'"),
-        ("org/a;touch owned", "", "", "id"),
-        ("$(touch owned)", "", "", "id"),
-        ("org/../../a", "", "", ".."),
-        ("org/a\nb", "", "", "line break"),
-        ("x" * 300, "", "", "300 characters"),
-        ("", "", "org/b", "empty"),
+        ((folder / "weightless", "", ""), "weights"),
+        ((cut, "", ""), "truncated"),
+        ((sharded, "", ""), "model-00001-of-00001.safetensors"),
+        ((pickled, "", ""), "pickle"),
+        ((quantised, "", ""), "gptq"),
+        ((make_adapter("baseless", base=None), "adapter", ""), "base"),
+        (("org/cousin", "cousin", ""), "unknown relation 'cousin'"),
+        (("org/a;touch owned", "", ""), "id"),
+        (("$(touch owned)", "", ""), "id"),
+        (("org/../../a", "", ""), ".."),
+        (("org/a\nb", "", ""), "line break"),
+        (("x" * 300, "", ""), "300 characters"),
+        (("", "", "org/b"), "empty"),
     ]
 
 
@@ -121,7 +126,7 @@ def test_every_bad_row_is_told_and_the_rest_runs(
 ) -> None:
     good = make_model("good")
     bad = bad_models(tmp_path, make_model, make_adapter)
-    rows: list[tuple[str | Path, ...]] = [(good, "base", ""), (good, "base", ""), *(row[:3] for row in bad)]
+    rows: list[Row] = [(good, "base", ""), (good, "base", ""), *(row for row, _ in bad)]
     models = write_list(tmp_path / "models.csv", rows)
     out = tmp_path / "out"
     ran = gpuherd("esd", "--model-list", models, "--output-dir", out, *FAST, simulate="1x40GB", cwd=tmp_path)
@@ -130,7 +135,7 @@ def test_every_bad_row_is_told_and_the_rest_runs(
     told = [line for line in ran.stdout.splitlines() if line.startswith("refused  ")]
     # Row 11 of the file spans two lines, so that later rows start one line further down.
     assert len(told) == len(bad) + 1
-    for line, words in zip(told, ["duplicate of row 2", *(row[3] for row in bad)], strict=True):
+    for line, words in zip(told, ["duplicate of row 2", *(words for _, words in bad)], strict=True):
         assert line.startswith(f"refused  {models}: row "), line
         assert words.lower() in line.lower(), line
     assert [int(line.split(": row ")[1].split(":")[0]) for line in told] == [*range(3, 15), 16, 17]
@@ -184,10 +189,11 @@ def test_the_plan_of_a_dry_run(tmp_path: Path, make_model: MakeModel) -> None:
     assert "1 to do, 0 done, 1 refused; nothing was started" in ran.stdout
     assert not out.exists()
     ran = gpuherd("esd", "--model-list", models, "--output-dir", out, "--dry-run", "--json")
-    plan = json.loads(ran.stdout)["plan"]
-    assert [line["state"].split(":")[0] for line in plan] == ["to do", "refused"]
-    assert plan[0]["size_bytes"] > 0
-    assert plan[0]["gpus"] == 1
+    told = json.loads(ran.stdout)
+    assert [line["state"] for line in told["plan"]] == ["to do"]
+    assert told["plan"][0]["size_bytes"] > 0
+    assert told["plan"][0]["gpus"] == 1
+    assert [line["row"] for line in told["refused"]] == [3]
 
 
 def test_json_has_standard_output_for_itself(tmp_path: Path, make_model: MakeModel) -> None:

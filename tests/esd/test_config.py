@@ -49,7 +49,7 @@ def test_aliases_are_keywords(alias: str, name: str, value: Any) -> None:
 
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="max_chekcs"):
-        ExperimentConfig(single_model="gpt2", **{"max_chekcs": 3})  # type: ignore[arg-type]
+        ExperimentConfig(single_model="gpt2", max_chekcs=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,8 @@ def parsed(*words: str) -> ExperimentConfig:
     "words",
     [
         "--model-list m.csv --gpu-list 4 5 --gpu-mem-threshold 1000 --max-checks 15 --gpus-per-job 2 --device-map cpu",
-        "--model_list m.csv --gpus 4 5 --gpu_memory_threshold 1000 --max_check 15 --num_gpus_per_job 2 --device_map cpu",
+        "--model_list m.csv --gpus 4 5 --gpu_memory_threshold 1000 --max_check 15 --num_gpus_per_job 2"
+        " --device_map cpu",
         "--model_list=m.csv --gpus 4,5 --gpu-memory-threshold=1000 --max-check=15 --gpus_per_job=2 --device_map=cpu",
     ],
 )

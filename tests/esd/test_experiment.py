@@ -76,9 +76,7 @@ def test_a_word_that_the_worker_does_not_know_is_a_failure(tmp_path: Path, make_
         def _build_esd_command(self, row: ModelRow) -> list[str]:
             return [*super()._build_esd_command(row), "--custom-arg", "value"]
 
-    config = ExperimentConfig(
-        single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu", retries=0
-    )
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu", retries=0)
     experiment = CustomExperiment(config, console=quiet())
     assert experiment.run().exit_code == ExitCode.FAILED
     assert "--custom-arg" in experiment.failures()[0].reason
@@ -148,7 +146,17 @@ def wait_for(there: Callable[[], bool], seconds: float = 30.0) -> None:
 def killed_and_started_again(tmp_path: Path, models: Path, kills: int, seed: int) -> tuple[Path, Path]:
     """Runs the list undisturbed in one folder, and with kills at random moments in another. Returns both folders."""
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
-    common = ["--simulate", "4x40GB", "esd", "--model-list", str(models), "--check-interval", "0.02", "--max-checks", "2"]
+    common = [
+        "--simulate",
+        "4x40GB",
+        "esd",
+        "--model-list",
+        str(models),
+        "--check-interval",
+        "0.02",
+        "--max-checks",
+        "2",
+    ]
     began = time.monotonic()
     assert start([*common, "--output-dir", str(calm)]).wait(110) == 0
     length = time.monotonic() - began

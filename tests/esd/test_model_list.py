@@ -66,7 +66,8 @@ def test_writings_of_the_same_list(tmp_path: Path, content: bytes) -> None:
 
 def test_extra_columns_are_kept(tmp_path: Path) -> None:
     found = read(
-        tmp_path, 'full_name,source_model,base_model_relation,num_modules,module_names\norg/a,,base,6.0,"[""q"", ""k""]"\n'
+        tmp_path,
+        'full_name,source_model,base_model_relation,num_modules,module_names\norg/a,,base,6.0,"[""q"", ""k""]"\n',
     )
     assert found.extra_columns == ("num_modules", "module_names")
     assert found.rows[0].extra == {"num_modules": "6.0", "module_names": '["q", "k"]'}
@@ -160,7 +161,9 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 @given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=8))
-def test_every_row_is_either_good_or_a_problem(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
+def test_every_row_is_either_good_or_a_problem(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
+) -> None:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(("model_id", "base_model_relation", "source_model"))

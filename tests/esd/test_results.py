@@ -90,7 +90,12 @@ def test_numbers_in_extra_columns_stay_numbers() -> None:
     assert cell_text("=1+1") == "'=1+1"
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.text(st.characters(codec="utf-8", exclude_characters="\r"))), min_size=1))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcd"), st.text(st.characters(codec="utf-8", exclude_characters="\r"))),
+        min_size=1,
+    )
+)
 def test_a_table_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
     if not any(rows):
         return
@@ -120,7 +125,11 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
     assert (summary.metrics["alpha_min"], summary.metrics["alpha_max"]) == (2.0, 4.0)
     assert summary.metrics["norm_mean"] == 10.0
     columns = summary.columns()
-    assert (columns["model_id"], columns["source_model"], columns["base_model_relation"]) == ("org/a", "org/b", "adapter")
+    assert (columns["model_id"], columns["source_model"], columns["base_model_relation"]) == (
+        "org/a",
+        "org/b",
+        "adapter",
+    )
     assert (columns["params"], columns["list_params"], columns["note"]) == (128, "7", "x")
     assert columns["fix_fingers"] == "xmin_mid"
 
@@ -144,7 +153,10 @@ def test_statistics_never_overflow(tmp_path_factory: pytest.TempPathFactory, nor
 
 
 def test_a_model_without_any_fit_says_why() -> None:
-    rows = [layer("a", status="all weights are zero", alpha=None), layer("e", status="not analysed: embedding", alpha=None)]
+    rows = [
+        layer("a", status="all weights are zero", alpha=None),
+        layer("e", status="not analysed: embedding", alpha=None),
+    ]
     assert not has_fit(rows)
     assert no_fit_reason(rows) == "none of its 1 matrices has a valid fit; a: all weights are zero"
     assert "no weight matrix" in no_fit_reason(rows[1:])

@@ -77,7 +77,9 @@ def _progress(console: Console, title: str) -> Iterator[None]:
 def _show(console: Console, result: CheckResult) -> None:
     from rich.text import Text
 
-    line = Text.assemble((f"{result.status:<5}", _COLOURS[result.status]), f"{result.name:<{_NAME_WIDTH}} ", result.detail)
+    line = Text.assemble(
+        (f"{result.status:<5}", _COLOURS[result.status]), f"{result.name:<{_NAME_WIDTH}} ", result.detail
+    )
     console.print(line)
     if result.remedy is not None:
         console.print(Text(f"{'':<{_NAME_WIDTH + 6}}-> {result.remedy}", style="dim"))

@@ -79,9 +79,7 @@ class AnalysisOptions:
     def convention(self) -> str:
         """What the figures depend on, as one line: results of two conventions can't be compared."""
         scope = "with" if self.embeddings else "without"
-        return (
-            f"fix_fingers={self.fix_fingers} evals_thresh={self.evals_thresh!r} bins={self.bins} {scope} embeddings"
-        )
+        return f"fix_fingers={self.fix_fingers} evals_thresh={self.evals_thresh!r} bins={self.bins} {scope} embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,10 @@ class RunOptions:
         None, help="CSV file with the models to analyse", metavar="CSV", group="input and output"
     )
     single_model: str | os.PathLike[str] | None = option(
-        None, help="analyse one model: a Hugging Face id, or a folder or file", metavar="MODEL", group="input and output"
+        None,
+        help="analyse one model: a Hugging Face id, a folder or a file",
+        metavar="MODEL",
+        group="input and output",
     )
     base_model: str | os.PathLike[str] | None = option(
         None,

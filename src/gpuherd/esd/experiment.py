@@ -26,15 +26,24 @@ from gpuherd.errors import ExitCode, UsageError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.gathering import ModelResult, gather, write_summary
 from gpuherd.esd.model_list import ModelRow
-from gpuherd.esd.plan import Plan, PlannedModel, Refusal, job_name, make_job, make_plan, worker_command
+from gpuherd.esd.plan import (
+    Plan,
+    PlannedModel,
+    Refusal,
+    job_name,
+    make_job,
+    make_plan,
+    run_directory,
+    worker_command,
+)
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.live import display
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.run import run_jobs
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.report.log import experiment_log
 from gpuherd.report.plan import PlanLine, print_plan
 from gpuherd.report.progress import track
@@ -81,7 +90,7 @@ class ESDExperiment:
     def __init__(self, config: ExperimentConfig, *, console: Console | None = None):
         self.config = config
         self.console = console if console is not None else Console()
-        self.directory = RunDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
+        self.directory = run_directory(config)
         self.plan = Plan((), ())
         self.outcome: ExperimentOutcome | None = None
 
@@ -151,7 +160,11 @@ class ESDExperiment:
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
         if self.outcome is None or self.config.dry_run:
-            return {"plan": [asdict(line) for line in self._plan_lines()]}
+            refused = [
+                {"model": refusal.model_id, "row": refusal.line, "reason": refusal.reason}
+                for refusal in self.plan.refused
+            ]
+            return {"plan": [asdict(line) for line in self._plan_lines()], "refused": refused}
         jobs = self.outcome.jobs
         return {
             "exit_code": int(self.outcome.exit_code),
@@ -242,7 +255,7 @@ class ESDExperiment:
         }
 
     def _collect(self) -> tuple[ModelResult, ...]:
-        """Rebuilds the summary file from the queue and the stats files, and returns this list's models that are done."""
+        """Rebuilds the summary file from the queue and the stats files. Returns this list's models that are done."""
         if not self.directory.queue.exists():
             return ()
         names = {job_name(self.config, planned): planned for planned in self.plan.models}
@@ -254,15 +267,15 @@ class ESDExperiment:
 
     def _print_plan(self) -> None:
         lines = self._plan_lines()
-        to_do = sum(line.state == "to do" for line in lines)
         done = sum(line.state == "done" for line in lines)
-        headline = f"{to_do} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
-        print_plan(self.console, lines, headline)
+        headline = f"{len(lines) - done} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
+        refused = [f"{self._where(refusal)}: {refusal.reason}" for refusal in self.plan.refused]
+        print_plan(self.console, lines, refused, headline)
 
     def _plan_lines(self) -> list[PlanLine]:
         done = self._done_before()
         gpus = 0 if self.config.device_map == "cpu" else self.config.gpus_per_job
-        lines = [
+        return [
             PlanLine(
                 model=planned.row.model_id,
                 relation=planned.row.relation,
@@ -273,11 +286,6 @@ class ESDExperiment:
             )
             for planned in self.plan.models
         ]
-        refused = [
-            PlanLine(refusal.model_id, "", None, None, 0, f"refused: {self._where(refusal)}: {refusal.reason}")
-            for refusal in self.plan.refused
-        ]
-        return lines + refused
 
     def _done_before(self) -> set[str]:
         """Names of this plan's jobs that would be skipped."""

@@ -104,7 +104,11 @@ def _run_lanes(
                         errors.append(problem)
             slices = None
 
-    lanes = [threading.Thread(target=lane, args=(device,)) for device in devices for _ in range(LANES_PER_DEVICE)]
+    lanes = [
+        threading.Thread(target=lane, args=(device,), name=f"lane on {device}")
+        for device in devices
+        for _ in range(LANES_PER_DEVICE)
+    ]
     for thread in lanes:
         thread.start()
     for thread in lanes:

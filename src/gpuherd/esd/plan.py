@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,11 @@ def _refusal(problem: RowProblem) -> Refusal:
     return Refusal(problem.line, problem.model_id, problem.text)
 
 
+def run_directory(config: ExperimentConfig) -> RunDirectory:
+    """The folder of the experiment."""
+    return RunDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
+
+
 def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -> list[str]:
     """The argument list of the worker for this row. No shell sees it.
 
@@ -138,7 +144,7 @@ def result_file(run: RunDirectory, row: ModelRow) -> Path:
 
 
 def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
-    """A name that is the same only for the same model analysed in the same way: of an adapter, also on the same base."""
+    """A name that is the same only for the same model analysed in the same way; for an adapter, also on one base."""
     key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
     stem = safe_filename(planned.row.model_id)[:100]
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

@@ -103,8 +103,10 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it. A carriage return
-    becomes a line feed: Python's csv would write it without quotes and read it as the end of the row."""
+    """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it.
+
+    A carriage return becomes a line feed: Python's csv would write it without quotes and read it as the end of the row.
+    """
     if value is None:
         return ""
     if isinstance(value, float):

@@ -113,9 +113,7 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     print(f"CUDA available: {f'Yes ({len(cuda.names)} devices)' if cuda.names else f'No ({cuda.problem})'}")
     for index, name in enumerate(cuda.names):
         print(f"  - GPU {index}: {name}")
-    devices, why_not = choose_devices(
-        options.device_map, cuda, torch_problem, all_gpus=not options.no_parallel_gpu
-    )
+    devices, why_not = choose_devices(options.device_map, cuda, torch_problem, all_gpus=not options.no_parallel_gpu)
     print(f"Model devices: {', '.join(devices)}" + (f" ({why_not})" if cuda.names and why_not else ""))
     return devices
 

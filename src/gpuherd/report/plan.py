@@ -1,4 +1,4 @@
-"""The table that ``--dry-run`` prints: what would run, what is done, what is refused and why. Plain rows in."""
+"""What ``--dry-run`` prints: a table of what would run or is done, and the refused rows with their reasons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """A row of the list. ``size_bytes`` is None where it is not known before a download; ``state`` is "to do",
-    "done", or "refused: why"."""
+    """A model of the list. ``size_bytes`` is None where it is not known before a download; ``state`` is "to do" or
+    "done"."""
 
     model: str
     relation: str
@@ -24,20 +24,27 @@ class PlanLine:
     state: str
 
 
-def print_plan(console: Console, lines: Sequence[PlanLine], headline: str) -> None:
-    """Prints the table and under it the headline."""
+def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[str], headline: str) -> None:
+    """Prints the table, a line for each refused row, and the headline."""
+    if lines:
+        console.print(_table(lines))
+    for sentence in refused:
+        console.print(Text.assemble(("refused  ", "red"), sentence), soft_wrap=True)
+    console.print(Text(headline))
+
+
+def _table(lines: Sequence[PlanLine]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model", overflow="fold", ratio=3)
     table.add_column("relation", overflow="fold")
     table.add_column("base", overflow="fold", ratio=2)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("GPUs", justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold", ratio=2)
+    table.add_column("state", no_wrap=True)
     for line in lines:
         cells = (line.model, line.relation or "-", line.base or "-", size(line.size_bytes), str(line.gpus), line.state)
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
-    console.print(Text(headline))
+    return table
 
 
 def size(nbytes: int | None) -> str:

@@ -14,9 +14,7 @@ T = TypeVar("T")
 SHOW_AFTER_S = 2.0
 
 
-def track(
-    console: Console, items: Sequence[T], title: str, clock: Callable[[], float] = time.monotonic
-) -> Iterator[T]:
+def track(console: Console, items: Sequence[T], title: str, clock: Callable[[], float] = time.monotonic) -> Iterator[T]:
     """Passes ``items`` on; when they take longer than two seconds, with a bar and an ETA on ``console``."""
     started = clock()
     bar: Progress | None = None
