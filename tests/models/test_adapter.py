@@ -112,7 +112,8 @@ def test_equal_to_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
 
 def test_spectra_equal_those_of_peft(tiny: Tiny, tmp_path: Path) -> None:
     _, base_folder = tiny("llama")
-    for number, settings in enumerate(({}, {"use_rslora": True}, {"use_dora": True})):
+    variants: tuple[dict[str, Any], ...] = ({}, {"use_rslora": True}, {"use_dora": True})
+    for number, settings in enumerate(variants):
         folder = tmp_path / str(number)
         merged = train(base_folder, folder, target_modules=ALL_LLAMA, **settings)
         source = merge(open_checkpoint(base_folder), folder)
@@ -218,7 +219,7 @@ def test_fused_experts(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_bfloat16_base_is_not_rounded(tiny: Tiny, tmp_path: Path) -> None:
-    model, base_folder = tiny("llama")
+    _, base_folder = tiny("llama")
     half = tmp_path / "half"
     half.mkdir()
     shutil.copy(base_folder / "config.json", half)

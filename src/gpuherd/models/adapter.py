@@ -240,10 +240,16 @@ def _replacements(
         if name is None:
             module = key.rpartition(".")[0]
             # The head of a tied model is not in the base's file; PEFT saves it beside the embedding.
-            known = names.is_head(key) or any(f".{module}.".find(f".{entry}.") >= 0 for entry in saved)
+            known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
             if not known:
                 raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")
             name = key
+        elif tensor.info.shape[1:] != names.shape(name)[1:]:
+            # A vocabulary may have grown; anything else belongs to another model.
+            raise BadModel(
+                f"{folder}: tensor {key!r} of shape {tensor.info.shape} does not fit {name!r} of the base, of shape "
+                f"{names.shape(name)}; is this the right base model?"
+            )
         result[name] = tensor
     return result
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     stored: Mapping[str, StoredTensor]
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All tensors by name."""
         return {name: tensor.info for name, tensor in self.stored.items()}

@@ -112,7 +112,7 @@ def _classify(info: TensorInfo, tied: Mapping[str, str], embeddings: bool) -> tu
     same_as = info.shares or tied.get(name)
     if same_as:
         return "other", f"tied to {same_as}, counted there"
-    if _EMBEDDING.fullmatch(name) or name in tied:
+    if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if _EXPERTS.fullmatch(name) and axes == 3:
         return "expert", None

@@ -49,6 +49,10 @@ class BaseNames:
                     return found[0] if len(found) == 1 else None
         return name
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a base tensor."""
+        return self._tensors[name].shape
+
     def is_head(self, name: str) -> bool:
         """Whether this is the name of an output head's weight."""
         return name.endswith(_HEADS)
