@@ -190,6 +190,12 @@ def test_no_network_and_nothing_in_the_cache(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE is set" in said
 
 
+def test_a_cache_that_can_not_be_written(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    said, _ = find("org/model", tmp_path / "file" / "cache", hub.url)
+    assert said.startswith("CannotWrite model 'org/model' can't be stored in the local cache")
+
+
 def test_a_local_model_is_where_it_is(tmp_path: Path) -> None:
     assert locate(parse_model(str(tmp_path))) == tmp_path
 

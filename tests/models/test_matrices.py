@@ -290,3 +290,23 @@ def test_parts_that_are_blocks_of_rows_are_read_alone(tiny: Tiny) -> None:
 def _bytes_read() -> int:
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["rchar"])
+
+
+def test_a_hostile_config_and_hostile_names(tmp_path: Path) -> None:
+    """Odd types where text or numbers are expected, a number of 5,000 digits, and a billion experts of no size."""
+    save_file(
+        {
+            "h.0.query_key_value.weight": torch.ones(12, 4),
+            f"h.{'9' * 5000}.weight": torch.ones(2, 2),
+            "h.0.ffn.experts.mlp.w1": torch.ones(4, 4),
+            "h.0.experts.gate_up_proj": torch.ones(10**9, 0, 4),
+        },
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text(
+        '{"model_type": ["bloom"], "n_head": "4", "tie_word_embeddings": 1, "ffn_config": {"moe_num_experts": true},'
+        ' "text_config": {"model_type": {}, "n_head": -3}, "quantization_config": null}'
+    )
+    found = {m.longname: m for m in matrices(open_checkpoint(tmp_path))}
+    assert len(found) == 4
+    assert {name for name, m in found.items() if m.skip is None} == {"h.0.query_key_value", f"h.{'9' * 5000}"}

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuherd.errors import BadModel, MissingModel
+from gpuherd.errors import BadModel, CannotWrite, MissingModel
 from gpuherd.models.names import ModelRef, shown
 
 logger = logging.getLogger(__name__)
@@ -154,6 +154,9 @@ def _judge(problem: Exception, ref: ModelRef) -> str:
     # HTTPError is the base of the HTTP library's own errors of transport.
     if isinstance(problem, errors.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
         return f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
+    if isinstance(problem, OSError) and problem.strerror:
+        where = f" ({problem.filename})" if problem.filename else ""
+        raise CannotWrite(f"{model} can't be stored in the local cache: {problem.strerror}{where}") from None
     raise problem
 
 

@@ -85,7 +85,8 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A sort key that compares the numbers in a name as numbers. Zero-padded numbers stay apart by their text."""
-    return [(int(part), part) if part.isascii() and part.isdigit() else (-1, part) for part in name.split(".")]
+    numbers = [part.isascii() and part.isdigit() and len(part) < 10 for part in name.split(".")]
+    return [(int(part) if number else -1, part) for part, number in zip(name.split("."), numbers, strict=True)]
 
 
 def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str]:
@@ -107,6 +108,8 @@ def _classify(info: TensorInfo, tied: Mapping[str, str], embeddings: bool) -> tu
     name, axes = info.name, len(info.shape)
     if info.dtype not in READABLE:
         return "other", f"stored as {info.dtype}, no weights"
+    if 0 in info.shape:
+        return "other", "empty"
     if name.endswith("bias"):
         return "other", "a bias"
     same_as = info.shares or tied.get(name)

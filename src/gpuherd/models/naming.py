@@ -72,6 +72,6 @@ class BaseNames:
 
         By architecture where that is known, since PEFT's own flag ``fan_in_fan_out`` is one for the whole adapter.
         """
-        if self._config.get("model_type") in _CONV1D_TYPES:
+        if str(self._config.get("model_type")) in _CONV1D_TYPES:
             return module.rpartition(".")[2] in _CONV1D_MODULES
         return configured
