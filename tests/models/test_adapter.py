@@ -112,7 +112,8 @@ def test_equal_to_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
 
 def test_spectra_equal_those_of_peft(tiny: Tiny, tmp_path: Path) -> None:
     _, base_folder = tiny("llama")
-    for number, settings in enumerate(({}, {"use_rslora": True}, {"use_dora": True})):
+    variants: tuple[dict[str, Any], ...] = ({}, {"use_rslora": True}, {"use_dora": True})
+    for number, settings in enumerate(variants):
         folder = tmp_path / str(number)
         merged = train(base_folder, folder, target_modules=ALL_LLAMA, **settings)
         source = merge(open_checkpoint(base_folder), folder)
@@ -218,7 +219,7 @@ def test_fused_experts(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_bfloat16_base_is_not_rounded(tiny: Tiny, tmp_path: Path) -> None:
-    model, base_folder = tiny("llama")
+    _, base_folder = tiny("llama")
     half = tmp_path / "half"
     half.mkdir()
     shutil.copy(base_folder / "config.json", half)
@@ -266,7 +267,14 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Map
         ({"layer_replication": [[0, 2]]}, "uses layer replication"),
         ({"trainable_token_indices": [1]}, "uses trainable tokens"),
         ({"init_lora_weights": "pissa_niter_4"}, "started with pissa_niter_4"),
-        ({"r": None}, "no valid r"),
+        ({"r": None}, "r must be a whole number"),
+        ({"r": 0}, "r must be a whole number"),
+        ({"rank_pattern": {"q_proj": "4"}}, "r must be a whole number"),
+        ({"rank_pattern": [1]}, "must be tables"),
+        ({"lora_alpha": "big"}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"q_proj": None}}, "lora_alpha must be a number"),
+        ({"modules_to_save": "lm_head"}, "must be a list of names"),
+        ({"target_parameters": [3]}, "must be a list of names"),
         ({"r": 5}, "do not fit"),
         ({"rank_pattern": {"q_proj": 7}}, "do not fit"),
         ({"rank_pattern": {"(": 7}}, "no regular expression"),
@@ -301,6 +309,13 @@ def test_tensors_without_a_place(adapter: tuple[Path, Path], change: Any, reason
     change_tensors(folder, change)
     with pytest.raises(BadModel, match=reason):
         merge(open_checkpoint(base_folder), folder)
+
+
+def test_factors_given_as_a_model_are_refused(adapter: tuple[Path, Path], tmp_path: Path) -> None:
+    _, folder = adapter
+    shutil.copy(folder / "adapter_model.safetensors", tmp_path / "weights.safetensors")
+    with pytest.raises(BadModel, match="an adapter is given as its folder"):
+        open_checkpoint(tmp_path / "weights.safetensors")
 
 
 def test_another_base(tiny: Tiny, adapter: tuple[Path, Path]) -> None:
@@ -339,3 +354,18 @@ def test_two_reads_are_equal(adapter: tuple[Path, Path]) -> None:
     source = merge(open_checkpoint(base_folder), folder)
     for name in source.tensors:
         assert np.array_equal(source.read(name), source.read(name))
+
+
+def test_a_grown_vocabulary_replaces_the_embedding(tiny: Tiny, tmp_path: Path) -> None:
+    _, base_folder = tiny("llama")
+    train(base_folder, tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    key = "base_model.model.model.embed_tokens.weight"
+    grown = torch.randn(70, 32)
+    change_tensors(tmp_path, lambda tensors: {**tensors, key: grown})
+    source = merge(open_checkpoint(base_folder), tmp_path)
+    assert source.tensors["model.embed_tokens.weight"].shape == (70, 32)
+    assert np.array_equal(source.read("model.embed_tokens.weight"), grown.numpy())
+    assert np.array_equal(source.read_part("model.embed_tokens.weight", 66, 70), grown[66:].numpy())
+    change_tensors(tmp_path, lambda tensors: {**tensors, key: torch.randn(64, 31)})
+    with pytest.raises(BadModel, match="does not fit"):
+        merge(open_checkpoint(base_folder), tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,3 +302,31 @@ def test_a_huge_header_is_quick(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     assert sum(info.nbytes for info in checkpoint.tensors.values()) > 10**12
     assert time.process_time() - started < 2
+
+
+# VmHWM is the peak of this program; ru_maxrss would have that of the process that started it.
+MEASURE = """
+import re, sys
+from pathlib import Path
+from gpuherd.models.checkpoint import open_checkpoint
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+checkpoint.read("small")
+before = peak()
+for name in ("first", "second", "third"):
+    checkpoint.read(name)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_peak_memory_is_that_of_one_tensor(tmp_path: Path, name: str) -> None:
+    """Three bfloat16 tensors of 32 MB: each is 64 MB as float32, and a panel of 8 MB comes on top."""
+    tensors = {key: torch.zeros(4096, 4096, dtype=torch.bfloat16) for key in ("first", "second", "third")}
+    tensors["small"] = torch.zeros(4, 4, dtype=torch.bfloat16)
+    save_file(tensors, tmp_path / name) if name.endswith("safetensors") else torch.save(tensors, tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], capture_output=True, text=True, check=True)
+    assert 60 < float(done.stdout) < 64 + 8 + 8

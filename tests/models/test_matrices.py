@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_fused_attention_is_split_as_the_model_itself_splits_it(
     # Each row of a part is a row of the fused weight, bit for bit; find which, to know its bias.
     row_of = {row.tobytes(): number for number, row in enumerate(np.ascontiguousarray(fused))}
     rows = [[row_of[row.tobytes()] for row in np.ascontiguousarray(part)] for part in (q, k, v)]
-    assert sorted(sum(rows, [])) == list(range(len(fused)))
+    assert sorted(itertools.chain(*rows)) == list(range(len(fused)))
     heads = len(keys) // len(k) if len(keys) > len(k) else 1  # Falcon repeats a key head for each query head
     size = model.config.hidden_size // model.config.num_attention_heads
     for part, numbers, cached in ((k, rows[1], keys), (v, rows[2], values)):
@@ -255,14 +256,18 @@ def test_what_is_no_weight_matrix_is_listed_with_a_reason(tmp_path: Path) -> Non
             "pos_embed": torch.ones(1, 5, 8),
             "mixer.A_log": torch.ones(8, 4),
             "norm.weight": torch.ones(8),
+            "embeddings.patch_embedding.weight": torch.ones(8, 3, 2, 2),
             "six.weight": torch.ones(1, 1, 1, 1, 1, 2),
             "h.0.c_proj.weight": torch.ones(4, 4),
         },
         tmp_path / "model.safetensors",
     )
     found = {m.longname: m for m in matrices(open_checkpoint(tmp_path))}
-    assert {name for name, m in found.items() if m.skip is None} == {"h.0.c_proj"}
-    assert "norm" not in found and len(found) == 6
+    assert {name for name, m in found.items() if m.skip is None} == {
+        "h.0.c_proj",
+        "embeddings.patch_embedding",
+    }
+    assert "norm" not in found and len(found) == 7
     assert "I64" in str(found["position_ids"].skip) and "bias" in str(found["h.0.attn.bias"].skip)
 
 
@@ -285,3 +290,23 @@ def test_parts_that_are_blocks_of_rows_are_read_alone(tiny: Tiny) -> None:
 def _bytes_read() -> int:
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["rchar"])
+
+
+def test_a_hostile_config_and_hostile_names(tmp_path: Path) -> None:
+    """Odd types where text or numbers are expected, a number of 5,000 digits, and a billion experts of no size."""
+    save_file(
+        {
+            "h.0.query_key_value.weight": torch.ones(12, 4),
+            f"h.{'9' * 5000}.weight": torch.ones(2, 2),
+            "h.0.ffn.experts.mlp.w1": torch.ones(4, 4),
+            "h.0.experts.gate_up_proj": torch.ones(10**9, 0, 4),
+        },
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text(
+        '{"model_type": ["bloom"], "n_head": "4", "tie_word_embeddings": 1, "ffn_config": {"moe_num_experts": true},'
+        ' "text_config": {"model_type": {}, "n_head": -3}, "quantization_config": null}'
+    )
+    found = {m.longname: m for m in matrices(open_checkpoint(tmp_path))}
+    assert len(found) == 4
+    assert {name for name, m in found.items() if m.skip is None} == {"h.0.query_key_value", f"h.{'9' * 5000}"}

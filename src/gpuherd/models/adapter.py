@@ -139,8 +139,17 @@ def _check_method(folder: Path, config: Mapping[str, Any]) -> None:
         raise BadModel(
             f"{folder} was started with {start}, which changes the base weights; save it converted to plain LoRA"
         )
-    if type(config.get("r")) is not int or not isinstance(config.get("lora_alpha"), int | float):
-        raise BadModel(f"{folder}/{ADAPTER_CONFIG} has no valid r and lora_alpha")
+    ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+    if not isinstance(ranks, Mapping) or not isinstance(alphas, Mapping):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: rank_pattern and alpha_pattern must be tables")
+    if not all(type(rank) is int and rank > 0 for rank in (config.get("r"), *ranks.values())):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: r must be a whole number above 0, in rank_pattern too")
+    if not all(type(alpha) in (int, float) for alpha in (config.get("lora_alpha"), *alphas.values())):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: lora_alpha must be a number, in alpha_pattern too")
+    for key in ("modules_to_save", "target_parameters"):
+        names = config.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadModel(f"{folder}/{ADAPTER_CONFIG}: {key} must be a list of names")
 
 
 def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _Found], dict[str, StoredTensor]]:
@@ -240,10 +249,16 @@ def _replacements(
         if name is None:
             module = key.rpartition(".")[0]
             # The head of a tied model is not in the base's file; PEFT saves it beside the embedding.
-            known = names.is_head(key) or any(f".{module}.".find(f".{entry}.") >= 0 for entry in saved)
+            known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
             if not known:
                 raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")
             name = key
+        elif tensor.info.shape[1:] != names.shape(name)[1:]:
+            # A vocabulary may have grown; anything else belongs to another model.
+            raise BadModel(
+                f"{folder}: tensor {key!r} of shape {tensor.info.shape} does not fit {name!r} of the base, of shape "
+                f"{names.shape(name)}; is this the right base model?"
+            )
         result[name] = tensor
     return result
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     stored: Mapping[str, StoredTensor]
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All tensors by name."""
         return {name: tensor.info for name, tensor in self.stored.items()}
@@ -88,6 +89,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise MissingModel(f"{path} is not there")
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
+    if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
+        raise BadModel(
+            f"{path} holds the factors of an adapter; an adapter is given as its folder, with its adapter_config.json"
+        )
     quantised = quantised_as(config, (tensor.info for tensor in stored.values()))
     if quantised is not None:
         raise BadModel(

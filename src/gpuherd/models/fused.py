@@ -193,7 +193,7 @@ def layout_of(name: str, shape: Shape, config: Config) -> Layout | None:
     """The layout of a fused 2-D tensor, None when it holds one matrix or when no rule fits it exactly."""
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for types, pattern, rule in _RULES:
-            if types is not None and part.get("model_type") not in types:
+            if types is not None and str(part.get("model_type")) not in types:
                 continue
             if pattern.fullmatch(name):
                 layout = rule(part, shape)

@@ -203,7 +203,7 @@ def expert_edit(
 ) -> tuple[str, ExpertEdit]:
     """The edit of one of the fused expert parameters of a module: the one that the factors fit. With its name."""
     a, b = factors.a.info.shape, factors.b.info.shape
-    known_transposed = config.get("model_type") in _TRANSPOSED_EXPERTS
+    known_transposed = str(config.get("model_type")) in _TRANSPOSED_EXPERTS
     fitting: list[tuple[str, ExpertEdit]] = []
     for name, info in candidates.items():
         if len(info.shape) != 3 or len(a) != 2 or len(b) != 2 or factors.magnitude is not None:

@@ -83,36 +83,39 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
             yield from _two_axes(source, info, kind, config)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural(name: str) -> list[tuple[bool, int, str]]:
     """A sort key that compares the numbers in a name as numbers. Zero-padded numbers stay apart by their text."""
-    return [(int(part), part) if part.isascii() and part.isdigit() else (-1, part) for part in name.split(".")]
+    numbers = [part.isascii() and part.isdigit() and len(part) < 10 for part in name.split(".")]
+    return [(number, int(part) if number else 0, part) for part, number in zip(name.split("."), numbers, strict=True)]
 
 
-def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str]:
-    """For each output head that the config says is the input embedding: the embedding's name, "" if only the head is
+def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """For each output head that the config says is the input embedding: the embedding's name, None if only the head is
     in the file (it then is the embedding)."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     if not any(part.get("tie_word_embeddings") is True for part in parts):
         return {}
     inputs = {info.shape: name for name, info in tensors.items() if _INPUT_EMBEDDING.fullmatch(name)}
     return {
-        name: inputs.get(info.shape, "")
+        name: inputs.get(info.shape)
         for name, info in tensors.items()
         if _HEAD.fullmatch(name) and (info.shape in inputs or not inputs)
     }
 
 
-def _classify(info: TensorInfo, tied: Mapping[str, str], embeddings: bool) -> tuple[Kind, str | None]:
+def _classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
     """What the tensor is, and why it is not analysed (None if it is)."""
     name, axes = info.name, len(info.shape)
     if info.dtype not in READABLE:
         return "other", f"stored as {info.dtype}, no weights"
+    if 0 in info.shape:
+        return "other", "empty"
     if name.endswith("bias"):
         return "other", "a bias"
     same_as = info.shares or tied.get(name)
     if same_as:
         return "other", f"tied to {same_as}, counted there"
-    if _EMBEDDING.fullmatch(name) or name in tied:
+    if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if _EXPERTS.fullmatch(name) and axes == 3:
         return "expert", None

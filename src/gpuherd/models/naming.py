@@ -49,6 +49,10 @@ class BaseNames:
                     return found[0] if len(found) == 1 else None
         return name
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a base tensor."""
+        return self._tensors[name].shape
+
     def is_head(self, name: str) -> bool:
         """Whether this is the name of an output head's weight."""
         return name.endswith(_HEADS)
@@ -68,6 +72,6 @@ class BaseNames:
 
         By architecture where that is known, since PEFT's own flag ``fan_in_fan_out`` is one for the whole adapter.
         """
-        if self._config.get("model_type") in _CONV1D_TYPES:
+        if str(self._config.get("model_type")) in _CONV1D_TYPES:
             return module.rpartition(".")[2] in _CONV1D_MODULES
         return configured
