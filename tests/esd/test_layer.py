@@ -107,10 +107,13 @@ def test_scaling_by_a_power_of_two() -> None:
 @pytest.mark.parametrize("rank", [8, 64])
 @pytest.mark.parametrize("shape", [(414, 636), (636, 414), (128, 900)])
 def test_rank_of_deficient_matrices(rank: int, shape: tuple[int, int]) -> None:
-    """A product B A of two factors, as a LoRA update is; also after rounding to float32, when it has full rank."""
+    """A product of two factors, as a LoRA update is, and a matrix padded with zeros. Rounded to float32, the product
+    has full rank: what is left of it is then told by num_evals."""
     rng = np.random.default_rng(rank)
     W = rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
     assert analyse_layer("w", [W], DKS).matrix_rank == rank
+    rounded = analyse_layer("w", [W.astype(np.float32)], DKS)
+    assert (rounded.matrix_rank, rounded.num_evals) == (min(shape), rank)
     padded = np.zeros(shape, dtype=np.float32)
     padded[:rank] = rng.standard_normal((rank, shape[1]))
     row = analyse_layer("w", [padded], DKS)
