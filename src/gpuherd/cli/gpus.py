@@ -42,7 +42,7 @@ _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_me
 class ViewOptions:
     """The threshold as commands that start jobs declare it, so that both mean the same by free."""
 
-    gpu_memory_threshold: int = field(default=_THRESHOLD.default, metadata=_THRESHOLD.metadata)
+    gpu_memory_threshold: int = field(default=GpuOptions().gpu_memory_threshold, metadata=_THRESHOLD.metadata)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
