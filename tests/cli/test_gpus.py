@@ -74,9 +74,13 @@ def test_the_table_is_whole_in_eighty_columns(standin: Standin) -> None:
     machine = standin("8x40GB")
     machine.occupy(7, 20_000)
     machine.set_name(7, "NVIDIA A100-SXM4-40GB with a long name for a product")
-    text = table()
+    # Long words, so that a cut at the right edge would show.
+    note = LeaseNote(job="0123456789" * 6)
+    with LeaseFolder.default().acquire(machine.uuids[7], note) or pytest.fail("free"):
+        text = table()
+    assert "0123456789" * 6 in "".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("20000/40960", "20000 MB used", "(threshold 500)", "NVIDIA A100", "55 W", "61 C"):
+    for part in ("20000/40960", "20000 MB used", "(threshold 500)", "A100-SXM4", "240 W", "55 W", "61 C", "90 %"):
         assert part in flat(text)
 
 
