@@ -30,7 +30,7 @@ class Note:
 
 
 def write_note(folder: Path, name: str, note: Note) -> None:
-    """Leaves the note for the lock of this name. A lock without a note is a lock all the same: failing fails nothing."""
+    """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing."""
     try:
         # No fsync: like the lock that it describes, the note means nothing after a power cut.
         fd, fresh = tempfile.mkstemp(prefix=".note-", dir=folder)

@@ -40,7 +40,7 @@ class ProcessTable:
         self._known.pop(pid, None)
         try:
             process = psutil.Process(pid)
-            identity = Identity(process.username(), process.name())
+            identity = Identity(process.username(), _printable(process.name()))
         except (psutil.Error, ValueError, OverflowError):
             return UNKNOWN
         self._known[pid] = (process, identity)
@@ -50,3 +50,8 @@ class ProcessTable:
         """Forgets all other pids, so that the table does not grow for as long as we run."""
         for pid in self._known.keys() - pids:
             del self._known[pid]
+
+
+def _printable(name: str) -> str:
+    """A process may call itself anything, also what moves a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in name)

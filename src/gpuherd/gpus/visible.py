@@ -90,12 +90,19 @@ def _named_by_user(gpus: Sequence[Gpu], wanted: str) -> Sequence[Gpu]:
             raise NoSuchGpu(f"GPU id {wanted!r} fits several GPUs: {several}; write more of the UUID")
     else:
         named = [gpu for gpu in gpus if gpu.label == wanted]
+    # A split GPU is meant whether it is in the list itself or only its instances are.
+    instances = [gpu for gpu in gpus if gpu.mig_parent is not None and _is_parent(gpu, wanted)]
+    if len({gpu.mig_parent for gpu in instances}) == 1:
+        return instances
     if not named:
         raise NoSuchGpu(f"there is no GPU {wanted!r} here; {_those_that_are(gpus)}")
-    gpu = named[0]
-    if not gpu.mig_instances:
-        return named
-    return [instance for instance in gpus if instance.mig_parent == gpu.uuid]
+    return named
+
+
+def _is_parent(instance: Gpu, wanted: str) -> bool:
+    """Whether ``wanted`` names the GPU that this MIG instance is a part of."""
+    parent = instance.mig_parent or ""
+    return str(instance.index) == wanted or (wanted.startswith("GPU-") and parent.startswith(wanted))
 
 
 def _those_that_are(gpus: Sequence[Gpu]) -> str:
