@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +31,7 @@ examples:
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "cyan"}
 _NAME_WIDTH = 20
+_LONG_S = 2.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -66,18 +68,26 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, title: str) -> Iterator[None]:
-    """Says what is being done: a spinner on a terminal; elsewhere nothing, since the lines themselves come soon."""
-    if not console.is_terminal:
-        yield
+    """Says what is being done: a spinner on a terminal, elsewhere a line when it takes long."""
+    if console.is_terminal:
+        with console.status(f"checking {title} ..."):
+            yield
         return
-    with console.status(f"checking {title} ..."):
+    timer = threading.Timer(_LONG_S, console.print, [f"checking {title} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
 
 
 def _show(console: Console, result: CheckResult) -> None:
     from rich.text import Text
 
-    line = Text.assemble((f"{result.status:<5}", _COLOURS[result.status]), f"{result.name:<{_NAME_WIDTH}} ", result.detail)
+    line = Text.assemble(
+        (f"{result.status:<5}", _COLOURS[result.status]), f"{result.name:<{_NAME_WIDTH}} ", result.detail
+    )
     console.print(line)
     if result.remedy is not None:
         console.print(Text(f"{'':<{_NAME_WIDTH + 6}}-> {result.remedy}", style="dim"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.doctor import hardware, models, software, storage
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.result import CheckResult
+from gpuherd.errors import CannotWrite
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.lease import Holder, LeaseFolder
 from gpuherd.gpus.nvml import Nvml
@@ -70,9 +72,17 @@ def _torch(version: str | None, machine: Machine) -> CheckResult:
 
 
 def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
-    folder = LeaseFolder.existing()
-    holders: dict[str, Holder | None] = {gpu.uuid: folder.holder(gpu.uuid) if folder else None for gpu in gpus}
-    return [hardware.usage(gpu, holders[gpu.uuid], IdleRule()) for gpu in gpus]
+    holder = _holder_of()
+    return [hardware.usage(gpu, holder(gpu.uuid), IdleRule()) for gpu in gpus]
+
+
+def _holder_of() -> Callable[[str], Holder | None]:
+    """Who holds a GPU of a given UUID. A lease folder that can't be used is told by a line of its own."""
+    with suppress(CannotWrite):
+        folder = LeaseFolder.existing()
+        if folder is not None:
+            return folder.holder
+    return lambda _uuid: None
 
 
 def _models(gpus: tuple[Gpu, ...]) -> list[CheckResult]:

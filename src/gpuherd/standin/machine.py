@@ -189,7 +189,7 @@ class Machine:
         found: list[int] = []
         for name in names.split(","):
             if name.isdigit() and int(name) < len(order):
-                found.append(order[int(name)])
+                found.append(self._first_usable(order[int(name)]))
                 continue
             matches = [n for n in range(self._state.devices) if self._device(n).uuid.decode().startswith(name)]
             if len(name) <= 4 or len(matches) != 1:
@@ -338,6 +338,10 @@ class Machine:
     def _device(self, number: int) -> Device:
         device: Device = self._state.device[number]
         return device
+
+    def _first_usable(self, number: int) -> int:
+        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
 
     def _label(self, number: int) -> str:
         device = self._device(number)

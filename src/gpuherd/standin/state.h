@@ -328,6 +328,14 @@ static size_t read_proc(const char *pid, const char *name, char *out, size_t siz
     return length;
 }
 
+/* What CUDA runs on when it is given this GPU: of a split one the first instance. */
+static uint32_t first_usable(uint32_t number)
+{
+    for (uint32_t i = state->gpus; i < state->devices && state->device[number].mig_mode; i++)
+        if (state->device[i].parent == number + 1) return i;
+    return number;
+}
+
 /* The devices that a CUDA_VISIBLE_DEVICES value names (in PCI order), up to the first name that is none. */
 static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
 {
@@ -337,7 +345,7 @@ static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
         uint32_t found = MAX_DEVICES;
         if (isdigit((unsigned char)*value)) {
             unsigned long index = strtoul(value, NULL, 10);
-            if (index < state->gpus) found = (uint32_t)index;
+            if (index < state->gpus) found = first_usable((uint32_t)index);
         } else if (length > 4) {
             for (uint32_t i = 0; i < state->devices && found == MAX_DEVICES; i++)
                 if (!strncmp(state->device[i].uuid, value, length)) found = i;
