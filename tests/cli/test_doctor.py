@@ -47,19 +47,21 @@ def test_lines_with_remedies_on_simulated_gpus() -> None:
 
 
 def test_json_tells_the_same_to_scripts() -> None:
-    result = doctor("--simulate", "2x40GB", "doctor", "--json")
+    result = doctor("--simulate", "2x40GB,busy=2", "doctor", "--json")
     told = json.loads(result.stdout)
     assert (told["ok"], told["simulated"], result.returncode) == (True, True, 0)
     assert checks(result)["interconnect"]["detail"] == "no NVLink; same PCIe switch: 0-1; NUMA node 0: 0, 1"
     assert all(set(check) == {"name", "status", "detail", "remedy"} for check in told["checks"])
 
 
-def test_something_wrong_is_exit_code_1(tmp_path: Path) -> None:
+def test_without_gpus_the_cpu_is_checked_and_something_wrong_is_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "leases").symlink_to(tmp_path)
-    result = doctor("doctor", "--json", GPUHERD_LEASE_DIR=str(tmp_path / "leases"))
+    result = doctor("doctor", "--json", GPUHERD_LEASE_DIR=str(tmp_path / "leases"), CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 1
     assert json.loads(result.stdout)["ok"] is False
-    assert checks(result)["leases"]["status"] == "fail"
+    found = checks(result)
+    assert found["leases"]["status"] == "fail"
+    assert found["model on CPU"]["status"] == "ok"
 
 
 def test_works_where_only_the_core_is_installed(tmp_path: Path) -> None:

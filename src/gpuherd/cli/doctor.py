@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,10 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
     from gpuherd.doctor import checkup
     from gpuherd.doctor.result import all_well
+    from gpuherd.standin import build
+    from gpuherd.standin.machine import STATE_VARIABLE
 
+    simulated = STATE_VARIABLE in os.environ
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     results: list[CheckResult] = []
-    for step in checkup.steps():
+    for step in checkup.steps(simulated=simulated, compiler=build.compiler()):
         with _progress(waiting, step.title):
             found = step.run()
         results += found
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     well = all_well(results)
     if args.json:
         checks = [asdict(result) for result in results]
-        print(json.dumps({"ok": well, "simulated": checkup.simulated(), "checks": checks}, indent=2))
+        print(json.dumps({"ok": well, "simulated": simulated, "checks": checks}, indent=2))
     else:
         screen.print("all well" if well else "something is wrong: see the lines marked fail")
     return ExitCode.OK if well else ExitCode.FAILED

@@ -32,6 +32,7 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, 
 
 enum { LAYOUT_VERSION = 1, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
        MAX_MIG_INSTANCES = 7 };
+#define SMALLEST_JOB (4u << 20) /* bytes; less has a shell around a job, which would never start CUDA */
 #define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
 
 struct device {
@@ -373,6 +374,7 @@ static void attribute_process(const char *pid)
     const char *line = strstr(status, "\nRssAnon:"); /* a zombie has no such line */
     if (!line) return;
     uint64_t bytes = strtoull(line + 9, NULL, 10) * 1024;
+    if (bytes < SMALLEST_JOB) return;
     for (unsigned i = 0; i < count && attributed_count < MAX_PROCESSES; i++)
         attributed[attributed_count++] = (struct use){devices[i], (uint32_t)strtoul(pid, NULL, 10), 0, bytes / count};
 }
