@@ -59,6 +59,36 @@ def test_of_two_that_do_not_fit_together_one_runs_out_of_memory(standin: Standin
     assert sum("torch.OutOfMemoryError: CUDA out of memory." in text for text in told) == 1
 
 
+def test_of_many_at_once_as_many_get_memory_as_fit(standin: Standin) -> None:
+    machine = standin("1x40GB")
+    jobs = [start("--memory-mb", "12000", "--hold", "1.5", CUDA_VISIBLE_DEVICES="0") for _ in range(6)]
+    for job in jobs:
+        job.communicate()
+    assert sorted(job.returncode for job in jobs) == [0, 0, 0, 1, 1, 1]
+    assert machine.used_mb(0) == 0
+
+
+def test_a_program_killed_while_it_changes_the_machine_does_no_harm(standin: Standin) -> None:
+    machine = standin("1x40GB")
+    code = """
+import os, sys
+from gpuherd.standin.machine import Machine
+machine = Machine.open(os.environ["GPUHERD_STANDIN"])
+print("ready", flush=True)
+while True:
+    machine.occupy(0, 10_000, pid=os.getpid()).release()
+"""
+    for round_number in range(8):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.001 * round_number)
+            process.kill()
+        assert machine.used_mb(0) == 0
+    machine.occupy(0, 40_960)
+    assert machine.used_mb(0) == 40_960
+
+
 def test_memory_of_a_killed_job_is_free(standin: Standin) -> None:
     machine = standin("1x40GB")
     with start("--memory-mb", "9000", "--hold", "60", CUDA_VISIBLE_DEVICES="0") as job:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +32,7 @@ examples:
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "cyan"}
 _NAME_WIDTH = 20
+_LONG_S = 2.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -45,10 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
     from gpuherd.doctor import checkup
     from gpuherd.doctor.result import all_well
+    from gpuherd.standin import build
+    from gpuherd.standin.machine import STATE_VARIABLE
 
+    simulated = STATE_VARIABLE in os.environ
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     results: list[CheckResult] = []
-    for step in checkup.steps():
+    for step in checkup.steps(simulated=simulated, compiler=build.compiler()):
         with _progress(waiting, step.title):
             found = step.run()
         results += found
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     well = all_well(results)
     if args.json:
         checks = [asdict(result) for result in results]
-        print(json.dumps({"ok": well, "simulated": checkup.simulated(), "checks": checks}, indent=2))
+        print(json.dumps({"ok": well, "simulated": simulated, "checks": checks}, indent=2))
     else:
         screen.print("all well" if well else "something is wrong: see the lines marked fail")
     return ExitCode.OK if well else ExitCode.FAILED
@@ -66,12 +72,18 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, title: str) -> Iterator[None]:
-    """Says what is being done: a spinner on a terminal; elsewhere nothing, since the lines themselves come soon."""
-    if not console.is_terminal:
-        yield
+    """Says what is being done: a spinner on a terminal, elsewhere a line when it takes long."""
+    if console.is_terminal:
+        with console.status(f"checking {title} ..."):
+            yield
         return
-    with console.status(f"checking {title} ..."):
+    timer = threading.Timer(_LONG_S, console.print, [f"checking {title} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
 
 
 def _show(console: Console, result: CheckResult) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.doctor import hardware, models, software, storage
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.result import CheckResult
+from gpuherd.errors import CannotWrite
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.lease import Holder, LeaseFolder
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
-from gpuherd.standin import build
-from gpuherd.standin.machine import STATE_VARIABLE
 
 _TORCH_TIMEOUT_S = 120.0
 
@@ -29,55 +29,59 @@ class Step:
     run: Callable[[], list[CheckResult]]
 
 
-def simulated() -> bool:
-    """Whether the GPUs that this process sees are simulated."""
-    return STATE_VARIABLE in os.environ
+def steps(*, simulated: bool, compiler: list[str] | None) -> Iterator[Step]:
+    """All checks of this machine, in the order in which they explain each other.
 
-
-def steps() -> Iterator[Step]:
-    """All checks of this machine, in the order in which they explain each other."""
+    Args:
+        simulated: whether the GPUs that this process sees are simulated.
+        compiler: the compile command that ``--simulate`` would use, None if there is none.
+    """
     machine = Nvml().snapshot(topology=True)
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = visible(machine.gpus, inherited)
     torch = software.installed(["torch"])["torch"]
     yield Step("versions", lambda: [software.python(), _libraries()])
-    yield Step("the NVIDIA driver", lambda: [_driver(machine)])
-    yield Step("torch", lambda: [_torch(torch, machine)])
+    yield Step("the NVIDIA driver", lambda: [hardware.driver(machine, hardware.nvidia_cards(), simulated=simulated)])
+    yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
     yield Step("visible GPUs", lambda: [hardware.visibility(inherited, machine, shown)])
     yield Step("who uses the GPUs", lambda: _usage(shown))
     yield Step("the interconnect", lambda: [hardware.interconnect(shown)] if machine.gpus else [])
     if torch is not None:
-        yield Step("a small model on each device", lambda: _models(shown))
+        yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
     yield Step("options", lambda: [_config()])
-    yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(build.compiler())])
+    yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(compiler)])
 
 
 def _libraries() -> CheckResult:
     return software.libraries(software.installed((*software.CORE, *software.ESD)))
 
 
-def _driver(machine: Machine) -> CheckResult:
-    return hardware.driver(machine, hardware.nvidia_cards(), simulated=simulated())
-
-
-def _torch(version: str | None, machine: Machine) -> CheckResult:
+def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckResult:
     answer = Answer()
     if version is not None:
         # All GPUs: what hides some of them is another line's subject.
         environment = {"CUDA_VISIBLE_DEVICES": None}
         answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
-    return software.torch_build(version, answer, machine, simulated=simulated())
+    return software.torch_build(version, answer, machine, simulated=simulated)
 
 
 def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
-    folder = LeaseFolder.existing()
-    holders: dict[str, Holder | None] = {gpu.uuid: folder.holder(gpu.uuid) if folder else None for gpu in gpus}
-    return [hardware.usage(gpu, holders[gpu.uuid], IdleRule()) for gpu in gpus]
+    holder = _holder_of()
+    return [hardware.usage(gpu, holder(gpu.uuid), IdleRule()) for gpu in gpus]
 
 
-def _models(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
+def _holder_of() -> Callable[[str], Holder | None]:
+    """Who holds a GPU of a given UUID. A lease folder that can't be used is told by a line of its own."""
+    with suppress(CannotWrite):
+        folder = LeaseFolder.existing()
+        if folder is not None:
+            return folder.holder
+    return lambda _uuid: None
+
+
+def _models(gpus: tuple[Gpu, ...], *, simulated: bool) -> list[CheckResult]:
     working = [gpu for gpu in gpus if gpu.problem is None]
-    return models.on_gpus(working, simulated=simulated()) if working else [models.on_cpu()]
+    return models.on_gpus(working, simulated=simulated) if working else [models.on_cpu()]
 
 
 def _config() -> CheckResult:

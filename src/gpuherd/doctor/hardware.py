@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.doctor.result import CheckResult, Status
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.lease import Holder
-from gpuherd.gpus.state import Gpu, Machine, Proximity
+from gpuherd.gpus.state import Gpu, Machine, Peer, Proximity
 
 _WAYS = {
-    Proximity.SAME_BOARD: "on one board",
-    Proximity.ONE_SWITCH: "on one PCIe switch",
-    Proximity.SEVERAL_SWITCHES: "over several PCIe switches",
-    Proximity.HOST_BRIDGE: "over one PCIe host bridge",
-    Proximity.NUMA_NODE: "on one NUMA node",
-    Proximity.SYSTEM: "across NUMA nodes",
+    Proximity.SAME_BOARD: "same board",
+    Proximity.ONE_SWITCH: "same PCIe switch",
+    Proximity.SEVERAL_SWITCHES: "joined PCIe switches",
+    Proximity.HOST_BRIDGE: "same PCIe host bridge",
 }
 
 
@@ -86,28 +84,35 @@ def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
 
 
 def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
-    """Sums up how the GPUs are joined: NVLinks, then PCIe nearness, pairs by pairs. MIG instances have no links."""
+    """Sums up how the GPUs are joined: NVLinks, PCIe switches, NUMA nodes. MIG instances have no links."""
     name = "interconnect"
     whole = [gpu for gpu in gpus if gpu.mig_parent is None and gpu.problem is None]
     if len(whole) < 2:
         return CheckResult(name, Status.OK, "fewer than two GPUs: nothing to join")
-    labels = {gpu.uuid: gpu.label for gpu in whole}
-    linked: dict[str, list[str]] = {}
-    near: dict[Proximity, list[str]] = {}
-    for gpu in whole:
-        for peer in gpu.peers:
-            # Each pair once, from its lower side.
-            if peer.uuid in labels and whole.index(gpu) < list(labels).index(peer.uuid):
-                pair = f"{gpu.label}-{labels[peer.uuid]}"
-                near.setdefault(peer.proximity, []).append(pair)
-                if peer.nvlinks:
-                    linked.setdefault(f"{peer.nvlinks} links", []).append(pair)
-    if not near:
+    ways = {pair: peer for gpu in whole for pair, peer in _pairs(gpu, whole)}
+    if not ways:
         remedy = "nothing to do: gpuherd chooses GPUs by memory and load then"
         return CheckResult(name, Status.SKIP, "the driver does not say how the GPUs are joined", remedy)
-    nvlink = "NVLink " + _pairs(linked) if linked else "no NVLink"
-    return CheckResult(name, Status.OK, f"{nvlink}; {_pairs({_WAYS[way]: near[way] for way in sorted(near)})}")
+    linked: dict[str, list[str]] = {}
+    near: dict[str, list[str]] = {}
+    for pair, peer in ways.items():
+        if peer.nvlinks:
+            linked.setdefault(f"NVLink x{peer.nvlinks}", []).append(pair)
+        if peer.proximity < Proximity.NUMA_NODE:
+            near.setdefault(_WAYS[peer.proximity], []).append(pair)
+    nodes: dict[str, list[str]] = {}
+    for gpu in whole:
+        if gpu.numa_node is not None:
+            nodes.setdefault(f"NUMA node {gpu.numa_node}", []).append(gpu.label)
+    groups = (linked or {"no NVLink": []}) | near | nodes
+    return CheckResult(
+        name, Status.OK, "; ".join(": ".join(filter(None, (how, ", ".join(who)))) for how, who in groups.items())
+    )
 
 
-def _pairs(groups: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{', '.join(pairs)} {how}" for how, pairs in groups.items())
+def _pairs(gpu: Gpu, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Peer]]:
+    """The ways from a GPU to those after it in the list, named ``0-1``: so each pair comes once."""
+    after = {other.uuid: other for other in gpus[gpus.index(gpu) + 1 :]}
+    for peer in gpu.peers:
+        if peer.uuid in after:
+            yield f"{gpu.label}-{after[peer.uuid].label}", peer

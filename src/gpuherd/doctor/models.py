@@ -27,7 +27,7 @@ _REPAIR = "look at the torch and driver lines above; gpuherd esd --device-map cp
 
 def on_gpus(gpus: Sequence[Gpu], *, simulated: bool) -> list[CheckResult]:
     """A small model on each of these GPUs that is free, several at once, in their order."""
-    workers = max(1, min(len(gpus), 8, (os.cpu_count() or 1)))
+    workers = max(1, min(len(gpus), 8, os.cpu_count() or 1))
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(lambda gpu: _on_gpu(gpu, simulated=simulated), gpus))
 
@@ -96,7 +96,8 @@ def judge_simulated(gpu: Gpu, answer: Answer) -> CheckResult:
     name = f"model on GPU {gpu.label}"
     if answer.error is None and answer.values["cuda_available"]:
         detail = "torch sees a real GPU though the GPUs are simulated: jobs could take one that others use"
-        return CheckResult(name, Status.FAIL, detail, "set LD_LIBRARY_PATH before nothing else that brings libcuda")
+        remedy = "find what loads another libcuda.so.1 than the one in LD_LIBRARY_PATH (LD_PRELOAD, an RPATH of torch)"
+        return CheckResult(name, Status.FAIL, detail, remedy)
     return _judge_on_cpu(name, answer, f"on the CPU with CUDA_VISIBLE_DEVICES={answer.values.get('visible')}")
 
 

@@ -22,7 +22,7 @@ LEAST_GB = 10.0
 
 
 def config_round_trip(config: ExperimentConfig) -> CheckResult:
-    """Whether a config comes back equal after the way to a worker or a run's record: to plain values, JSON, and back."""
+    """Whether a config comes back equal from JSON, the way it takes to a worker and into a run's record."""
     name = "config"
     remedy = "pip install --force-reinstall gpuherd"
     try:

@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import secrets
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.standin import build
-from gpuherd.standin.initial import fill_instance, initial_state
 from gpuherd.standin.layout import (
     FOLLOWS_USE,
     LAYOUT_VERSION,
@@ -79,6 +76,7 @@ class Machine:
 
         ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
         """
+        from gpuherd.standin.initial import initial_state
         from gpuherd.standin.spec import parse
 
         wanted = parse(spec)
@@ -114,6 +112,8 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to see this machine and no real GPU."""
+        from gpuherd.standin import build
+
         folder = str(build.library_folder())
         others = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
         return {STATE_VARIABLE: str(self.path), "LD_LIBRARY_PATH": ":".join([folder, *others])}
@@ -128,6 +128,8 @@ class Machine:
 
     def deactivate(self) -> None:
         """Makes this process see no driver again (its library stays loaded and says so)."""
+        from gpuherd.standin import build
+
         folder = str(build.library_folder())
         rest = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
         os.environ.pop(STATE_VARIABLE, None)
@@ -189,7 +191,7 @@ class Machine:
         found: list[int] = []
         for name in names.split(","):
             if name.isdigit() and int(name) < len(order):
-                found.append(order[int(name)])
+                found.append(self._first_usable(order[int(name)]))
                 continue
             matches = [n for n in range(self._state.devices) if self._device(n).uuid.decode().startswith(name)]
             if len(name) <= 4 or len(matches) != 1:
@@ -238,7 +240,7 @@ class Machine:
             entry.start = start
             entry.bytes = memory_mb * _MB
             entry.until = 0 if until_s is None else time.monotonic_ns() + round(until_s * 1e9)
-            entry.ticket = secrets.randbits(32)
+            entry.ticket = int.from_bytes(os.urandom(4))
             entry.counts = 1
             return Occupation(self, slot, entry)
 
@@ -317,6 +319,8 @@ class Machine:
 
     def split_mig(self, gpu: int, sizes_mb: Sequence[int]) -> tuple[str, ...]:
         """Splits a GPU that is not split yet into MIG instances of these sizes. Returns their UUIDs."""
+        from gpuherd.standin.initial import fill_instance
+
         number = self.number(gpu)
         with self.change() as state:
             parent = state.device[number]
@@ -338,6 +342,10 @@ class Machine:
     def _device(self, number: int) -> Device:
         device: Device = self._state.device[number]
         return device
+
+    def _first_usable(self, number: int) -> int:
+        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
 
     def _label(self, number: int) -> str:
         device = self._device(number)
@@ -366,6 +374,8 @@ def load_driver() -> None:
 
     Raises GpuherdError when this process has loaded NVIDIA's own library before.
     """
+    from gpuherd.standin import build
+
     ctypes.CDLL(str(build.library_folder() / build.NVML), ctypes.RTLD_GLOBAL)
     # By name the loader gives the library that was loaded first under it.
     if not hasattr(ctypes.CDLL(build.NVML), "gpuherd_standin_layout"):

@@ -32,6 +32,7 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, 
 
 enum { LAYOUT_VERSION = 1, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
        MAX_MIG_INSTANCES = 7 };
+#define SMALLEST_JOB (4u << 20) /* bytes; less has a shell around a job, which would never start CUDA */
 #define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
 
 struct device {
@@ -328,6 +329,14 @@ static size_t read_proc(const char *pid, const char *name, char *out, size_t siz
     return length;
 }
 
+/* What CUDA runs on when it is given this GPU: of a split one the first instance. */
+static uint32_t first_usable(uint32_t number)
+{
+    for (uint32_t i = state->gpus; i < state->devices && state->device[number].mig_mode; i++)
+        if (state->device[i].parent == number + 1) return i;
+    return number;
+}
+
 /* The devices that a CUDA_VISIBLE_DEVICES value names (in PCI order), up to the first name that is none. */
 static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
 {
@@ -337,7 +346,7 @@ static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
         uint32_t found = MAX_DEVICES;
         if (isdigit((unsigned char)*value)) {
             unsigned long index = strtoul(value, NULL, 10);
-            if (index < state->gpus) found = (uint32_t)index;
+            if (index < state->gpus) found = first_usable((uint32_t)index);
         } else if (length > 4) {
             for (uint32_t i = 0; i < state->devices && found == MAX_DEVICES; i++)
                 if (!strncmp(state->device[i].uuid, value, length)) found = i;
@@ -365,6 +374,7 @@ static void attribute_process(const char *pid)
     const char *line = strstr(status, "\nRssAnon:"); /* a zombie has no such line */
     if (!line) return;
     uint64_t bytes = strtoull(line + 9, NULL, 10) * 1024;
+    if (bytes < SMALLEST_JOB) return;
     for (unsigned i = 0; i < count && attributed_count < MAX_PROCESSES; i++)
         attributed[attributed_count++] = (struct use){devices[i], (uint32_t)strtoul(pid, NULL, 10), 0, bytes / count};
 }
