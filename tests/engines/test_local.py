@@ -21,7 +21,12 @@ from gpuherd.gpus.state import Gpu
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Launch]:
     def make(*argv: str, **more: object) -> Launch:
-        fields = {"tag": "q/1", "log": tmp_path / "log", "status": tmp_path / "status", "progress": tmp_path / "progress"}
+        fields = {
+            "tag": "q/1",
+            "log": tmp_path / "log",
+            "status": tmp_path / "status",
+            "progress": tmp_path / "progress",
+        }
         return Launch(argv=argv, **{**fields, **more})  # type: ignore[arg-type]
 
     return make
@@ -72,7 +77,9 @@ def test_a_job_killed_by_a_signal_says_which(launch: Callable[..., Launch], tmp_
 
 
 def test_a_signal_to_the_group_ends_the_job_and_is_recorded(launch: Callable[..., Launch], tmp_path: Path) -> None:
-    script = "import signal,sys,time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(60)"
+    script = (
+        "import signal,sys,time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(60)"
+    )
     process = start(launch(sys.executable, "-c", script), os.environ)
     process.go()
     deadline = time.monotonic() + 10
@@ -207,7 +214,9 @@ def test_a_lease_lives_as_long_as_the_job(launch: Callable[..., Launch], tmp_pat
 
 def test_what_sets_itself_apart_is_found_by_its_tag(launch: Callable[..., Launch], tmp_path: Path) -> None:
     """A double fork with a session of its own: no process group finds it, the tag does."""
-    script = "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(30)\n os._exit(0)\nos.wait()"
+    script = (
+        "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(30)\n os._exit(0)\nos.wait()"
+    )
     tag = f"test-{os.getpid()}/1"
     assert run(launch(sys.executable, "-c", script, tag=tag)) == Exit(started=True, code=0)
     left = list(tagged(tag))

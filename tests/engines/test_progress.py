@@ -30,7 +30,16 @@ def test_outside_gpuherd_and_on_a_bad_path_nothing_happens(tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"done": -1}', '{"done": true}', '{"done": 1, "total": "x"}', '{"done": 1, "stage": 5}', "[" * 3000],
+    [
+        "",
+        "[]",
+        "{",
+        '{"done": -1}',
+        '{"done": true}',
+        '{"done": 1, "total": "x"}',
+        '{"done": 1, "stage": 5}',
+        "[" * 3000,
+    ],
 )
 def test_what_is_no_progress_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "p").write_text(text)

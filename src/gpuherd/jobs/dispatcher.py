@@ -36,7 +36,7 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless, Facts, settle
 from gpuherd.jobs.stopping import Ask, StopSignals
-from gpuherd.jobs.supervisor import Attempt, LostAttempt, Supervisor
+from gpuherd.jobs.supervisor import GRACE_S, Attempt, LostAttempt, Supervisor
 
 if TYPE_CHECKING:
     from gpuherd.gpus.lease import Lease
@@ -59,15 +59,25 @@ class Dispatcher:
         options: which GPUs, how many, and when one is free.
         reporter: who is told.
         jobs: what was submitted, to see before the start that it can run here at all.
+        grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
 
-    def __init__(self, queue: Queue, run: RunDirectory, options: GpuOptions, reporter: Reporter, jobs: Sequence[Job]):
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        options: GpuOptions,
+        reporter: Reporter,
+        jobs: Sequence[Job],
+        *,
+        grace_s: float = GRACE_S,
+    ):
         self._queue = queue
         self._options = options
         self._tell = reporter
-        self._supervisor = Supervisor(run, queue.tag)
+        self._supervisor = Supervisor(run, queue.tag, grace_s)
         self._run = run
         self._watch = self._open_watch() if any(job.gpus for job in jobs) else None
         cores = len(os.sched_getaffinity(0))

@@ -21,6 +21,7 @@ from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def run_jobs(
     rerun: Collection[str] = (),
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
+    grace_s: float = GRACE_S,
 ) -> Outcome:
     """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
 
@@ -47,6 +49,7 @@ def run_jobs(
         run: the run folder, made if it is not there.
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.live.display``).
+        grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
 
     Raises:
         CannotWrite: the folder can't be written.
@@ -61,7 +64,7 @@ def run_jobs(
         reporter = Reporter(queue, run, display, on_event)
         try:
             try:
-                return Dispatcher(queue, run, options, reporter, jobs).run()
+                return Dispatcher(queue, run, options, reporter, jobs, grace_s=grace_s).run()
             finally:
                 write_metrics(queue, run)
         except sqlite3.OperationalError as problem:
