@@ -41,7 +41,7 @@ def test_revision(text: str, repo: str, revision: str) -> None:
 
 HOSTILE = [
     "", "   ", "a;rm -rf x", "$(reboot)", "`id`", "a/../b", "...", "a..b", "a\nb", "a\0b", "a\tb", "x" * 300,
-    "org/" + "y" * 93, "-rf", "--model", "a--b", "org/name/more", "a b", "naïve/model", "a/b@", "a/b@-x", "a/b@x y",
+    "org/" + "y" * 97, "-rf", "--model", "a--b", "org/name/more", "a b", "naïve/model", "a/b@", "a/b@-x", "a/b@x y",
     "a/b@../c", "org/.hidden", "org/name-", "https://huggingface.co/gpt2", "x.git", "'quoted'", "a\x7fb", "org/",
     "@main", "a/b@" + "r" * 200, "x" * 5000,
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Literal
 
 from gpuherd.errors import BadModel, MissingModel
 
-MAX_HUB_ID = 96
+MAX_HUB_NAME = 96
 MAX_PATH = 4096
 LONGEST_SHOWN = 80
 
@@ -98,8 +98,9 @@ def _hub(text: str) -> ModelRef:
 
 def _hub_problem(repo_id: str) -> str | None:
     """Why this is no Hugging Face id, None if it is one."""
-    if len(repo_id) > MAX_HUB_ID:
-        return f"it has {len(repo_id)} characters, an id has at most {MAX_HUB_ID}"
+    longest = max(map(len, repo_id.split("/")))
+    if longest > MAX_HUB_NAME:
+        return f"a name in it has {longest} characters, at most {MAX_HUB_NAME} are allowed"
     if "--" in repo_id or ".." in repo_id:
         return "'--' and '..' are not allowed in an id"
     if not _HUB_ID.fullmatch(repo_id):
