@@ -74,14 +74,12 @@ class LiveDisplay:
 
 def render(snapshot: RunSnapshot) -> Group:
     """The live picture: a line for each running job, then the counts."""
-    table = Table.grid(padding=(0, 2), expand=False)
-    rows = [cells(line) for line in snapshot.running]
-    for column in range(4):
-        # On a narrow terminal only the title gives way.
-        least = 1 if column == 1 else max((len(row[column]) for row in rows), default=0)
-        table.add_column(no_wrap=True, overflow="ellipsis", min_width=least)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    table = Table.grid(padding=(0, 2), expand=True)
+    for ratio in (None, 1, None, None):
+        # Only the title gives way where the terminal is narrow.
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for line in snapshot.running:
+        table.add_row(*(Text(cell) for cell in cells(line)))
     return Group(table, Text(summary(snapshot), style="bold", no_wrap=True, overflow="ellipsis"))
 
 
