@@ -184,3 +184,23 @@ def test_progress_is_reported(tmp_path: Path, make_model: MakeModel) -> None:
     last = progress.read(told)
     assert last is not None
     assert (last.done, last.total, last.stage) == (5, 5, "save")
+
+
+@pytest.mark.slow
+def test_peak_memory_on_a_model_of_a_gigabyte(tmp_path: Path) -> None:
+    """At most what the largest matrix needs (itself, its Gram matrix, a panel of each in float64) and 600 MB."""
+    rows, columns, number = 1024, 16384, 17
+    rng = np.random.default_rng(0)
+    model = tmp_path / "large"
+    model.mkdir()
+    tensors = {f"h.{n}.up.weight": rng.standard_normal((rows, columns), dtype=np.float32) for n in range(number)}
+    save_file(tensors, model / "model.safetensors")
+    assert (model / "model.safetensors").stat().st_size > 2**30
+    code = (
+        "import resource, sys; from gpuherd.esd import worker; assert worker.main(sys.argv[1:]) == 0;"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, "--model-id", str(model), "--output-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    needs = rows * columns * 4 + 2 * rows * rows * 8 + 2 * 32 * 2**20
+    assert int(done.stdout.split()[-1]) * 1024 <= needs + 600 * 2**20

@@ -20,6 +20,7 @@ from gpuherd.esd.results import (
     LINEAGE_COLUMNS,
     ModelSummary,
     read_table,
+    stats_name,
     summarise,
     table_text,
 )
@@ -94,7 +95,7 @@ def _earlier_rows(directory: RunDirectory, results: Sequence[ModelResult]) -> li
         stem = safe_filename(model_id)
         if model_id in present or stem[:100] not in done:
             continue
-        summary = _summary_of(directory.stats / f"{stem}.csv", {})
+        summary = _summary_of(directory.stats / stats_name(model_id), {})
         if summary is not None and _convention_of(summary.convention) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}

@@ -18,6 +18,7 @@ from gpuherd.errors import BadModel
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
 from gpuherd.esd.pipeline import LANES_PER_DEVICE
+from gpuherd.esd.results import stats_name
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.names import safe_filename
@@ -140,7 +141,7 @@ def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -
 
 def result_file(run: RunDirectory, row: ModelRow) -> Path:
     """Where the worker writes the model's figures."""
-    return run.stats / f"{safe_filename(row.model_id)}.csv"
+    return run.stats / stats_name(row.model_id)
 
 
 def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.models.names import safe_filename
+
 if TYPE_CHECKING:
     from gpuherd.esd.layer import LayerRow
 
@@ -85,6 +87,11 @@ class ModelSummary:
         taken = own.keys() | self.lineage.keys()
         extra = {f"list_{name}" if name in taken else name: text for name, text in self.extra.items()}
         return dict(self.lineage) | extra | own
+
+
+def stats_name(model_id: str) -> str:
+    """The name of a model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
+    return f"{safe_filename(model_id)}.csv"
 
 
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:

@@ -23,11 +23,11 @@ from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
-from gpuherd.esd.results import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
+from gpuherd.esd.results import FIT_OK, Origin, has_fit, no_fit_reason, stats_name, stats_text
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.models.names import parse_model, safe_filename
+from gpuherd.models.names import parse_model
 from gpuherd.options import option
 from gpuherd.report.log import configure_console
 
@@ -62,11 +62,6 @@ class WorkerOptions(AnalysisOptions):
             raise UsageError(f"unknown relation {self.relation!r}")
 
 
-def stats_path(output_dir: str, model_id: str) -> Path:
-    """The result file of a model."""
-    return RunDirectory(output_dir).stats / f"{safe_filename(model_id)}.csv"
-
-
 def analyse(options: WorkerOptions) -> Path:
     """Analyses the model and writes its file. Returns where that is.
 
@@ -77,7 +72,7 @@ def analyse(options: WorkerOptions) -> Path:
     from gpuherd.esd.layer import FitSettings
     from gpuherd.models.matrices import matrices
 
-    target = stats_path(options.output_dir, options.model_id)
+    target = RunDirectory(options.output_dir).stats / stats_name(options.model_id)
     _prepare_folder(target.parent)
     started = time.monotonic()
     devices = _announce_devices(options)
