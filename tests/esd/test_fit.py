@@ -107,6 +107,22 @@ def test_dks_is_the_exhaustive_search_on_made_up_spectra(family: str, seed: int)
         assert_equals_exhaustive(x, same_index=family in ("lognormal", "twelve decades", "random matrix"))
 
 
+@pytest.mark.parametrize(
+    ("counts", "values", "first"),
+    [
+        ([3, 2, 1], [1.0, 4.0, 8.0], 0),  # 2/6 within the block of ones, 1/3 within that of fours
+        ([36, 54, 6, 4, 5], [1.0, 2.0, 8.0, 16.0, 32.0], 7),  # here the bounds point to the later one, 91
+    ],
+)
+def test_of_equal_distances_the_first_counts(counts: list[int], values: list[float], first: int) -> None:
+    x = np.repeat(values, counts)
+    best, _, distances = exhaustive(x)
+    assert (distances == distances.min()).sum() == 2
+    fit = fit_power_law(x, "DKS")
+    assert fit.num_tail == len(x) - first
+    assert best == first
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.floats(1e-300, 1e300), min_size=0, max_size=40), st.sampled_from(["DKS", "xmin_mid", "xmin_peak"]))
 def test_any_spectrum_gives_a_finite_fit_or_a_reason(values: list[float], method: str) -> None:
@@ -141,12 +157,12 @@ def test_fit_does_not_depend_on_scale(method: str) -> None:
 
 
 def test_narrow_spectra_keep_their_digits() -> None:
-    """All values within 1e-9 of one another: differences of logarithms would have lost half of the digits."""
-    offsets = np.sort(np.random.default_rng(0).exponential(1.0, 300))
-    fit = fit_power_law(1000.0 * (1.0 + 2.0**-40 * np.rint(offsets * 2.0**10)), "xmin_mid")
-    body = np.rint(offsets * 2.0**10)[150:] * 2.0**-40
-    expected = 1 + 150 / np.log1p((body - body[0]) / (1 + body[0])).sum()
-    assert fit.alpha == pytest.approx(expected, rel=1e-4)
+    """All values within 1e-8 of one another: plain quotients and logarithms would have lost half of the digits."""
+    offsets = np.rint(np.sort(np.random.default_rng(0).exponential(1.0, 300)) * 2.0**10) * 2.0**-40
+    fit = fit_power_law(1024.0 * (1.0 + offsets), "xmin_mid")  # exactly that, in float64
+    tail = offsets[150:]
+    expected = 150 / np.log1p((tail - tail[0]) / (1 + tail[0])).sum()
+    assert fit.alpha == pytest.approx(1 + expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("xmin_pos", "index"), [(2, 50), (4, 25), (1, 99), (1.5, 67)])

@@ -80,6 +80,11 @@ def test_columns_by_their_definitions() -> None:
     assert row.entropy == pytest.approx(-(p * np.log(p)).sum() / math.log(30))
 
 
+def test_the_threshold_itself_is_left_out() -> None:
+    row = analyse_layer("w", [np.diag([1.0, 2.0, 3.0, 4.0])], FitSettings("xmin_mid", evals_thresh=4.0))
+    assert (row.num_evals, row.xmin, row.xmax) == (2, 9.0, 16.0)
+
+
 @pytest.mark.parametrize("fit", [DKS, MID, PEAK])
 def test_rows_and_columns_may_change_places(fit: FitSettings) -> None:
     W = np.random.default_rng(1).standard_normal((40, 90))
@@ -102,14 +107,25 @@ def test_scaling_by_a_power_of_two() -> None:
 @pytest.mark.parametrize("rank", [8, 64])
 @pytest.mark.parametrize("shape", [(414, 636), (636, 414), (128, 900)])
 def test_rank_of_deficient_matrices(rank: int, shape: tuple[int, int]) -> None:
-    """A product B A of two factors, as a LoRA update is; also after rounding to float32, when it has full rank."""
+    """A product of two factors, as a LoRA update is, and a matrix padded with zeros. Rounded to float32, the product
+    has full rank: what is left of it is then told by num_evals."""
     rng = np.random.default_rng(rank)
     W = rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
     assert analyse_layer("w", [W], DKS).matrix_rank == rank
+    rounded = analyse_layer("w", [W.astype(np.float32)], DKS)
+    assert (rounded.matrix_rank, rounded.num_evals) == (min(shape), rank)
     padded = np.zeros(shape, dtype=np.float32)
     padded[:rank] = rng.standard_normal((rank, shape[1]))
     row = analyse_layer("w", [padded], DKS)
     assert (row.matrix_rank, row.num_evals) == (rank, rank)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rank_one_below_full(seed: int) -> None:
+    """The Gram matrix's smallest eigenvalue is then rounding of either sign, and must not count either way."""
+    rng = np.random.default_rng(seed)
+    W = rng.standard_normal((40, 39)) @ rng.standard_normal((39, 60))
+    assert analyse_layer("w", [W], DKS).matrix_rank == 39
 
 
 def test_convolution_pools_its_slices_at_half_weight() -> None:

@@ -63,10 +63,10 @@ def eigenvalues(W: Matrix, *, device: str = "cpu") -> Float64:
         exponent = 0
     wide = W if W.shape[0] <= W.shape[1] else W.T
     values = _gram_spectrum(wide, exponent) if device == "cpu" else _eigenvalues_torch(wide, device, exponent)
-    if values[0] < wide.shape[0] * EPS * values[-1]:
+    if values[0] < wide.shape[0] * EPS * values[-1]:  # the least is rounding, and may be negative
         values = _singular_values(wide, exponent) ** 2
     with np.errstate(over="ignore", under="ignore"):
-        return np.ldexp(np.maximum(values, 0.0), 2 * exponent)
+        return np.ldexp(values, 2 * exponent)
 
 
 def _panel(wide: Matrix, start: int, columns: int, exponent: int) -> Float64:
