@@ -28,7 +28,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         stored_mb = write_llama(model, layers=layers, hidden=hidden, inner=inner)
         command = [sys.executable, "-m", "gpuherd.esd.worker", "--model-id", str(model), "--device-map", "cpu"]
         started = time.perf_counter()
-        peak_mb = peak(command + ["--output-dir", str(Path(folder) / "out")])
+        peak_mb = peak([*command, "--output-dir", str(Path(folder) / "out")])
         wall_s = time.perf_counter() - started
     largest = hidden * inner
     needs_mb = (largest * 2 + largest * 4 + hidden * hidden * 8) / MB + PANEL_MB

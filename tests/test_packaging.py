@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_the_core_installs_and_starts_without_torch(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", ROOT]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(ROOT)]
     subprocess.run(install, check=True, timeout=500)
     present = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
     names = {entry["name"].lower() for entry in json.loads(present.stdout)}
@@ -35,8 +35,9 @@ def test_the_core_installs_and_starts_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_version_is_written_once() -> None:
+    program = "import gpuherd, importlib.metadata as m; print(gpuherd.__version__, m.version('gpuherd'))"
     shown = subprocess.run(
-        [sys.executable, "-c", "import gpuherd, importlib.metadata as m; print(gpuherd.__version__, m.version('gpuherd'))"],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
