@@ -1,1 +1,68 @@
-"""."""
+"""What GPUs there are, who uses them, and which to take.
+
+The public names load when first used, so that importing this package costs nothing. Only ``get_optimal_device`` and
+``setup_gpu_environment`` need torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.environment import get_optimal_device, set_visible_gpus, setup_gpu_environment
+    from gpuherd.gpus.nvml import Nvml, machine
+    from gpuherd.gpus.selection import (
+        auto_select_gpus_for_model,
+        get_available_gpus,
+        get_gpu_info,
+        get_gpu_memory_usage,
+        print_gpu_info,
+        select_gpus,
+    )
+    from gpuherd.gpus.state import Gpu, GpuProcess, Machine
+
+__all__ = [
+    "Gpu",
+    "GpuProcess",
+    "Machine",
+    "Nvml",
+    "auto_select_gpus_for_model",
+    "get_available_gpus",
+    "get_gpu_info",
+    "get_gpu_memory_usage",
+    "get_optimal_device",
+    "machine",
+    "print_gpu_info",
+    "select_gpus",
+    "set_visible_gpus",
+    "setup_gpu_environment",
+]
+
+_HOMES = {
+    "environment": ("get_optimal_device", "set_visible_gpus", "setup_gpu_environment"),
+    "nvml": ("Nvml", "machine"),
+    "selection": (
+        "auto_select_gpus_for_model",
+        "get_available_gpus",
+        "get_gpu_info",
+        "get_gpu_memory_usage",
+        "print_gpu_info",
+        "select_gpus",
+    ),
+    "state": ("Gpu", "GpuProcess", "Machine"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

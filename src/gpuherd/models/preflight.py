@@ -30,6 +30,7 @@ class Preflight:
         base: the base model of an adapter, as the list or its own config names it; None for a model.
         total_bytes: all weights as stored, with the base's for an adapter; None when unknown.
         largest_matrix_bytes: the largest matrix to analyse, as float64; None when unknown.
+        largest_side: the largest min(rows, columns) of these matrices: the size of its Gram matrix; None when unknown.
         num_matrices: matrices to analyse without embeddings; None when unknown.
     """
 
@@ -38,6 +39,7 @@ class Preflight:
     base: str | None = None
     total_bytes: int | None = None
     largest_matrix_bytes: int | None = None
+    largest_side: int | None = None
     num_matrices: int | None = None
 
 
@@ -91,5 +93,6 @@ def _facts(kind: Literal["model", "adapter"], source: TensorSource, base: str | 
         base=base,
         total_bytes=sum(info.nbytes for info in source.tensors.values() if info.shares is None),
         largest_matrix_bytes=max(8 * matrix.params for matrix in analysed),
+        largest_side=max(min(matrix.shape) for matrix in analysed),
         num_matrices=len(analysed),
     )

@@ -1,4 +1,24 @@
 """A stand-in for the NVIDIA driver library, for tests and for users without GPUs.
 
 Nothing below the command line imports this room: the code that reads GPUs meets an ordinary ``libnvidia-ml.so.1``.
+``activate`` is what ``gpuherd --simulate`` calls; tests make their own ``gpuherd.standin.machine.Machine``.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuherd.standin.machine import Machine
+
+__all__ = ["activate"]
+
+
+def activate(spec: str) -> Machine:
+    """Makes this process and its jobs see the simulated machine that ``spec`` describes (``8x40GB``), or that of an
+    existing state file. Says so once on standard error. Raises UsageError for a bad spec, GpuherdError when the
+    stand-in library can't be had.
+    """
+    from gpuherd.standin.session import start
+
+    return start(spec)

@@ -1,0 +1,282 @@
+"""``gpuherd gpus``: every GPU, who uses it, what gpuherd holds, and free or busy with the reason.
+
+The ``--json`` form is documented in docs/gpus.md; scripts rely on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.cli.parsing import Parser, add_command, add_options, build
+from gpuherd.errors import ExitCode
+from gpuherd.jobs.options import GpuOptions
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from gpuherd.gpus.idle import Check
+    from gpuherd.gpus.lease import Holder
+    from gpuherd.gpus.nvml import Nvml
+    from gpuherd.gpus.state import Gpu, Machine
+
+DESCRIPTION = """\
+Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
+
+examples:
+  gpuherd gpus                 a table
+  gpuherd gpus --watch         the same, renewed every 2 seconds; Ctrl-C ends it
+  gpuherd gpus --json          for scripts; with --watch one line a look
+"""
+WATCH_SECONDS = 2.0
+SHORTEST_WATCH_SECONDS = 0.1
+_THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """The threshold as commands that start jobs declare it, so that both mean the same by free."""
+
+    gpu_memory_threshold: int = field(default=_THRESHOLD.default, metadata=_THRESHOLD.metadata)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "gpus", "who uses which GPU, and which are free", DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_watch_seconds,
+        const=WATCH_SECONDS,
+        metavar="SECONDS",
+        help=f"look again every so many seconds (default: {WATCH_SECONDS:g}) until Ctrl-C",
+    )
+    add_options(parser, ViewOptions)
+    parser.set_defaults(run=run)
+
+
+def _watch_seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST_WATCH_SECONDS <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of seconds from {SHORTEST_WATCH_SECONDS} to 86400")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """A GPU and what is to be said of it. ``visible``: CUDA_VISIBLE_DEVICES shows it to jobs started from here."""
+
+    gpu: Gpu
+    check: Check
+    holder: Holder | None
+    visible: bool
+
+    @property
+    def free(self) -> bool:
+        """Free for a job: not in use by this one look, and not held for another job."""
+        return self.check.free and self.holder is None
+
+
+@dataclass(frozen=True)
+class View:
+    """One look at the machine. ``lease_problem`` says why what gpuherd holds can't be told, if so."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+    threshold_mb: int
+    lease_problem: str | None
+    at: float
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table or JSON once, or again and again until Ctrl-C."""
+    from gpuherd.gpus.nvml import Nvml
+
+    threshold_mb = build(ViewOptions, args).gpu_memory_threshold
+    driver = Nvml()
+    try:
+        if args.json:
+            _print_json(driver, threshold_mb, args.watch)
+        else:
+            _print_tables(driver, threshold_mb, args.watch)
+    except KeyboardInterrupt:
+        if args.watch is None:
+            raise
+    return ExitCode.OK
+
+
+def look(driver: Nvml, threshold_mb: int) -> View:
+    """What is known now."""
+    from gpuherd.errors import CannotWrite
+    from gpuherd.gpus.idle import IdleRule, check
+    from gpuherd.gpus.lease import LeaseFolder
+    from gpuherd.gpus.visible import visible
+
+    machine = driver.snapshot(topology=True)
+    leases, lease_problem = None, None
+    try:
+        leases = LeaseFolder.existing()
+    except CannotWrite as problem:
+        lease_problem = str(problem)
+    shown = {gpu.uuid for gpu in visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+    rule = IdleRule(memory_threshold_mb=threshold_mb)
+    rows = tuple(
+        Row(
+            gpu=gpu,
+            check=check(gpu, rule),
+            holder=None if leases is None else leases.holder(gpu.uuid),
+            visible=gpu.uuid in shown or not shown.isdisjoint(gpu.mig_instances),
+        )
+        for gpu in machine.gpus
+    )
+    return View(machine, rows, threshold_mb, lease_problem, time.time())
+
+
+def _print_json(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
+    if watch is None:
+        print(json.dumps(as_json(look(driver, threshold_mb)), indent=2))
+        return
+    while True:
+        print(json.dumps(as_json(look(driver, threshold_mb))), flush=True)
+        time.sleep(watch)
+
+
+def _print_tables(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if watch is None or not console.is_terminal:
+        console.print(as_table(look(driver, threshold_mb)))
+        while watch is not None:
+            time.sleep(watch)
+            console.print(as_table(look(driver, threshold_mb)))
+        return
+    with Live(as_table(look(driver, threshold_mb)), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(watch)
+            live.update(as_table(look(driver, threshold_mb)), refresh=True)
+
+
+def as_json(view: View) -> dict[str, Any]:
+    """The machine as plain data; the schema is in docs/gpus.md."""
+    return {
+        "time": view.at,
+        "driver_version": view.machine.driver_version,
+        "cuda_version": view.machine.cuda_version,
+        "problem": view.machine.problem,
+        "lease_problem": view.lease_problem,
+        "memory_threshold_mb": view.threshold_mb,
+        "gpus": [_row_as_json(row) for row in view.rows],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    gpu = asdict(row.gpu)
+    for peer, told in zip(row.gpu.peers, gpu["peers"], strict=True):
+        told["proximity"] = peer.proximity.name.lower()
+    holder = None if row.holder is None else asdict(row.holder)
+    if holder is not None:
+        del holder["uuid"]
+    return {
+        "label": row.gpu.label,
+        **gpu,
+        "visible": row.visible,
+        "lease": holder,
+        "free": row.free,
+        "reason": row.check.reason or ("" if row.holder is None else "taken by gpuherd"),
+    }
+
+
+def as_table(view: View) -> RenderableType:
+    """The machine for people: a table, or a sentence when there are no GPUs."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if not view.rows:
+        return Text(f"No GPUs: {view.machine.problem or 'the NVIDIA driver finds none'}. Jobs run on the CPU.")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("Name", no_wrap=True, overflow="ellipsis", min_width=10)
+    for heading in ("Used/total MB", "Util", "Temp", "Power"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("State and users", overflow="fold", min_width=16, ratio=1)
+    for row in view.rows:
+        gpu = row.gpu
+        table.add_row(
+            gpu.label if gpu.mig_parent is None else f" {gpu.label}",
+            Text(gpu.name),
+            "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
+            _figure(gpu.utilisation_percent, "%"),
+            _figure(gpu.temperature_c, "C"),
+            _figure(gpu.power_w, "W"),
+            _state(row, view.at),
+        )
+    return Group(table, *_remarks(view))
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "N/A" if value is None else f"{value:.0f} {unit}"
+
+
+def _state(row: Row, now: float) -> Text:
+    """Free, taken or busy and why, and a line for each process."""
+    from rich.text import Text
+
+    text = Text()
+    if row.gpu.mig_instances:
+        text.append(row.check.reason)
+    elif row.free:
+        text.append("free", style="green")
+    elif not row.check.free:
+        text.append(f"busy: {row.check.reason}", style="yellow" if row.gpu.problem is None else "red")
+    if row.holder is not None:
+        text.append(("\n" if text else "") + _told(row.holder, now), style="cyan")
+    for process in row.gpu.processes:
+        memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
+        kind = "" if process.compute else ", display"
+        text.append(
+            f"\n{process.user or 'someone'}: {process.command or 'a process'} (pid {process.pid}, {memory}{kind})"
+        )
+    return text
+
+
+def _told(holder: Holder, now: float) -> str:
+    """Who holds the GPU: ``held by gpuherd: alice (pid 4711) for 2 min, job x``."""
+    who = f"held by gpuherd: {holder.user or 'someone'}"
+    pid = "" if holder.pid is None else f" (pid {holder.pid})"
+    since = "" if holder.since is None else f" for {_duration(max(0.0, now - holder.since))}"
+    job = "" if holder.job is None else f", job {holder.job}"
+    return who + pid + since + job
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def _remarks(view: View) -> list[Text]:
+    """What the table does not say."""
+    from rich.text import Text
+
+    remarks = []
+    hidden = [row.gpu.label for row in view.rows if not row.visible]
+    if hidden:
+        value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        remarks.append(f"CUDA_VISIBLE_DEVICES={value} hides from jobs started here: GPU {', '.join(hidden)}")
+    if view.lease_problem is not None:
+        remarks.append(f"What gpuherd holds is not known: {view.lease_problem}")
+    return [Text(remark, style="yellow") for remark in remarks]

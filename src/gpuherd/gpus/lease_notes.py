@@ -1,0 +1,100 @@
+"""Who holds a lock, for people to read: the kernel's own table, and a note that the taker leaves beside the lock.
+
+A note, ``<uuid>.<uid>.note``, says who took the GPU, when, for which job; never a command line. It is believed only as
+far as the system bears it out: the file must belong to the user whom it names, and its pid must be the kernel's.
+Nothing is decided by a note: whether a GPU is taken, only the lock says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_MOST_BYTES = 4096
+_MOST_JOB_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the taker of a lock says of itself; ``since`` is in seconds since 1970."""
+
+    pid: int
+    uid: int
+    since: float
+    job: str | None
+
+
+def write_note(folder: Path, name: str, note: Note) -> None:
+    """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing."""
+    try:
+        # No fsync: like the lock that it describes, the note means nothing after a power cut.
+        fd, fresh = tempfile.mkstemp(prefix=".note-", dir=folder)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(note), file)
+            os.fchmod(fd, 0o644)
+        Path(fresh).replace(folder / _file_name(name, note.uid))
+    except OSError:
+        return
+
+
+def read_notes(folder: Path, name: str) -> Iterator[Note]:
+    """All believable notes for the lock of this name, old ones too."""
+    for path in folder.glob(f"{name}.*.note"):
+        note = _read_note(path)
+        if note is not None and path.name == _file_name(name, note.uid):
+            yield note
+
+
+def _file_name(name: str, uid: int) -> str:
+    return f"{name}.{uid}.note"
+
+
+def _read_note(path: Path) -> Note | None:
+    """The note in this file, or None unless it is one and belongs to the user whom it names."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            return None
+        try:
+            told = json.loads(file.read(_MOST_BYTES))
+            note = Note(int(told["pid"]), int(told["uid"]), float(told["since"]), told["job"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+    return note if note.uid == state.st_uid and _fit_to_show(note.job) else None
+
+
+def _fit_to_show(job: object) -> bool:
+    """The job's name goes to terminals: only printable text of sane length."""
+    return job is None or (isinstance(job, str) and job.isprintable() and len(job) <= _MOST_JOB_CHARACTERS)
+
+
+def pid_in_kernel_table(file: os.stat_result) -> int | None:
+    """The pid that took a write lock (flock) on this file, by /proc/locks; None if there is none or it is hidden."""
+    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    try:
+        table = Path("/proc/locks").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    for line in table.splitlines():
+        # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
+        words = line.split()
+        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[5] == wanted:
+            return int(words[4]) if int(words[4]) > 0 else None
+    return None
+
+
+def owner_of_process(pid: int) -> int | None:
+    """The uid that the process with this pid runs as, None if it is gone or hidden."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None

@@ -1,0 +1,239 @@
+"""The NVIDIA driver, kept open and asked again when it fails.
+
+It decides nothing about GPUs. No error leaves it: a driver that fails is started again and asked a few times more; then
+the GPU, or the whole machine, comes with ``problem``, one plain sentence. What is asked of one GPU is in
+``gpuherd.gpus.nvml_read``; no other module than these two talks to NVML.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pynvml
+
+from gpuherd.gpus.nvml_read import Fixed, answer_or_none, broken_gpu, no_processes, read_fixed, read_gpu, read_peers
+from gpuherd.gpus.processes import ProcessTable
+from gpuherd.gpus.state import Gpu, Machine, Peer
+
+# Seconds to wait before asking a failing driver again. A driver reload takes longer; then the caller's next snapshot
+# finds it back.
+PAUSES_S = (0.02, 0.1, 0.3)
+
+# Errors of one GPU that no second try mends.
+_GPU_GONE = frozenset(
+    {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NO_PERMISSION}
+)
+# Errors of the driver that no second try mends, as long as it has never answered.
+_NO_DRIVER = frozenset(
+    {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+    }
+)
+_DRIVER_SENTENCES = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; try: sudo modprobe nvidia",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA driver was updated but the old one still runs; reboot, or reload the nvidia kernel modules"
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "this user may not use the NVIDIA driver; check the rights of /dev/nvidiactl and /dev/nvidia0"
+    ),
+}
+_GPU_SENTENCES = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "it has fallen off the bus; only a reboot or a driver reload brings it back",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (sudo nvidia-smi --gpu-reset)",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use it",
+}
+
+
+@dataclass(slots=True)
+class _Device:
+    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``."""
+
+    number: int
+    fixed: Fixed
+    handle: Any | None
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class _Session:
+    """What is kept between two snapshots as long as the driver goes on answering."""
+
+    driver_version: str | None
+    cuda_version: str | None
+    devices: list[_Device]
+    peers: dict[str, tuple[Peer, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """How one try reads: the last reports a GPU that fails; one that failed before is reported at once."""
+
+    last: bool
+    processes: bool
+    topology: bool
+    failing: set[str] = field(default_factory=set)
+
+    def gives_up(self, error: pynvml.NVMLError, uuid: str | None = None) -> bool:
+        """Whether this error of one GPU is reported rather than tried again."""
+        return error.value in _GPU_GONE or self.last or uuid in self.failing
+
+
+class Nvml:
+    """The driver, started when first needed and kept open. Threads may share one; a forked child starts its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._session: _Session | None = None
+        self._processes = ProcessTable()
+        self._ever_answered = False
+        self._answered_last = True
+        self._failing: set[str] = set()
+        self._seen: dict[int, Fixed] = {}
+
+    def snapshot(self, processes: bool = True, topology: bool = False) -> Machine:
+        """All whole GPUs and MIG instances now, in PCI order, an instance after its parent.
+
+        Args:
+            processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
+            topology: list each GPU's peers. Read once and kept.
+        """
+        if self._pid != os.getpid():
+            # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
+            self._lock, self._session, self._pid = threading.Lock(), None, os.getpid()
+        with self._lock:
+            return self._snapshot(processes, topology)
+
+    def close(self) -> None:
+        """Lets go of the driver; the next snapshot starts it again."""
+        with self._lock:
+            self._end_session()
+
+    def _snapshot(self, processes: bool, topology: bool) -> Machine:
+        # While the driver fails for good, every caller's own interval is pause enough.
+        pauses = PAUSES_S if self._answered_last else ()
+        for pause in (*pauses, None):
+            try:
+                machine = self._read(_Try(pause is None, processes, topology, self._failing))
+            except pynvml.NVMLError as error:
+                self._end_session()
+                if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
+                    self._answered_last = False
+                    return Machine(problem=_driver_sentence(error))
+                time.sleep(pause)
+            else:
+                self._ever_answered = self._answered_last = True
+                return machine
+        raise AssertionError("the last try always returns")
+
+    def _read(self, attempt: _Try) -> Machine:
+        session = self._session
+        if session is None or pynvml.nvmlDeviceGetCount() != len(session.devices):
+            self._end_session()
+            session = self._session = self._start_session(attempt)
+        gpus: list[Gpu] = []
+        for index, device in enumerate(session.devices):
+            gpus += self._read_device(index, device, attempt)
+        if attempt.topology:
+            peers = self._peers(session)
+            gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
+        if attempt.processes:
+            self._processes.keep_only({process.pid for gpu in gpus for process in gpu.processes})
+        return Machine(tuple(gpus), session.driver_version, session.cuda_version)
+
+    def _start_session(self, attempt: _Try) -> _Session:
+        pynvml.nvmlInit()
+        try:
+            cuda = answer_or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+            devices = [self._open_device(number, attempt) for number in range(pynvml.nvmlDeviceGetCount())]
+            if all(device.fixed.pci_bus_id for device in devices):
+                devices.sort(key=lambda device: _pci_place(device.fixed.pci_bus_id or ""))
+            return _Session(
+                driver_version=answer_or_none(pynvml.nvmlSystemGetDriverVersion),
+                cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+                devices=devices,
+            )
+        except pynvml.NVMLError:
+            _shut_down()
+            raise
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session = None
+            _shut_down()
+
+    def _open_device(self, number: int, attempt: _Try) -> _Device:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            fixed = read_fixed(handle)
+        except pynvml.NVMLError as error:
+            if not attempt.gives_up(error):
+                raise
+            never_seen = Fixed(uuid=f"GPU-unreadable-{number}", name="unreadable GPU")
+            return _Device(number, self._seen.get(number, never_seen), None, _gpu_sentence(error))
+        self._seen[number] = fixed
+        return _Device(number, fixed, handle)
+
+    def _read_device(self, index: int, device: _Device, attempt: _Try) -> list[Gpu]:
+        """The GPU and its MIG instances."""
+        if device.handle is None:
+            again = self._open_device(device.number, attempt)
+            device.fixed, device.handle, device.refusal = again.fixed, again.handle, again.refusal
+            if device.handle is None:
+                return [broken_gpu(index, device.fixed, device.refusal)]
+        identify = self._processes.identify if attempt.processes else no_processes
+        try:
+            gpus = read_gpu(index, device.fixed, device.handle, identify)
+        except pynvml.NVMLError as error:
+            if not attempt.gives_up(error, device.fixed.uuid):
+                raise
+            attempt.failing.add(device.fixed.uuid)
+            return [broken_gpu(index, device.fixed, _gpu_sentence(error))]
+        attempt.failing.discard(device.fixed.uuid)
+        return gpus
+
+    def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
+        if session.peers is not None:
+            return session.peers
+        handles = {device.fixed: device.handle for device in session.devices if device.handle is not None}
+        peers = read_peers({fixed: handle for fixed, handle in handles.items() if fixed.uuid not in self._failing})
+        if len(peers) == len(session.devices):
+            session.peers = peers
+        return peers
+
+
+_SHARED = Nvml()
+
+
+def machine(*, processes: bool = True, topology: bool = False) -> Machine:
+    """The machine's GPUs now, through a driver session that the whole process shares. See ``Nvml.snapshot``."""
+    return _SHARED.snapshot(processes, topology)
+
+
+def _shut_down() -> None:
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return  # the driver is gone; there is nothing left to close
+
+
+def _driver_sentence(error: pynvml.NVMLError) -> str:
+    return _DRIVER_SENTENCES.get(error.value, f"the NVIDIA driver fails: {error}")
+
+
+def _gpu_sentence(error: pynvml.NVMLError) -> str:
+    return _GPU_SENTENCES.get(error.value, f"the driver fails on it: {error}")
+
+
+def _pci_place(bus_id: str) -> tuple[int, ...]:
+    """Domain, bus, device and function of ``00000000:3B:00.0``, which sorts GPUs as CUDA's PCI_BUS_ID order does."""
+    return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))

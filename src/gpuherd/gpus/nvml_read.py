@@ -1,0 +1,285 @@
+"""What is asked of one GPU through NVML, and of two about the way between them. Raises pynvml's errors as they come.
+
+A question that the driver has no answer to, on this GPU or for this user, gives None. Knows nothing of sessions,
+retries or other GPUs; the caller holds the driver open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pynvml
+
+from gpuherd.gpus.processes import Identity
+from gpuherd.gpus.state import Gpu, GpuProcess, Peer, Proximity
+
+MB = 1 << 20
+
+# The answers that mean "not on this GPU", "not for you" or "not in this driver" of a single question.
+_NO_ANSWER = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+        pynvml.NVML_ERROR_NO_DATA,
+    }
+)
+
+# Compute cores of one multiprocessor, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
+_CORES_OF_EXACT = {(6, 0): 64, (8, 0): 64}
+_CORES_OF_MAJOR = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
+
+_NO_MEMORY_FIGURE = "the driver does not tell how much of its memory is in use"
+_NO_INSTANCES = "it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)"
+
+# Newer drivers drop old questions, older ones lack the new. The second memory structure tells the driver's own reserve
+# (600 MB on a large GPU) apart from what programs use.
+_MEMORY_QUERIES: tuple[Callable[[Any], Any], ...] = (
+    lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+    pynvml.nvmlDeviceGetMemoryInfo,
+)
+_TEMPERATURE_QUERIES = (pynvml.nvmlDeviceGetTemperatureV, pynvml.nvmlDeviceGetTemperature)
+_COMPUTE_QUERIES = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2)
+_GRAPHICS_QUERIES = (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2)
+
+_LEVELS = frozenset(map(int, Proximity))
+
+Identify = Callable[[int], Identity]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What never changes about a GPU."""
+
+    uuid: str
+    name: str
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    multi_processor_count: int | None = None
+
+
+def answer_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The driver's answer, or None when it has none to this question for this GPU and user."""
+    try:
+        return query(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in _NO_ANSWER:
+            return None
+        raise
+
+
+def _first_answer(queries: Sequence[Callable[..., Any]], *arguments: Any) -> Any | None:
+    """The answer of the first query that has one."""
+    for query in queries:
+        answer = answer_or_none(query, *arguments)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def read_fixed(handle: Any) -> Fixed:
+    """What never changes about the GPU of this handle."""
+    pci = answer_or_none(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    answer = answer_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability = None if answer is None else (int(answer[0]), int(answer[1]))
+    return Fixed(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=_text(answer_or_none(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+        pci_bus_id=None if pci is None else _text(pci.busId),
+        numa_node=_numa_node(handle),
+        compute_capability=capability,
+        multi_processor_count=multiprocessors(answer_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
+    )
+
+
+def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> int | None:
+    """Multiprocessors of a GPU: NVML counts compute cores only, and how many make one depends on the architecture.
+
+    >>> multiprocessors(6912, (8, 0))  # an A100
+    108
+    """
+    if not cores or capability is None:
+        return None
+    each = _CORES_OF_EXACT.get(capability, _CORES_OF_MAJOR.get(capability[0]))
+    return None if each is None else cores // each
+
+
+def _numa_node(handle: Any) -> int | None:
+    """The nearest NUMA node of host memory: the lowest bit of the driver's set of 64 nodes."""
+    nodes = answer_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    if not nodes or not nodes[0]:
+        return None
+    return int(nodes[0] & -nodes[0]).bit_length() - 1
+
+
+def no_processes(pid: int) -> Identity:
+    """Passed to ``read_gpu`` in place of a process table when processes are not wanted; it is never called."""
+    raise AssertionError(f"process {pid} was looked up although no processes were asked for")
+
+
+def read_gpu(index: int, fixed: Fixed, handle: Any, identify: Identify) -> list[Gpu]:
+    """The state of a GPU now and, behind it, of its MIG instances. ``identify=no_processes`` lists no processes."""
+    mig_mode = answer_or_none(pynvml.nvmlDeviceGetMigMode, handle)
+    if mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        instances = _read_instances(index, fixed, handle, identify)
+        return [_read_split(index, fixed, handle, instances), *instances]
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    if memory is None:
+        return [broken_gpu(index, fixed, _NO_MEMORY_FIGURE)]
+    return [
+        Gpu(
+            total_mb=memory.total // MB,
+            used_mb=memory.used // MB,
+            free_mb=memory.free // MB,
+            processes=_read_processes(handle, identify),
+            **_described(index, fixed),
+            **_sensors(handle),
+        )
+    ]
+
+
+def broken_gpu(index: int, fixed: Fixed, problem: str) -> Gpu:
+    """A GPU that can't be read: what is known of it, no memory, and the reason."""
+    return Gpu(total_mb=0, used_mb=0, free_mb=0, problem=problem, **_described(index, fixed))
+
+
+def _described(index: int, fixed: Fixed) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": fixed.uuid,
+        "name": fixed.name,
+        "pci_bus_id": fixed.pci_bus_id,
+        "numa_node": fixed.numa_node,
+        "compute_capability": fixed.compute_capability,
+        "multi_processor_count": fixed.multi_processor_count,
+    }
+
+
+def _sensors(handle: Any) -> dict[str, Any]:
+    utilisation = answer_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = answer_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
+    return {
+        "utilisation_percent": None if utilisation is None else int(utilisation.gpu),
+        "temperature_c": _first_answer(_TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": None if power_mw is None else power_mw / 1000,
+    }
+
+
+def _read_split(index: int, fixed: Fixed, handle: Any, instances: Sequence[Gpu]) -> Gpu:
+    """The whole GPU in MIG mode. Its memory is the instances' where the driver gives it to administrators only."""
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    return Gpu(
+        total_mb=sum(gpu.total_mb for gpu in instances) if memory is None else memory.total // MB,
+        used_mb=sum(gpu.used_mb for gpu in instances) if memory is None else memory.used // MB,
+        free_mb=sum(gpu.free_mb for gpu in instances) if memory is None else memory.free // MB,
+        mig_instances=tuple(gpu.uuid for gpu in instances),
+        problem=None
+        if instances
+        else "it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)",
+        **_described(index, fixed),
+        **_sensors(handle),
+    )
+
+
+def _read_instances(index: int, parent: Fixed, handle: Any, identify: Identify) -> list[Gpu]:
+    places = answer_or_none(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    instances = []
+    for place in range(places):
+        instance = answer_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        if instance is not None:  # places without an instance are common
+            instances.append(_read_instance(index, place, parent, instance, identify))
+    return instances
+
+
+def _read_instance(index: int, place: int, parent: Fixed, handle: Any, identify: Identify) -> Gpu:
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    attributes = answer_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
+    own = Fixed(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=_text(answer_or_none(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG"),
+        pci_bus_id=parent.pci_bus_id,
+        numa_node=parent.numa_node,
+        compute_capability=parent.compute_capability,
+        multi_processor_count=None if attributes is None else int(attributes.multiprocessorCount),
+    )
+    return Gpu(
+        total_mb=0 if memory is None else memory.total // MB,
+        used_mb=0 if memory is None else memory.used // MB,
+        free_mb=0 if memory is None else memory.free // MB,
+        mig_parent=parent.uuid,
+        mig_position=place,
+        processes=_read_processes(handle, identify),
+        problem=_NO_MEMORY_FIGURE if memory is None else None,
+        **_described(index, own),
+    )
+
+
+def _read_processes(handle: Any, identify: Identify) -> tuple[GpuProcess, ...]:
+    if identify is no_processes:
+        return ()
+    found: dict[int, GpuProcess] = {}
+    for compute, queries in ((True, _COMPUTE_QUERIES), (False, _GRAPHICS_QUERIES)):
+        for entry in _first_answer(queries, handle) or ():
+            if entry.pid in found:
+                continue  # in both lists: it computes and draws
+            who, used = identify(entry.pid), entry.usedGpuMemory
+            memory_mb = None if used is None else used // MB
+            found[entry.pid] = GpuProcess(entry.pid, who.user, who.command, memory_mb, compute)
+    return tuple(found.values())
+
+
+@dataclass(slots=True)
+class _NvLinks:
+    """Where the active NVLinks of one GPU lead: to other GPUs by PCI bus id, and to switches."""
+
+    to_gpus: dict[str, int]
+    to_switches: int = 0
+
+
+def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
+    """For each GPU by UUID, the ways to all others: NVLinks, straight or through a switch, and nearness on PCIe."""
+    links = {fixed.uuid: _read_nvlinks(handle) for fixed, handle in handles.items()}
+    peers: dict[str, list[Peer]] = {fixed.uuid: [] for fixed in handles}
+    for (one, one_handle), (two, two_handle) in combinations(handles.items(), 2):
+        level = answer_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
+        proximity = Proximity(level) if level in _LEVELS else Proximity.SYSTEM
+        straight = 0 if two.pci_bus_id is None else links[one.uuid].to_gpus.get(two.pci_bus_id, 0)
+        # A switch joins every GPU on it with all the links that both have to it.
+        nvlinks = straight + min(links[one.uuid].to_switches, links[two.uuid].to_switches)
+        peers[one.uuid].append(Peer(two.uuid, nvlinks, proximity))
+        peers[two.uuid].append(Peer(one.uuid, nvlinks, proximity))
+    return {uuid: tuple(found) for uuid, found in peers.items()}
+
+
+def _read_nvlinks(handle: Any) -> _NvLinks:
+    found = _NvLinks({})
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active = pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
+        except pynvml.NVMLError as error:
+            if error.value in _NO_ANSWER or error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                break  # no NVLink at all, or no more of them
+            raise
+        if not active:
+            continue
+        if answer_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
+            pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        ):
+            found.to_switches += 1
+            continue
+        remote = answer_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if remote is not None:
+            bus_id = _text(remote.busId)
+            found.to_gpus[bus_id] = found.to_gpus.get(bus_id, 0) + 1
+    return found

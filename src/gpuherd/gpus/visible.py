@@ -1,0 +1,110 @@
+"""Which GPUs a value of CUDA_VISIBLE_DEVICES shows, and which GPUs a user means by an id. Pure; reads no environment.
+
+Indices are positions in PCI-bus order, as CUDA counts under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpuherd.errors import NoSuchGpu
+from gpuherd.gpus.state import Gpu
+
+# CUDA reads an index as C's strtol does: blanks, a sign, digits, and whatever follows is ignored ("1abc" is 1).
+_INDEX = re.compile(r"\s*([+-]?[0-9]+)")
+# Longer numbers name no GPU and would cost time to convert.
+_MOST_DIGITS = 9
+
+
+def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this CUDA_VISIBLE_DEVICES may use, in the order in which it names them.
+
+    None (not set) shows all. Otherwise CUDA's own rules: entries are indices, UUIDs or unique beginnings of UUIDs
+    (``GPU-…``, ``MIG-…``); the list ends at the first entry that names no GPU (so ``""`` and ``-1`` show none); a GPU
+    named twice makes the whole list show none. The index of a GPU that is split into MIG instances shows its first
+    instance. A GPU that is split is itself never shown, since CUDA runs nothing on it.
+
+    One departure: CUDA uses only the first MIG instance of a list. All are given here, since each can serve a job.
+    """
+    if cuda_visible_devices is None:
+        return tuple(gpu for gpu in gpus if not gpu.mig_instances)
+    shown: list[Gpu] = []
+    for entry in cuda_visible_devices.split(","):
+        gpu = _named_by_cuda(gpus, entry)
+        if gpu is None:
+            break
+        if gpu in shown:
+            return ()
+        shown.append(gpu)
+    return tuple(shown)
+
+
+def _named_by_cuda(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    name = entry.strip()
+    if name.startswith(("GPU-", "MIG-")):
+        named = _by_uuid(gpus, name)
+        return _first_instance(gpus, named[0]) if len(named) == 1 else None
+    match = _INDEX.match(entry)
+    if match is None or len(match[1]) > _MOST_DIGITS:
+        return None
+    index = int(match[1])
+    whole = [gpu for gpu in gpus if gpu.index == index and gpu.mig_parent is None]
+    return _first_instance(gpus, whole[0]) if whole else None
+
+
+def _by_uuid(gpus: Sequence[Gpu], beginning: str) -> list[Gpu]:
+    """The GPU of exactly this UUID, else all whose UUID begins so."""
+    exact = [gpu for gpu in gpus if gpu.uuid == beginning]
+    return exact or [gpu for gpu in gpus if gpu.uuid.startswith(beginning)]
+
+
+def _first_instance(gpus: Sequence[Gpu], gpu: Gpu) -> Gpu | None:
+    if not gpu.mig_instances:
+        return gpu
+    return next((instance for instance in gpus if instance.mig_parent == gpu.uuid), None)
+
+
+def find(gpus: Sequence[Gpu], ids: Sequence[str | int]) -> tuple[Gpu, ...]:
+    """The GPUs that a user means by these ids, in that order; one named twice comes once.
+
+    An id is an index (``3``), a MIG instance of a GPU (``3:1``), or a UUID or a unique beginning of one. The index or
+    UUID of a GPU that is split into MIG instances means all its instances.
+
+    Raises:
+        NoSuchGpu: an id names no GPU of ``gpus`` or a UUID's beginning more than one. The message names it, and the
+            GPUs that there are.
+    """
+    found: dict[str, Gpu] = {}
+    for wanted in ids:
+        for gpu in _named_by_user(gpus, str(wanted).strip()):
+            found[gpu.uuid] = gpu
+    return tuple(found.values())
+
+
+def _named_by_user(gpus: Sequence[Gpu], wanted: str) -> Sequence[Gpu]:
+    if wanted.startswith(("GPU-", "MIG-")):
+        named = _by_uuid(gpus, wanted)
+        if len(named) > 1:
+            several = ", ".join(f"{gpu.label} ({gpu.uuid})" for gpu in named)
+            raise NoSuchGpu(f"GPU id {wanted!r} fits several GPUs: {several}; write more of the UUID")
+    else:
+        named = [gpu for gpu in gpus if gpu.label == wanted]
+    # A split GPU is meant whether it is in the list itself or only its instances are.
+    instances = [gpu for gpu in gpus if gpu.mig_parent is not None and _is_parent(gpu, wanted)]
+    if len({gpu.mig_parent for gpu in instances}) == 1:
+        return instances
+    if not named:
+        raise NoSuchGpu(f"there is no GPU {wanted!r} here; {_those_that_are(gpus)}")
+    return named
+
+
+def _is_parent(instance: Gpu, wanted: str) -> bool:
+    """Whether ``wanted`` names the GPU that this MIG instance is a part of."""
+    parent = instance.mig_parent or ""
+    return str(instance.index) == wanted or (wanted.startswith("GPU-") and parent.startswith(wanted))
+
+
+def _those_that_are(gpus: Sequence[Gpu]) -> str:
+    usable = [gpu.label for gpu in gpus if not gpu.mig_instances]
+    return f"available GPUs: {', '.join(usable)}" if usable else "no GPU is available"

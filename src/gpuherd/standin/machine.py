@@ -1,0 +1,401 @@
+"""A simulated machine: makes and changes the state file that the stand-in driver library answers from.
+
+Every change is made under an exclusive lock on the file, so that programs which read or change it at the same time
+see it whole. Knows the state file and which processes live; doesn't know who asks the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.standin.layout import (
+    FOLLOWS_USE,
+    LAYOUT_VERSION,
+    MAGIC,
+    MAX_DEVICES,
+    MAX_LINKS,
+    MAX_MIG_INSTANCES,
+    MAX_PROCESSES,
+    Device,
+    Process,
+    State,
+)
+
+STATE_VARIABLE = "GPUHERD_STANDIN"
+_MB = 1 << 20
+_PHANTOM_PID = 5_000_000  # above the kernel's largest pid: such a process never exists
+
+GpuId = int | str  # 3 or "3" for a GPU, "3:1" for MIG instance 1 on it
+
+
+class OutOfMemory(GpuherdError):
+    """A simulated GPU has not as much memory free as was asked for."""
+
+
+class Occupation:
+    """Memory held on one GPU. ``release`` gives it back; else it ends with its process or its time."""
+
+    def __init__(self, machine: Machine, slot: int, entry: Process) -> None:
+        self._machine = machine
+        self._slot = slot
+        self._ticket = entry.ticket
+        self.pid = entry.pid
+
+    def release(self) -> None:
+        """Frees the memory. A second call does nothing."""
+        with self._machine.change() as state:
+            entry = state.process[self._slot]
+            if entry.ticket == self._ticket:
+                entry.counts = 0
+
+
+class Machine:
+    """A simulated machine, as the stand-in driver library shows it. GPUs are numbered in PCI order from 0."""
+
+    def __init__(self, path: Path) -> None:
+        """Use ``create`` or ``open``."""
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self._state = State.from_buffer(mmap.mmap(self._file, ctypes.sizeof(State)))
+
+    # ---- making, finding and using one ----
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], spec: str = "4x40GB", *, attribute: bool = False) -> Machine:
+        """Makes the state file at ``path`` (which must not exist) for the machine that ``spec`` describes.
+
+        ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
+        """
+        from gpuherd.standin.initial import initial_state
+        from gpuherd.standin.spec import parse
+
+        wanted = parse(spec)
+        target = Path(path).resolve()
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.new")
+        temporary.write_bytes(initial_state(wanted.memory_mb, attribute, (os.getpid(), start_of(os.getpid()))))
+        machine = cls(temporary)
+        try:
+            for gpu in range(0, len(wanted.memory_mb) - 1, 2):
+                machine.link(gpu, gpu + 1, wanted.nvlinks)
+            for gpu, sizes in wanted.mig:
+                machine.split_mig(gpu, sizes)
+            for busy in wanted.busy:
+                for gpu in busy.gpus:
+                    machine.occupy(gpu, wanted.memory_mb[gpu] // 2, until_s=busy.seconds)
+            # A link, not a rename: it fails when somebody else's machine is there already.
+            os.link(temporary, target)
+        finally:
+            temporary.unlink()
+        machine.path = target
+        return machine
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Machine:
+        """The machine whose state file is at ``path``. Raises UsageError when that is no such file."""
+        target = Path(path).resolve()
+        try:
+            if not target.is_file() or target.stat().st_size != ctypes.sizeof(State):
+                raise UsageError(f"{target} is no state file of a simulated machine (of this version of gpuherd)")
+            machine = cls(target)
+        except OSError as problem:
+            raise UsageError(f"the state file {target} can't be opened: {problem.strerror}") from problem
+        if machine._state.magic != MAGIC or machine._state.version != LAYOUT_VERSION:
+            raise UsageError(f"{target} is no state file of a simulated machine (of this version of gpuherd)")
+        return machine
+
+    def environment(self) -> dict[str, str]:
+        """What a child process needs in its environment to see this machine and no real GPU."""
+        from gpuherd.standin import build
+
+        folder = str(build.library_folder())
+        others = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
+        return {STATE_VARIABLE: str(self.path), "LD_LIBRARY_PATH": ":".join([folder, *others])}
+
+    def activate(self) -> None:
+        """Makes this process and its future children see this machine in place of a real driver.
+
+        Raises GpuherdError when this process has loaded NVIDIA's own library before.
+        """
+        load_driver()
+        os.environ.update(self.environment())
+
+    def deactivate(self) -> None:
+        """Makes this process see no driver again (its library stays loaded and says so)."""
+        from gpuherd.standin import build
+
+        folder = str(build.library_folder())
+        rest = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
+        os.environ.pop(STATE_VARIABLE, None)
+        os.environ.pop("LD_LIBRARY_PATH", None)
+        if rest:
+            os.environ["LD_LIBRARY_PATH"] = ":".join(rest)
+
+    @contextmanager
+    def change(self) -> Iterator[State]:
+        """The state, locked against all other readers and writers."""
+        # A lock belongs to an open file, which threads and forked processes share: each change opens its own. By way
+        # of /proc, because the name may be gone.
+        with Path(f"/proc/self/fd/{self._file}").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield self._state
+
+    # ---- what is there ----
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs of the whole GPUs, in PCI order."""
+        return tuple(self._state.device[i].uuid.decode() for i in range(self._state.gpus))
+
+    def uuid(self, gpu: GpuId) -> str:
+        """UUID of a GPU or a MIG instance."""
+        return self._device(self.number(gpu)).uuid.decode()
+
+    def creator_alive(self) -> bool:
+        """Whether the process that made this machine still lives."""
+        return start_of(self._state.creator_pid) == self._state.creator_start
+
+    @property
+    def calls(self) -> int:
+        """How many driver calls have been answered, by all processes together."""
+        return int(self._state.calls)
+
+    def used_mb(self, gpu: GpuId) -> int:
+        """Memory in use on a GPU in MB, without what attributed jobs show."""
+        with self.change():
+            return self._used(self.number(gpu)) // _MB
+
+    def number(self, gpu: GpuId) -> int:
+        """Position of a GPU or MIG instance in the state. Raises UsageError when there is no such."""
+        index, _, position = str(gpu).partition(":")
+        for number in range(self._state.devices):
+            device = self._state.device[number]
+            if not position and index == str(number) and not device.parent:
+                return number
+            if position and device.parent and index == str(device.parent - 1) and position == str(device.position):
+                return number
+        raise UsageError(f"the simulated machine has no GPU {gpu}")
+
+    def visible(self, names: str, *, pci_order: bool = True) -> tuple[str, ...]:
+        """The devices (``3``, or ``3:1`` for a MIG instance) that a CUDA_VISIBLE_DEVICES value names, as CUDA reads it:
+        it stops at the first bad name, and gives none when one is named twice. Without ``pci_order`` CUDA counts from
+        the fastest GPU, here the one with the most memory.
+        """
+        order = sorted(range(self._state.gpus), key=lambda n: 0 if pci_order else -self._state.device[n].total)
+        found: list[int] = []
+        for name in names.split(","):
+            if name.isdigit() and int(name) < len(order):
+                found.append(self._first_usable(order[int(name)]))
+                continue
+            matches = [n for n in range(self._state.devices) if self._device(n).uuid.decode().startswith(name)]
+            if len(name) <= 4 or len(matches) != 1:
+                break
+            found.append(matches[0])
+        return tuple(self._label(number) for number in found) if len(set(found)) == len(found) else ()
+
+    # ---- what a test or a fake job can do to it ----
+
+    def occupy(
+        self,
+        gpu: GpuId,
+        memory_mb: int,
+        *,
+        pid: int | None = None,
+        until_s: float | None = None,
+        graphics: bool = False,
+    ) -> Occupation:
+        """Takes memory on a GPU, all or nothing.
+
+        Args:
+            pid: the process that holds it: the memory is free when that dies. None: a phantom, somebody who is
+                there for good but can't be looked up.
+            until_s: seconds from now after which it is free in any case.
+            graphics: a display process in place of a computing one.
+
+        Raises OutOfMemory when it does not fit.
+        """
+        number = self.number(gpu)
+        start = 0
+        if pid is not None:
+            start = start_of(pid)
+            if not start:
+                raise UsageError(f"there is no process {pid}")
+        with self.change() as state:
+            device = state.device[number]
+            free = device.total - self._used(number)
+            if memory_mb * _MB > free:
+                raise OutOfMemory(f"GPU {gpu} has {free // _MB} MB free; {memory_mb} MB were asked for")
+            slot = self._free_slot()
+            entry = state.process[slot]
+            entry.device = number
+            entry.pid = _PHANTOM_PID + slot if pid is None else pid
+            entry.phantom = pid is None
+            entry.graphics = graphics
+            entry.start = start
+            entry.bytes = memory_mb * _MB
+            entry.until = 0 if until_s is None else time.monotonic_ns() + round(until_s * 1e9)
+            entry.ticket = int.from_bytes(os.urandom(4))
+            entry.counts = 1
+            return Occupation(self, slot, entry)
+
+    def set_ghost_memory(self, gpu: GpuId, memory_mb: int) -> None:
+        """Memory that is in use though no process is listed."""
+        with self.change() as state:
+            state.device[self.number(gpu)].ghost = memory_mb * _MB
+
+    def set_utilisation(self, gpu: GpuId, percent: int | None) -> None:
+        """What the driver reports; None: 0 when idle, 90 when used."""
+        self._set_figure(gpu, "utilisation", percent)
+
+    def set_temperature(self, gpu: GpuId, celsius: int | None) -> None:
+        """What the driver reports; None: 34 when idle, 61 when used."""
+        self._set_figure(gpu, "temperature", celsius)
+
+    def set_power(self, gpu: GpuId, watts: float | None) -> None:
+        """What the driver reports; None: 55 when idle, 240 when used."""
+        self._set_figure(gpu, "power", None if watts is None else round(watts * 1000))
+
+    def set_name(self, gpu: GpuId, name: str) -> None:
+        """The product name, at most 63 bytes."""
+        with self.change() as state:
+            state.device[self.number(gpu)].name = name.encode()[:63]
+
+    def set_numa_node(self, gpu: GpuId, node: int) -> None:
+        """The NUMA node that a GPU is attached to."""
+        with self.change() as state:
+            state.device[self.number(gpu)].numa_node = node
+
+    def lose(self, gpu: GpuId) -> None:
+        """The GPU falls off the bus: every call about it answers "GPU is lost"."""
+        with self.change() as state:
+            state.device[self.number(gpu)].lost = 1
+
+    def restore(self, gpu: GpuId) -> None:
+        """The GPU is back."""
+        with self.change() as state:
+            state.device[self.number(gpu)].lost = 0
+
+    def fail(self, code: int | None, *, calls: int | None = None) -> None:
+        """Every driver call answers this NVML error code, the next ``calls`` only or until changed; None ends it."""
+        with self.change() as state:
+            state.fail_calls = calls or 0
+            state.fail_code = code or 0
+
+    def set_latency(self, seconds: float) -> None:
+        """How long every driver call takes."""
+        with self.change() as state:
+            state.latency = round(seconds * 1e6)
+
+    def hide_pids(self, hidden: bool = True) -> None:
+        """As in a container: memory is in use, but no process is listed."""
+        with self.change() as state:
+            state.hide_pids = hidden
+
+    def hide_process_memory(self, hidden: bool = True) -> None:
+        """Processes are listed without their memory."""
+        with self.change() as state:
+            state.hide_memory = hidden
+
+    def link(self, one: int, other: int, nvlinks: int) -> None:
+        """Joins two GPUs by this many NVLinks in place of those they have."""
+        first, second = self.number(one), self.number(other)
+        with self.change() as state:
+            for a, b in ((first, second), (second, first)):
+                if sum(state.nvlinks[a]) - state.nvlinks[a][b] + nvlinks > MAX_LINKS:
+                    raise UsageError(f"GPU {a} would have more than {MAX_LINKS} NVLinks")
+            state.nvlinks[first][second] = state.nvlinks[second][first] = nvlinks
+
+    def set_proximity(self, one: int, other: int, level: int) -> None:
+        """How far apart two GPUs are on PCIe: an nvmlGpuTopologyLevel_t value (gpuherd.gpus.state.Proximity)."""
+        first, second = self.number(one), self.number(other)
+        with self.change() as state:
+            state.proximity[first][second] = state.proximity[second][first] = level
+
+    def split_mig(self, gpu: int, sizes_mb: Sequence[int]) -> tuple[str, ...]:
+        """Splits a GPU that is not split yet into MIG instances of these sizes. Returns their UUIDs."""
+        from gpuherd.standin.initial import fill_instance
+
+        number = self.number(gpu)
+        with self.change() as state:
+            parent = state.device[number]
+            first = state.devices
+            if parent.mig_mode or parent.parent:
+                raise UsageError(f"GPU {gpu} is split already")
+            if len(sizes_mb) > MAX_MIG_INSTANCES or first + len(sizes_mb) > MAX_DEVICES:
+                raise UsageError(f"a GPU has at most {MAX_MIG_INSTANCES} MIG instances")
+            if sum(sizes_mb) * _MB > parent.total:
+                raise UsageError(f"GPU {gpu} has less than {sum(sizes_mb)} MB")
+            for position, size in enumerate(sizes_mb):
+                fill_instance(state, first + position, number, position, size)
+            state.devices = first + len(sizes_mb)
+            parent.mig_mode = 1
+        return tuple(self.uuid(f"{gpu}:{position}") for position in range(len(sizes_mb)))
+
+    # ---- inside ----
+
+    def _device(self, number: int) -> Device:
+        device: Device = self._state.device[number]
+        return device
+
+    def _first_usable(self, number: int) -> int:
+        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
+
+    def _label(self, number: int) -> str:
+        device = self._device(number)
+        return f"{device.parent - 1}:{device.position}" if device.parent else str(number)
+
+    def _set_figure(self, gpu: GpuId, name: str, value: int | None) -> None:
+        with self.change() as state:
+            setattr(state.device[self.number(gpu)], name, FOLLOWS_USE if value is None else value)
+
+    def _used(self, number: int) -> int:
+        device = self._device(number)
+        on = {number} | {n for n in range(self._state.devices) if self._device(n).parent == number + 1}
+        entries: Iterator[Process] = iter(self._state.process)
+        return device.ghost + sum(entry.bytes for entry in entries if entry.device in on and _counts(entry))
+
+    def _free_slot(self) -> int:
+        for slot in range(MAX_PROCESSES):
+            if not _counts(self._state.process[slot]):
+                self._state.process[slot].counts = 0
+                return slot
+        raise GpuherdError(f"a simulated machine holds at most {MAX_PROCESSES} processes")
+
+
+def load_driver() -> None:
+    """Loads the stand-in driver library so that later loads by name find it; it answers once a machine is active.
+
+    Raises GpuherdError when this process has loaded NVIDIA's own library before.
+    """
+    from gpuherd.standin import build
+
+    ctypes.CDLL(str(build.library_folder() / build.NVML), ctypes.RTLD_GLOBAL)
+    # By name the loader gives the library that was loaded first under it.
+    if not hasattr(ctypes.CDLL(build.NVML), "gpuherd_standin_layout"):
+        raise GpuherdError("this process has already loaded NVIDIA's driver library; simulate GPUs in a new process")
+
+
+def start_of(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 when it is not there, or a zombie (which holds nothing)."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        if fields[0] not in (b"Z", b"X"):
+            return int(fields[19])
+    return 0
+
+
+def _counts(entry: Process) -> bool:
+    """The rule of ``is_alive`` in state.h."""
+    if not entry.counts or (entry.until and time.monotonic_ns() >= entry.until):
+        return False
+    return bool(entry.phantom) or start_of(entry.pid) == entry.start
