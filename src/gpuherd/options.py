@@ -1,14 +1,17 @@
 """Options exist once: a field of a dataclass carries its own default, help text and spellings.
 
-The command line (``gpuherd.cli.parsing``) turns such a dataclass into flags, a Python caller passes the same names as
+``gpuherd.flags`` turns such a dataclass into flags, a Python caller passes the same names as
 keywords. This module only declares; it knows neither argparse nor YAML.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +65,32 @@ def option(
     if default is MISSING:
         return field(metadata={"option": spec})
     return field(default=default, metadata={"option": spec})
+
+
+def accepts_aliases(config_type: type[ConfigT]) -> type[ConfigT]:
+    """Class decorator for an option dataclass: its constructor then takes every alias as a keyword too.
+
+    ``ExperimentConfig(num_gpus_per_job=2)`` is ``ExperimentConfig(gpus_per_job=2)``. Naming one option twice is a
+    TypeError, as for any keyword.
+    """
+    names: dict[str, str] = {}
+    for declared in fields(config_type):  # type: ignore[arg-type]
+        spec = declared.metadata.get("option")
+        if spec is not None:
+            for alias in (spec.flag, *spec.aliases):
+                if alias is not None:
+                    names[alias.replace("-", "_")] = declared.name
+    plain_init = config_type.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: ConfigT, **given: Any) -> None:
+        for alias in given.keys() & names.keys():
+            if names[alias] == alias:
+                continue
+            if names[alias] in given:
+                raise TypeError(f"{alias} and {names[alias]} are the same option; give one of them")
+            given[names[alias]] = given.pop(alias)
+        plain_init(self, **given)
+
+    config_type.__init__ = init  # type: ignore[method-assign,assignment]
+    return config_type

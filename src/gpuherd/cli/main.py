@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from gpuherd import __version__
 from gpuherd.cli.parsing import Parser
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.report.log import configure_console
 
 COMMANDS = ("esd", "gpus", "doctor", "completion")
 
@@ -40,15 +40,6 @@ def build_parser() -> Parser:
     return parser
 
 
-def configure_logging() -> None:
-    """Sends log records to standard error at the level that LOG_LEVEL names (default WARNING)."""
-    name = os.environ.get("LOG_LEVEL", "WARNING").upper()
-    level = logging.getLevelNamesMapping().get(name)
-    if level is None:
-        raise UsageError(f"LOG_LEVEL={name!r} is no level; use DEBUG, INFO, WARNING or ERROR")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
 def run(argv: Sequence[str] | None = None) -> int:
     """Parses ``argv`` and runs the command. Returns its exit code."""
     parser = build_parser()
@@ -58,7 +49,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
-    configure_logging()
+    configure_console()
     if args.simulate is not None:
         from gpuherd.standin import activate
 

@@ -1,111 +1,12 @@
-"""Turns option dataclasses into argparse flags and back.
-
-Every spelling is accepted with dashes and with underscores; only the main one is shown in ``--help``. An unknown flag
-is answered with the nearest known one. Knows nothing of any one command.
-"""
+"""How a command module makes its parser. The flags themselves come from dataclasses through ``gpuherd.flags``."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields
-from typing import Any, NoReturn, TypeVar
 
-from gpuherd.errors import ExitCode, UsageError
-from gpuherd.options import Option
+from gpuherd.flags import ConfigT, Parser, add_options, build, option_fields, spellings
 
-ConfigT = TypeVar("ConfigT")
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
-
-    def reject_unknown(self, words: Iterable[str]) -> None:
-        """Exits with the nearest known flag for the first unknown word, if there is one."""
-        for word in words:
-            flag = word.split("=", 1)[0]
-            known = [spelling for spelling in self._option_string_actions if "_" not in spelling]
-            nearest = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
-            self.error(f"unknown argument {word!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-
-
-def option_fields(config_type: type) -> list[tuple[Field[Any], Option]]:
-    """The fields of a dataclass that are options, with their declarations, in order."""
-    return [(f, f.metadata["option"]) for f in fields(config_type) if "option" in f.metadata]
-
-
-def spellings(name: str, spec: Option) -> tuple[list[str], list[str]]:
-    """The flags shown in ``--help`` and those accepted silently (aliases and underscore forms)."""
-    shown = "--" + (spec.flag or name.replace("_", "-"))
-    quiet: list[str] = []
-    for alias in (shown[2:], name, *spec.aliases):
-        for form in ("--" + alias, "--" + alias.replace("-", "_"), "--" + alias.replace("_", "-")):
-            if form != shown and form not in quiet:
-                quiet.append(form)
-    return [shown], quiet
-
-
-def add_options(parser: argparse.ArgumentParser, config_type: type) -> None:
-    """Adds one flag for each option field of the dataclass. Absent flags leave no trace in the namespace."""
-    groups: dict[str, Any] = {}
-    for field, spec in option_fields(config_type):
-        group = (
-            groups.setdefault(spec.group, parser.add_argument_group(spec.group)) if spec.group != "options" else parser
-        )
-        shown, quiet = spellings(field.name, spec)
-        common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        if field.default is False:
-            common["action"] = "store_true"
-        else:
-            common |= {"type": _parse_with(spec), "metavar": spec.metavar or field.name.upper()}
-            if spec.choices is not None:
-                common |= {"choices": tuple(spec.choices)}
-                common["metavar"] = spec.metavar or "|".join(spec.choices)
-            if spec.many:
-                common["nargs"] = "+"
-        group.add_argument(*shown, help=_help(field, spec), **common)
-        if quiet:
-            group.add_argument(*quiet, help=argparse.SUPPRESS, **common)
-
-
-def _parse_with(spec: Option) -> Any:
-    parse = spec.parse
-    if parse is None:
-        return str
-
-    def checked(word: str) -> Any:
-        try:
-            return parse(word)
-        except (ValueError, UsageError) as problem:
-            raise argparse.ArgumentTypeError(str(problem)) from None
-
-    return checked
-
-
-def _help(field: Field[Any], spec: Option) -> str:
-    text = spec.help.replace("%", "%%")
-    if field.default in (MISSING, None, False, ()):
-        return text
-    return f"{text} (default: {field.default})"
-
-
-def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
-    """The dataclass with what was given on the command line; its own ``__post_init__`` validates."""
-    given: dict[str, Any] = {}
-    for field, spec in option_fields(config_type):
-        if hasattr(args, field.name):
-            value = getattr(args, field.name)
-            given[field.name] = tuple(value) if spec.many else value
-    return config_type(**given)
+__all__ = ["ConfigT", "Parser", "add_command", "add_options", "build", "option_fields", "spellings"]
 
 
 def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summary: str, description: str) -> Parser:

@@ -1,1 +1,54 @@
-"""."""
+"""A durable queue of commands and the dispatcher that runs them on GPUs that people share.
+
+The public names are imported when first used: the command line reads ``jobs.options`` for its flags and must not pay
+for the dispatcher then.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.events import Event, EventKind
+    from gpuherd.jobs.failures import FailureClass
+    from gpuherd.jobs.job import Job, JobState
+    from gpuherd.jobs.options import GpuOptions
+    from gpuherd.jobs.outcome import Failure, Outcome
+    from gpuherd.jobs.queue import Queue
+    from gpuherd.jobs.run import run_jobs
+    from gpuherd.jobs.rundir import RunDirectory
+
+__all__ = [
+    "Event",
+    "EventKind",
+    "Failure",
+    "FailureClass",
+    "GpuOptions",
+    "Job",
+    "JobState",
+    "Outcome",
+    "Queue",
+    "RunDirectory",
+    "run_jobs",
+]
+
+_HOME = {
+    "Event": "events",
+    "EventKind": "events",
+    "Failure": "outcome",
+    "FailureClass": "failures",
+    "GpuOptions": "options",
+    "Job": "job",
+    "JobState": "job",
+    "Outcome": "outcome",
+    "Queue": "queue",
+    "RunDirectory": "rundir",
+    "run_jobs": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"gpuherd.jobs.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,6 +36,8 @@ class Job:
         cwd: working directory, None for the dispatcher's.
         result: a file that exists when the job has succeeded; a job is done only while it is there.
         title: what progress lines call it, when that is not the name.
+        identity: what its result depends on: a job that is done is done again when this changes. None: its command, the
+            additions to its environment, and its working directory.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Job:
     cwd: str | None = None
     result: str | None = None
     title: str | None = None
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

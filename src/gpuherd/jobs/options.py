@@ -45,7 +45,7 @@ class GpuOptions:
     max_gpus: int = option(4, help="most GPUs to use at once", parse=positive_int, metavar="N", group="GPUs")
     gpu_list: tuple[str | int, ...] = option(
         (),
-        help="GPUs to use, in order of preference: indices, MIG instances (0:1) or UUIDs (default: all that are visible)",
+        help="GPUs to use, in order of preference: indices, MIG instances (0:1) or UUIDs (default: all visible ones)",
         aliases=("gpus",),
         parse=gpu_names,
         many=True,

@@ -75,7 +75,7 @@ def _source(name: str) -> Path:
 def _key() -> str:
     """Changes whenever a compiled library would differ."""
     digest = hashlib.sha256(repr((_FLAGS, platform.machine(), platform.libc_ver())).encode())
-    for source in _SOURCES.values():
+    for source in (*_SOURCES.values(), "state.h"):
         digest.update(_source(source).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -88,7 +88,9 @@ def _compile(source: str, folder: Path, library: str) -> None:
         )
     command = [*words, *_FLAGS, f"-Wl,-soname,{library}", "-o", str(folder / library), str(_source(source))]
     _log.debug("compiling: %s", command)
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    # The wheel's compiler keeps a cache of its own, which needs no home folder here and leaves nothing behind.
+    environment = os.environ | {name: str(folder.parent) for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if result.returncode != 0:
         last = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
         raise GpuherdError(

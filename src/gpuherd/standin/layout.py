@@ -1,7 +1,8 @@
-"""The state file of a simulated machine: the fields that ``nvml.c`` reads, mirrored as ctypes structures.
+"""The state file of a simulated machine: the fields that ``state.h`` declares, mirrored as ctypes structures.
 
-The file is exactly one ``State``. Whoever changes it holds an exclusive flock on it; ``nvml.c`` reads under a shared
-one. A change of the layout raises ``LAYOUT_VERSION`` here and in ``nvml.c``; a test compares what both believe.
+The file is exactly one ``State``. Whoever changes it holds an exclusive flock on it; the library reads under a shared
+one (``state.h`` says why). A change of the layout raises ``LAYOUT_VERSION`` here and in ``state.h``; a test compares
+what both believe.
 Knows only the fields; what they mean for a machine is in ``gpuherd.standin.machine``.
 """
 
@@ -73,6 +74,7 @@ class Process(Structure):
     pid: int
     phantom: int  # 1: no such process need exist
     graphics: int  # 1: a display process
+    ticket: int  # tells entries apart that have used the same place
     start: int  # clock ticks since boot: a pid that is used again is another process
     bytes: int
     until: int  # CLOCK_MONOTONIC nanoseconds; 0: for good
@@ -83,7 +85,7 @@ class Process(Structure):
         ("pid", c_uint32),
         ("phantom", c_uint32),
         ("graphics", c_uint32),
-        ("reserved", c_uint32),
+        ("ticket", c_uint32),
         ("start", c_uint64),
         ("bytes", c_uint64),
         ("until", c_int64),

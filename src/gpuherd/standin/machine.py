@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.standin import build
-from gpuherd.standin.initial import fill_instance, initial_state
 from gpuherd.standin.layout import (
     FOLLOWS_USE,
     LAYOUT_VERSION,
@@ -46,16 +44,17 @@ class OutOfMemory(GpuherdError):
 class Occupation:
     """Memory held on one GPU. ``release`` gives it back; else it ends with its process or its time."""
 
-    def __init__(self, machine: Machine, slot: int, pid: int) -> None:
+    def __init__(self, machine: Machine, slot: int, entry: Process) -> None:
         self._machine = machine
         self._slot = slot
-        self.pid = pid
+        self._ticket = entry.ticket
+        self.pid = entry.pid
 
     def release(self) -> None:
         """Frees the memory. A second call does nothing."""
         with self._machine.change() as state:
             entry = state.process[self._slot]
-            if entry.counts and entry.pid == self.pid:
+            if entry.ticket == self._ticket:
                 entry.counts = 0
 
 
@@ -77,6 +76,7 @@ class Machine:
 
         ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
         """
+        from gpuherd.standin.initial import initial_state
         from gpuherd.standin.spec import parse
 
         wanted = parse(spec)
@@ -112,6 +112,8 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to see this machine and no real GPU."""
+        from gpuherd.standin import build
+
         folder = str(build.library_folder())
         others = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
         return {STATE_VARIABLE: str(self.path), "LD_LIBRARY_PATH": ":".join([folder, *others])}
@@ -126,6 +128,8 @@ class Machine:
 
     def deactivate(self) -> None:
         """Makes this process see no driver again (its library stays loaded and says so)."""
+        from gpuherd.standin import build
+
         folder = str(build.library_folder())
         rest = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
         os.environ.pop(STATE_VARIABLE, None)
@@ -180,20 +184,20 @@ class Machine:
 
     def visible(self, names: str, *, pci_order: bool = True) -> tuple[str, ...]:
         """The devices (``3``, or ``3:1`` for a MIG instance) that a CUDA_VISIBLE_DEVICES value names, as CUDA reads it:
-        it stops at the first bad name. Without ``pci_order`` CUDA counts from the fastest GPU, here the one with the
-        most memory.
+        it stops at the first bad name, and gives none when one is named twice. Without ``pci_order`` CUDA counts from
+        the fastest GPU, here the one with the most memory.
         """
         order = sorted(range(self._state.gpus), key=lambda n: 0 if pci_order else -self._state.device[n].total)
         found: list[int] = []
         for name in names.split(","):
             if name.isdigit() and int(name) < len(order):
-                found.append(order[int(name)])
+                found.append(self._first_usable(order[int(name)]))
                 continue
             matches = [n for n in range(self._state.devices) if self._device(n).uuid.decode().startswith(name)]
             if len(name) <= 4 or len(matches) != 1:
                 break
             found.append(matches[0])
-        return tuple(self._label(number) for number in found)
+        return tuple(self._label(number) for number in found) if len(set(found)) == len(found) else ()
 
     # ---- what a test or a fake job can do to it ----
 
@@ -236,8 +240,9 @@ class Machine:
             entry.start = start
             entry.bytes = memory_mb * _MB
             entry.until = 0 if until_s is None else time.monotonic_ns() + round(until_s * 1e9)
+            entry.ticket = int.from_bytes(os.urandom(4))
             entry.counts = 1
-            return Occupation(self, slot, entry.pid)
+            return Occupation(self, slot, entry)
 
     def set_ghost_memory(self, gpu: GpuId, memory_mb: int) -> None:
         """Memory that is in use though no process is listed."""
@@ -314,6 +319,8 @@ class Machine:
 
     def split_mig(self, gpu: int, sizes_mb: Sequence[int]) -> tuple[str, ...]:
         """Splits a GPU that is not split yet into MIG instances of these sizes. Returns their UUIDs."""
+        from gpuherd.standin.initial import fill_instance
+
         number = self.number(gpu)
         with self.change() as state:
             parent = state.device[number]
@@ -335,6 +342,10 @@ class Machine:
     def _device(self, number: int) -> Device:
         device: Device = self._state.device[number]
         return device
+
+    def _first_usable(self, number: int) -> int:
+        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
 
     def _label(self, number: int) -> str:
         device = self._device(number)
@@ -363,6 +374,8 @@ def load_driver() -> None:
 
     Raises GpuherdError when this process has loaded NVIDIA's own library before.
     """
+    from gpuherd.standin import build
+
     ctypes.CDLL(str(build.library_folder() / build.NVML), ctypes.RTLD_GLOBAL)
     # By name the loader gives the library that was loaded first under it.
     if not hasattr(ctypes.CDLL(build.NVML), "gpuherd_standin_layout"):
@@ -379,7 +392,7 @@ def start_of(pid: int) -> int:
 
 
 def _counts(entry: Process) -> bool:
-    """The rule of ``is_alive`` in nvml.c."""
+    """The rule of ``is_alive`` in state.h."""
     if not entry.counts or (entry.until and time.monotonic_ns() >= entry.until):
         return False
     return bool(entry.phantom) or start_of(entry.pid) == entry.start

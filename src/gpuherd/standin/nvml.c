@@ -1,107 +1,14 @@
 /* A stand-in for NVIDIA's management library: NVML's own entry points over a state file that others may change.
  *
- * The GPUs, their memory and their processes are in the file that the environment variable GPUHERD_STANDIN names;
- * gpuherd/standin/layout.py documents its fields and machine.py writes it. This file only answers questions about it.
- * Entry points, structures and codes are those of NVML's public interface, as its Python binding (nvidia-ml-py) calls
- * them. What is not here is answered by the binding itself, as for an old driver: "function not found".
- *
- * Knows: the layout of the state file, /proc. Doesn't know: how a machine is made, what gpuherd is.
- *
- * Consistency: a writer changes the file under an exclusive flock, and each call here reads it under a shared one, so
- * no call sees half a change. The lock of a writer that dies is dropped by the kernel; the flag that makes a process
- * entry count is written last, so that half an entry never counts. A lock was preferred to a sequence counter because
- * it can't be left odd by a dead writer, and costs half a microsecond.
+ * The entry points, structures and codes are those of NVML's public interface, as its Python binding (nvidia-ml-py)
+ * calls them. What is not here is answered by the binding itself, as for an old driver: "function not found".
+ * Knows NVML's interface. The state file and who uses a GPU is state.h's part; how a machine is made, machine.py's.
  */
 
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
+#include "state.h"
 
 #define API __attribute__((visibility("default")))
 #define SAME_AS(name) __attribute__((visibility("default"), alias(#name)))
-
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
-
-/* ---- the state file; gpuherd/standin/layout.py mirrors it field by field ---- */
-
-enum { LAYOUT_VERSION = 1, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
-       MAX_MIG_INSTANCES = 7 };
-#define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
-
-struct device {
-    char uuid[64];
-    char name[64];
-    char serial[32];
-    uint64_t total;       /* bytes */
-    uint64_t ghost;       /* bytes in use that no listed process owns */
-    uint32_t parent;      /* 1 + the GPU that this MIG instance is cut from; 0: a whole GPU */
-    uint32_t position;    /* number of the MIG instance on its GPU */
-    uint32_t pci_bus;
-    uint32_t numa_node;
-    uint32_t lost;        /* 1: fallen off the bus */
-    uint32_t mig_mode;    /* 1: split into instances */
-    uint32_t utilisation; /* percent, or FOLLOWS_USE */
-    uint32_t temperature; /* degrees Celsius, or FOLLOWS_USE */
-    uint32_t power;       /* milliwatts, or FOLLOWS_USE */
-    uint32_t power_limit; /* milliwatts */
-    uint32_t capability_major;
-    uint32_t capability_minor;
-    uint32_t multiprocessors;
-    uint32_t compute_mode;
-};
-
-struct process {
-    uint32_t counts;   /* 1: this entry is in use; written last */
-    uint32_t device;
-    uint32_t pid;
-    uint32_t phantom;  /* 1: no such process need exist */
-    uint32_t graphics; /* 1: a display process */
-    uint32_t reserved;
-    uint64_t start;    /* start of the process in clock ticks since boot: a pid that is used again is another one */
-    uint64_t bytes;
-    int64_t until;     /* CLOCK_MONOTONIC nanoseconds; 0: for good */
-};
-
-struct state {
-    char magic[16];
-    uint32_t version;
-    uint32_t size;
-    uint8_t seed[16];
-    uint64_t creator_start;
-    uint32_t creator_pid;
-    uint32_t gpus;        /* whole GPUs: the first entries of devices */
-    uint32_t attribute;   /* 1: tagged jobs show with their own memory */
-    uint32_t hide_pids;   /* 1: as in a container: memory is in use, but nobody is listed */
-    uint32_t hide_memory; /* 1: processes are listed without their memory */
-    uint32_t fail_code;   /* the code that every call answers, if not 0 */
-    uint32_t fail_calls;  /* how many calls more; 0: until it is changed */
-    uint32_t latency;     /* microseconds that every call takes */
-    uint32_t cuda_version;
-    uint32_t devices;     /* whole GPUs and MIG instances */
-    uint64_t calls;       /* calls answered so far */
-    char driver_version[80];
-    uint8_t nvlinks[MAX_GPUS][MAX_GPUS];
-    uint8_t proximity[MAX_GPUS][MAX_GPUS];
-    struct device device[MAX_DEVICES];
-    struct process process[MAX_PROCESSES];
-};
-
-typedef char device_has_no_padding[sizeof(struct device) == 232 ? 1 : -1];
-typedef char process_has_no_padding[sizeof(struct process) == 48 ? 1 : -1];
-typedef char state_has_no_padding[sizeof(struct state) == 2224 + 128 * 232 + 512 * 48 ? 1 : -1];
 
 /* What this build believes the layout to be: version, sizes and some offsets, for a test to compare. */
 API void gpuherd_standin_layout(uint32_t out[8])
@@ -114,139 +21,6 @@ API void gpuherd_standin_layout(uint32_t out[8])
     out[5] = offsetof(struct state, nvlinks);
     out[6] = offsetof(struct state, device);
     out[7] = offsetof(struct state, process);
-}
-
-/* ---- opening, and the lock around each call ---- */
-
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards all statics; the flock guards the file */
-static struct state *state;                               /* NULL: not initialised */
-static char state_path[4096];
-static int state_fd = -1;
-static unsigned initialisations;                          /* less shutdowns: several users in one process */
-
-typedef struct standin_handle *nvmlDevice_t; /* 1 + number of the device, so that it outlives a re-initialisation */
-
-static void close_state(void)
-{
-    if (state) munmap(state, sizeof *state);
-    if (state_fd >= 0) close(state_fd);
-    state = NULL;
-    state_fd = -1;
-    state_path[0] = 0;
-    initialisations = 0;
-}
-
-static int open_state(const char *path)
-{
-    struct stat info;
-    if (strlen(path) >= sizeof state_path) return DRIVER_NOT_LOADED;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return errno == EACCES ? NO_PERMISSION : DRIVER_NOT_LOADED;
-    if (fstat(fd, &info) || info.st_size != (off_t)sizeof *state) {
-        close(fd);
-        return LIB_RM_VERSION_MISMATCH;
-    }
-    struct state *map = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) {
-        close(fd);
-        return DRIVER_NOT_LOADED;
-    }
-    state = map;
-    state_fd = fd;
-    strcpy(state_path, path);
-    if (memcmp(map->magic, "gpuherd standin", 16) || map->version != LAYOUT_VERSION || map->size != sizeof *map) {
-        close_state();
-        return LIB_RM_VERSION_MISMATCH;
-    }
-    return SUCCESS;
-}
-
-/* A forked child shares the open file, and with it the flock: it must have its own. */
-static void before_fork(void) { pthread_mutex_lock(&mutex); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&mutex); }
-static void after_fork_in_child(void)
-{
-    if (state) {
-        char path[sizeof state_path];
-        unsigned users = initialisations;
-        strcpy(path, state_path);
-        close_state();
-        if (open_state(path) == SUCCESS) initialisations = users;
-    }
-    pthread_mutex_unlock(&mutex);
-}
-static void watch_forks(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void refresh_attributed(void);
-
-/* The code that this call shall fail with, by order of the state file; counts orders that are for some calls only. */
-static int ordered_failure(void)
-{
-    int code = (int)__atomic_load_n(&state->fail_code, __ATOMIC_RELAXED);
-    uint32_t left = __atomic_load_n(&state->fail_calls, __ATOMIC_RELAXED);
-    if (code == SUCCESS || left == 0) return code;
-    if (__atomic_sub_fetch(&state->fail_calls, 1, __ATOMIC_RELAXED) == 0) state->fail_code = SUCCESS;
-    return code;
-}
-
-/* Begins a call. On SUCCESS the mutex and a shared lock on the file are held, and leave() must follow. */
-static int enter(void)
-{
-    pthread_mutex_lock(&mutex);
-    const char *path = getenv("GPUHERD_STANDIN");
-    /* Another machine, or none, since nvmlInit: as if the driver had been unloaded. The caller may initialise again. */
-    if (state && (!path || strcmp(path, state_path))) close_state();
-    int code = state ? SUCCESS : UNINITIALIZED;
-    if (code == SUCCESS) {
-        __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
-        uint32_t latency = state->latency;
-        if (latency) {
-            struct timespec wait = {latency / 1000000, (long)(latency % 1000000) * 1000};
-            nanosleep(&wait, NULL);
-        }
-        code = ordered_failure();
-    }
-    if (code != SUCCESS) {
-        pthread_mutex_unlock(&mutex);
-        return code;
-    }
-    if (state->attribute) refresh_attributed();
-    while (flock(state_fd, LOCK_SH) && errno == EINTR) continue;
-    return SUCCESS;
-}
-
-static int leave(int code)
-{
-    flock(state_fd, LOCK_UN);
-    pthread_mutex_unlock(&mutex);
-    return code;
-}
-
-static uint32_t number_of(const struct device *gpu) { return (uint32_t)(gpu - state->device); }
-static nvmlDevice_t handle_of(const struct device *gpu) { return (nvmlDevice_t)(uintptr_t)(number_of(gpu) + 1); }
-static const struct device *whole(const struct device *gpu) { return gpu->parent ? &state->device[gpu->parent - 1] : gpu; }
-
-enum kind { ANY, WHOLE_GPU, MIG_INSTANCE };
-
-/* Begins a call about one device: enter(), then the device, or the code that says why there is none. */
-static int enter_device(nvmlDevice_t handle, enum kind kind, struct device **gpu)
-{
-    int code = enter();
-    if (code != SUCCESS) return code;
-    uintptr_t number = (uintptr_t)handle - 1;
-    if (number >= state->devices) return leave(INVALID_ARGUMENT);
-    *gpu = &state->device[number];
-    if (whole(*gpu)->lost) return leave(GPU_IS_LOST);
-    if (kind == WHOLE_GPU && (*gpu)->parent) return leave(NOT_SUPPORTED);
-    if (kind == MIG_INSTANCE && !(*gpu)->parent) return leave(NOT_SUPPORTED);
-    return SUCCESS;
 }
 
 /* Opens every function about one device: declares `gpu`, and returns at once when the call can't go on. */
@@ -274,159 +48,20 @@ static int give(unsigned *out, unsigned value)
     return SUCCESS;
 }
 
-/* ---- who uses a device ---- */
-
-struct use {
-    uint32_t device, pid, graphics;
-    uint64_t bytes;
-};
-
-static struct use attributed[MAX_PROCESSES]; /* tagged jobs found in /proc, as of attributed_at */
-static unsigned attributed_count;
-static int64_t attributed_at;
-
-/* The start time of a process in clock ticks since boot, 0 if it is not there or a zombie (which holds no memory). */
-static uint64_t start_of(uint32_t pid)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0) return 0;
-    text[length] = 0;
-    char *at = strrchr(text, ')'); /* the name may hold spaces and brackets; fields are counted from its end */
-    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
-    for (int field = 2; field < 22; field++) {
-        at = strchr(at + 1, ' ');
-        if (!at) return 0;
+/* An entry point that answers one number, or one text, about a device. */
+#define FIGURE(name, kind, value) \
+    API int name(nvmlDevice_t handle, unsigned *out) \
+    { \
+        FOR_DEVICE(kind); \
+        return leave(give(out, value)); \
     }
-    return strtoull(at + 1, NULL, 10);
-}
 
-static int is_alive(const struct process *entry, int64_t time)
-{
-    if (!entry->counts || (entry->until && time >= entry->until)) return 0;
-    return entry->phantom || start_of(entry->pid) == entry->start;
-}
-
-/* Writes the uses of a device (of a split GPU: of its instances too) to `out`, at most MAX_PROCESSES. */
-static unsigned uses_of(const struct device *gpu, struct use *out)
-{
-    unsigned count = 0;
-    int64_t time = now();
-    for (int i = 0; i < MAX_PROCESSES && count < MAX_PROCESSES; i++) {
-        const struct process *entry = &state->process[i];
-        if (!entry->counts || entry->device >= state->devices) continue;
-        const struct device *on = &state->device[entry->device];
-        if ((on == gpu || whole(on) == gpu) && is_alive(entry, time))
-            out[count++] = (struct use){entry->device, entry->pid, entry->graphics, entry->bytes};
+#define TEXT(name, kind, value) \
+    API int name(nvmlDevice_t handle, char *out, unsigned length) \
+    { \
+        FOR_DEVICE(kind); \
+        return leave(give_text(out, length, value)); \
     }
-    unsigned entries = count;
-    for (unsigned i = 0; i < attributed_count && count < MAX_PROCESSES; i++) {
-        if (attributed[i].device >= state->devices) continue;
-        const struct device *on = &state->device[attributed[i].device];
-        unsigned j = 0;
-        while (j < entries && out[j].pid != attributed[i].pid) j++; /* what a job itself has claimed is not told twice */
-        if (j == entries && (on == gpu || whole(on) == gpu)) out[count++] = attributed[i];
-    }
-    return count;
-}
-
-static uint64_t used_bytes(const struct device *gpu)
-{
-    struct use uses[MAX_PROCESSES];
-    unsigned count = uses_of(gpu, uses);
-    uint64_t sum = gpu->ghost;
-    for (unsigned i = 0; i < count; i++) sum += uses[i].bytes;
-    return sum < gpu->total ? sum : gpu->total;
-}
-
-static int is_used(const struct device *gpu)
-{
-    struct use uses[MAX_PROCESSES];
-    return uses_of(gpu, uses) > 0;
-}
-
-/* The value of NAME in a block of NUL-separated NAME=value words, or NULL. */
-static const char *word(const char *block, size_t length, const char *name)
-{
-    size_t name_length = strlen(name);
-    for (const char *at = block; at < block + length; at += strlen(at) + 1)
-        if (!strncmp(at, name, name_length) && at[name_length] == '=') return at + name_length + 1;
-    return NULL;
-}
-
-/* Reads a whole small /proc file, NUL-terminated, into `out`; its length, 0 if it can't be read. */
-static size_t read_proc(const char *pid, const char *name, char *out, size_t size)
-{
-    char path[300];
-    size_t length = 0;
-    ssize_t got;
-    snprintf(path, sizeof path, "/proc/%s/%s", pid, name);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    while (length < size - 1 && (got = read(fd, out + length, size - 1 - length)) > 0) length += (size_t)got;
-    close(fd);
-    out[length] = 0;
-    return length;
-}
-
-/* The devices that a CUDA_VISIBLE_DEVICES value names (in PCI order), up to the first name that is none. */
-static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
-{
-    unsigned count = 0;
-    while (*value && count < MAX_DEVICES) {
-        size_t length = strcspn(value, ",");
-        uint32_t found = MAX_DEVICES;
-        if (isdigit((unsigned char)*value)) {
-            unsigned long index = strtoul(value, NULL, 10);
-            if (index < state->gpus) found = (uint32_t)index;
-        } else if (length > 4) {
-            for (uint32_t i = 0; i < state->devices && found == MAX_DEVICES; i++)
-                if (!strncmp(state->device[i].uuid, value, length)) found = i;
-        }
-        if (found == MAX_DEVICES) break;
-        out[count++] = found;
-        value += length + (value[length] == ',');
-    }
-    return count;
-}
-
-/* Adds a process to the attributed ones if it is a tagged job of this machine: its anonymous resident memory (what a
- * CUDA program would have put on the GPU) is shared out equally among its GPUs. */
-static void attribute_process(const char *pid)
-{
-    static char environment[1 << 17]; /* static is safe: the mutex is held */
-    char status[4096];
-    uint32_t devices[MAX_DEVICES];
-    size_t length = read_proc(pid, "environ", environment, sizeof environment);
-    const char *path = word(environment, length, "GPUHERD_STANDIN");
-    const char *visible = word(environment, length, "CUDA_VISIBLE_DEVICES");
-    if (!path || !visible || strcmp(path, state_path) || !word(environment, length, "GPUHERD_ATTEMPT")) return;
-    unsigned count = visible_devices(visible, devices);
-    if (!count || !read_proc(pid, "status", status, sizeof status)) return;
-    const char *line = strstr(status, "\nRssAnon:"); /* a zombie has no such line */
-    if (!line) return;
-    uint64_t bytes = strtoull(line + 9, NULL, 10) * 1024;
-    for (unsigned i = 0; i < count && attributed_count < MAX_PROCESSES; i++)
-        attributed[attributed_count++] = (struct use){devices[i], (uint32_t)strtoul(pid, NULL, 10), 0, bytes / count};
-}
-
-/* Looks through /proc for tagged jobs, at most ten times a second. */
-static void refresh_attributed(void)
-{
-    int64_t time = now();
-    if (attributed_at && time - attributed_at < 100000000) return;
-    attributed_at = time;
-    attributed_count = 0;
-    DIR *proc = opendir("/proc");
-    if (!proc) return;
-    for (struct dirent *entry; (entry = readdir(proc));)
-        if (isdigit((unsigned char)entry->d_name[0])) attribute_process(entry->d_name);
-    closedir(proc);
-}
 
 /* ---- library and system ---- */
 
@@ -566,53 +201,14 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *out)
 }
 SAME_AS(nvmlDeviceGetHandleByPciBusId_v2) int nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *out);
 
-API int nvmlDeviceGetIndex(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(ANY);
-    return leave(give(out, gpu->parent ? gpu->position : number_of(gpu)));
-}
-
-API int nvmlDeviceGetMinorNumber(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, number_of(gpu)));
-}
-
-API int nvmlDeviceGetUUID(nvmlDevice_t handle, char *out, unsigned length)
-{
-    FOR_DEVICE(ANY);
-    return leave(give_text(out, length, gpu->uuid));
-}
-
-API int nvmlDeviceGetName(nvmlDevice_t handle, char *out, unsigned length)
-{
-    FOR_DEVICE(ANY);
-    return leave(give_text(out, length, gpu->name));
-}
-
-API int nvmlDeviceGetSerial(nvmlDevice_t handle, char *out, unsigned length)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give_text(out, length, gpu->serial));
-}
-
-API int nvmlDeviceGetBrand(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, 14)); /* NVML_BRAND_NVIDIA */
-}
-
-API int nvmlDeviceGetArchitecture(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, 7)); /* NVML_DEVICE_ARCH_AMPERE */
-}
-
-API int nvmlDeviceGetVbiosVersion(nvmlDevice_t handle, char *out, unsigned length)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give_text(out, length, "00.00.00.00.00"));
-}
+FIGURE(nvmlDeviceGetIndex, ANY, gpu->parent ? gpu->position : number_of(gpu))
+FIGURE(nvmlDeviceGetMinorNumber, WHOLE_GPU, number_of(gpu))
+TEXT(nvmlDeviceGetUUID, ANY, gpu->uuid)
+TEXT(nvmlDeviceGetName, ANY, gpu->name)
+TEXT(nvmlDeviceGetSerial, WHOLE_GPU, gpu->serial)
+FIGURE(nvmlDeviceGetBrand, WHOLE_GPU, 14) /* NVML_BRAND_NVIDIA */
+FIGURE(nvmlDeviceGetArchitecture, WHOLE_GPU, 7) /* NVML_DEVICE_ARCH_AMPERE */
+TEXT(nvmlDeviceGetVbiosVersion, WHOLE_GPU, "00.00.00.00.00")
 
 struct pci_info {
     char legacy_bus_id[16];
@@ -645,14 +241,9 @@ API int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int 
     return leave(SUCCESS);
 }
 
-API int nvmlDeviceGetNumGpuCores(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, gpu->multiprocessors * 64)); /* compute capability 8.0 has 64 a multiprocessor */
-}
+FIGURE(nvmlDeviceGetNumGpuCores, WHOLE_GPU, gpu->multiprocessors * 64) /* compute capability 8.0 has 64 a multiprocessor */
 
 /* ---- memory and processes ---- */
-
 
 struct memory {
     uint64_t total, free, used;
@@ -683,7 +274,7 @@ API int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, struct memory_v2 *out)
 
 API int nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct memory *out)
 {
-    FOR_DEVICE(WHOLE_GPU);
+    FOR_DEVICE(ANY);
     if (!out) return leave(INVALID_ARGUMENT);
     *out = (struct memory){gpu->total, gpu->total, 0};
     return leave(SUCCESS);
@@ -800,26 +391,13 @@ API int nvmlDeviceGetTemperatureThreshold(nvmlDevice_t handle, unsigned threshol
     return leave(threshold < 4 ? give(out, celsius[threshold]) : NOT_SUPPORTED);
 }
 
-API int nvmlDeviceGetPowerUsage(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, figure(gpu, gpu->power, 55000, 240000)));
-}
-
-API int nvmlDeviceGetPowerManagementLimit(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, gpu->power_limit));
-}
+FIGURE(nvmlDeviceGetPowerUsage, WHOLE_GPU, figure(gpu, gpu->power, 55000, 240000))
+FIGURE(nvmlDeviceGetPowerManagementLimit, WHOLE_GPU, gpu->power_limit)
 SAME_AS(nvmlDeviceGetPowerManagementLimit) int nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t handle, unsigned *out);
 SAME_AS(nvmlDeviceGetPowerManagementLimit)
 int nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t handle, unsigned *out);
 
-API int nvmlDeviceGetPerformanceState(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, is_used(gpu) ? 0 : 8));
-}
+FIGURE(nvmlDeviceGetPerformanceState, WHOLE_GPU, is_used(gpu) ? 0 : 8)
 SAME_AS(nvmlDeviceGetPerformanceState) int nvmlDeviceGetPowerState(nvmlDevice_t handle, unsigned *out);
 
 static int give_clock(const struct device *gpu, unsigned type, int most, unsigned *out)
@@ -841,23 +419,9 @@ API int nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned type, unsigned *
     return leave(give_clock(gpu, type, 1, out));
 }
 
-API int nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(ANY);
-    return leave(give(out, whole(gpu)->compute_mode));
-}
-
-API int nvmlDeviceGetPersistenceMode(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, 1));
-}
-
-API int nvmlDeviceGetDisplayActive(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, 0));
-}
+FIGURE(nvmlDeviceGetComputeMode, ANY, whole(gpu)->compute_mode)
+FIGURE(nvmlDeviceGetPersistenceMode, WHOLE_GPU, 1)
+FIGURE(nvmlDeviceGetDisplayActive, WHOLE_GPU, 0)
 SAME_AS(nvmlDeviceGetDisplayActive) int nvmlDeviceGetDisplayMode(nvmlDevice_t handle, unsigned *out);
 
 API int nvmlDeviceGetTotalEccErrors(nvmlDevice_t handle, unsigned type, unsigned counter, unsigned long long *out)
@@ -881,11 +445,7 @@ API int nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned words, unsigne
     return leave(SUCCESS);
 }
 
-API int nvmlDeviceGetNumaNodeId(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, gpu->numa_node));
-}
+FIGURE(nvmlDeviceGetNumaNodeId, WHOLE_GPU, gpu->numa_node)
 
 /* The other device of a call about two: NULL if it is no usable whole GPU. */
 static const struct device *other_gpu(nvmlDevice_t handle)
@@ -975,17 +535,8 @@ API int nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *current, unsigned *p
     return leave(SUCCESS);
 }
 
-API int nvmlDeviceIsMigDeviceHandle(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(ANY);
-    return leave(give(out, gpu->parent != 0));
-}
-
-API int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(WHOLE_GPU);
-    return leave(give(out, MAX_MIG_INSTANCES));
-}
+FIGURE(nvmlDeviceIsMigDeviceHandle, ANY, gpu->parent != 0)
+FIGURE(nvmlDeviceGetMaxMigDeviceCount, WHOLE_GPU, MAX_MIG_INSTANCES)
 
 API int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index, nvmlDevice_t *out)
 {
@@ -1003,17 +554,8 @@ API int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t handle, nvmlDe
     return leave(give_handle(out, whole(gpu)));
 }
 
-API int nvmlDeviceGetGpuInstanceId(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(MIG_INSTANCE);
-    return leave(give(out, gpu->position + 1));
-}
-
-API int nvmlDeviceGetComputeInstanceId(nvmlDevice_t handle, unsigned *out)
-{
-    FOR_DEVICE(MIG_INSTANCE);
-    return leave(give(out, 0));
-}
+FIGURE(nvmlDeviceGetGpuInstanceId, MIG_INSTANCE, gpu->position + 1)
+FIGURE(nvmlDeviceGetComputeInstanceId, MIG_INSTANCE, 0)
 
 struct attributes {
     unsigned multiprocessors, copy_engines, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
@@ -1030,3 +572,28 @@ API int nvmlDeviceGetAttributes_v2(nvmlDevice_t handle, struct attributes *out)
     return leave(SUCCESS);
 }
 SAME_AS(nvmlDeviceGetAttributes_v2) int nvmlDeviceGetAttributes(nvmlDevice_t handle, struct attributes *out);
+
+/* ---- what there is, but not here: tools take this answer more calmly than a missing entry point ---- */
+
+static int not_supported(void) { return NOT_SUPPORTED; }
+
+#define NOT_HERE(name) SAME_AS(not_supported) int name(void);
+
+NOT_HERE(nvmlDeviceGetConfComputeMemSizeInfo)
+NOT_HERE(nvmlDeviceGetDecoderUtilization)
+NOT_HERE(nvmlDeviceGetDriverModel)
+NOT_HERE(nvmlDeviceGetDriverModel_v2)
+NOT_HERE(nvmlDeviceGetEncoderUtilization)
+NOT_HERE(nvmlDeviceGetFanSpeed)
+NOT_HERE(nvmlDeviceGetFieldValues)
+NOT_HERE(nvmlDeviceGetMPSComputeRunningProcesses)
+NOT_HERE(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NOT_HERE(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NOT_HERE(nvmlDeviceGetPcieThroughput)
+NOT_HERE(nvmlDeviceGetProcessUtilization)
+NOT_HERE(nvmlDeviceGetRunningProcessDetailList)
+NOT_HERE(nvmlDeviceRegisterEvents)
+NOT_HERE(nvmlEventSetCreate)
+NOT_HERE(nvmlEventSetFree)
+NOT_HERE(nvmlEventSetWait)
+NOT_HERE(nvmlEventSetWait_v2)

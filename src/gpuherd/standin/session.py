@@ -34,7 +34,6 @@ def start(spec: str) -> Machine:
         leases = machine.path.with_name(machine.path.name + ".leases")
     else:
         leases = machine.path.with_name("leases")
-    leases.mkdir(mode=0o700, exist_ok=True)
     machine.activate()
     os.environ[_LEASES] = str(leases)
     # This process too must keep off real GPUs, should it come to load torch.

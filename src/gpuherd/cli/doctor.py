@@ -1,0 +1,98 @@
+"""``gpuherd doctor``: is this machine ready? One line a check, with a remedy where one is needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from gpuherd.cli.parsing import Parser, add_command
+from gpuherd.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuherd.doctor.result import CheckResult
+
+DESCRIPTION = """\
+Checks driver, CUDA, torch, each visible GPU (a small model is loaded and run on it), interconnect, disk and versions.
+Exits with 0 when all is well and with 1 when something is wrong.
+
+examples:
+  gpuherd doctor
+  gpuherd doctor --json
+  gpuherd --simulate 8x40GB doctor
+"""
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "cyan"}
+_NAME_WIDTH = 20
+_LONG_S = 2.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "doctor", "check whether this machine is ready", DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes all checks, printing each as it comes."""
+    from rich.console import Console
+
+    from gpuherd.doctor import checkup
+    from gpuherd.doctor.result import all_well
+    from gpuherd.standin import build
+    from gpuherd.standin.machine import STATE_VARIABLE
+
+    simulated = STATE_VARIABLE in os.environ
+    screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    results: list[CheckResult] = []
+    for step in checkup.steps(simulated=simulated, compiler=build.compiler()):
+        with _progress(waiting, step.title):
+            found = step.run()
+        results += found
+        if not args.json:
+            for result in found:
+                _show(screen, result)
+    well = all_well(results)
+    if args.json:
+        checks = [asdict(result) for result in results]
+        print(json.dumps({"ok": well, "simulated": simulated, "checks": checks}, indent=2))
+    else:
+        screen.print("all well" if well else "something is wrong: see the lines marked fail")
+    return ExitCode.OK if well else ExitCode.FAILED
+
+
+@contextmanager
+def _progress(console: Console, title: str) -> Iterator[None]:
+    """Says what is being done: a spinner on a terminal, elsewhere a line when it takes long."""
+    if console.is_terminal:
+        with console.status(f"checking {title} ..."):
+            yield
+        return
+    timer = threading.Timer(_LONG_S, console.print, [f"checking {title} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _show(console: Console, result: CheckResult) -> None:
+    from rich.text import Text
+
+    line = Text.assemble(
+        (f"{result.status:<5}", _COLOURS[result.status]), f"{result.name:<{_NAME_WIDTH}} ", result.detail
+    )
+    console.print(line)
+    if result.remedy is not None:
+        console.print(Text(f"{'':<{_NAME_WIDTH + 6}}-> {result.remedy}", style="dim"))
+    sys.stdout.flush()

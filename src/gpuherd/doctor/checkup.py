@@ -1,0 +1,100 @@
+"""The whole visit: which checks there are, in order, each ready to run. What they find is judged elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuherd.doctor import hardware, models, software, storage
+from gpuherd.doctor.child import Answer, ask
+from gpuherd.doctor.result import CheckResult
+from gpuherd.errors import CannotWrite
+from gpuherd.gpus.idle import IdleRule
+from gpuherd.gpus.lease import Holder, LeaseFolder
+from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.state import Gpu, Machine
+from gpuherd.gpus.visible import visible
+
+_TORCH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Some checks that are made together. ``title`` says what is being done, for those who wait."""
+
+    title: str
+    run: Callable[[], list[CheckResult]]
+
+
+def steps(*, simulated: bool, compiler: list[str] | None) -> Iterator[Step]:
+    """All checks of this machine, in the order in which they explain each other.
+
+    Args:
+        simulated: whether the GPUs that this process sees are simulated.
+        compiler: the compile command that ``--simulate`` would use, None if there is none.
+    """
+    machine = Nvml().snapshot(topology=True)
+    inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = visible(machine.gpus, inherited)
+    torch = software.installed(["torch"])["torch"]
+    yield Step("versions", lambda: [software.python(), _libraries()])
+    yield Step("the NVIDIA driver", lambda: [hardware.driver(machine, hardware.nvidia_cards(), simulated=simulated)])
+    yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
+    yield Step("visible GPUs", lambda: [hardware.visibility(inherited, machine, shown)])
+    yield Step("who uses the GPUs", lambda: _usage(shown))
+    yield Step("the interconnect", lambda: [hardware.interconnect(shown)] if machine.gpus else [])
+    if torch is not None:
+        yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
+    yield Step("options", lambda: [_config()])
+    yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(compiler)])
+
+
+def _libraries() -> CheckResult:
+    return software.libraries(software.installed((*software.CORE, *software.ESD)))
+
+
+def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckResult:
+    answer = Answer()
+    if version is not None:
+        # All GPUs: what hides some of them is another line's subject.
+        environment = {"CUDA_VISIBLE_DEVICES": None}
+        answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
+    return software.torch_build(version, answer, machine, simulated=simulated)
+
+
+def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
+    holder = _holder_of()
+    return [hardware.usage(gpu, holder(gpu.uuid), IdleRule()) for gpu in gpus]
+
+
+def _holder_of() -> Callable[[str], Holder | None]:
+    """Who holds a GPU of a given UUID. A lease folder that can't be used is told by a line of its own."""
+    with suppress(CannotWrite):
+        folder = LeaseFolder.existing()
+        if folder is not None:
+            return folder.holder
+    return lambda _uuid: None
+
+
+def _models(gpus: tuple[Gpu, ...], *, simulated: bool) -> list[CheckResult]:
+    working = [gpu for gpu in gpus if gpu.problem is None]
+    return models.on_gpus(working, simulated=simulated) if working else [models.on_cpu()]
+
+
+def _config() -> CheckResult:
+    from gpuherd.esd.config import ExperimentConfig
+
+    usual = ExperimentConfig(single_model="org/model")
+    # Values other than the defaults, one of each type that options have.
+    return storage.config_round_trip(replace(usual, gpu_list=("2,0", 3), max_gpus=8, limit=5, check_interval=0.25))
+
+
+def _disks() -> list[CheckResult]:
+    results = []
+    for what, place in (("results", Path.cwd()), ("models", storage.hub_cache())):
+        folder, free_gb = storage.find_free_gb(place)
+        results.append(storage.disk(what, folder, free_gb, writable=os.access(folder, os.W_OK)))
+    return results

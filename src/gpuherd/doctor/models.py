@@ -1,0 +1,116 @@
+"""Loads and runs a small model on each GPU, or on the CPU, in children, and judges what they answer.
+
+A GPU is tried only when it is free, and under a lease, so that the doctor never troubles a running job. It is named
+to the child as to any job, by CUDA_VISIBLE_DEVICES in the child's own environment; that the child then meets the GPU
+that was meant is checked by UUID.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gpuherd.doctor.child import Answer, ask
+from gpuherd.doctor.result import CheckResult, Status
+from gpuherd.errors import CannotWrite
+from gpuherd.gpus.idle import IdleRule, check
+from gpuherd.gpus.lease import Lease, LeaseFolder, LeaseNote
+from gpuherd.gpus.state import Gpu
+
+_MODULE = "gpuherd.doctor.small_model"
+_TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes its time
+_MOST_ERROR = 1e-2  # float32 on any GPU (TF32 included) stays well below; another function of the weights doesn't
+_LATER = "run gpuherd doctor again when it is free"
+_REPAIR = "look at the torch and driver lines above; gpuherd esd --device-map cpu works without the GPU"
+
+
+def on_gpus(gpus: Sequence[Gpu], *, simulated: bool) -> list[CheckResult]:
+    """A small model on each of these GPUs that is free, several at once, in their order."""
+    workers = max(1, min(len(gpus), 8, os.cpu_count() or 1))
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda gpu: _on_gpu(gpu, simulated=simulated), gpus))
+
+
+def on_cpu() -> CheckResult:
+    """A small model on the CPU."""
+    # An empty list, not none: should there be a GPU after all, this child must not touch it.
+    return judge_cpu(_ask("cpu", visible=""))
+
+
+def _on_gpu(gpu: Gpu, *, simulated: bool) -> CheckResult:
+    name = f"model on GPU {gpu.label}"
+    found = check(gpu, IdleRule())
+    if not found.free:
+        return CheckResult(name, Status.SKIP, f"not tried: {found.reason}", _LATER)
+    try:
+        lease = LeaseFolder.default().acquire(gpu.uuid, LeaseNote(job="doctor"))
+    except CannotWrite as problem:
+        return CheckResult(name, Status.SKIP, f"not tried: {problem}", "repair the lease folder first")
+    if lease is None:
+        return CheckResult(name, Status.SKIP, "not tried: another gpuherd holds it", _LATER)
+    with lease:
+        answer = _ask("cpu" if simulated else "cuda", visible=gpu.cuda_name, lease=lease)
+    return judge_simulated(gpu, answer) if simulated else judge_gpu(gpu, answer)
+
+
+def _ask(device: str, *, visible: str, lease: Lease | None = None) -> Answer:
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
+    fds: Iterable[int] = () if lease is None else (lease.fd,)
+    return ask(_MODULE, [device], environment=environment, timeout_s=_TIMEOUT_S, pass_fds=tuple(fds))
+
+
+def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
+    """Judges a run on a real GPU: it must be this one, be alone visible, and compute what the CPU computes."""
+    name = f"model on GPU {gpu.label}"
+    if answer.error is not None:
+        return CheckResult(name, Status.FAIL, f"could not load and run it: {answer.error}", _REPAIR)
+    told = answer.values
+    if told["devices"] != 1:
+        detail = f"with CUDA_VISIBLE_DEVICES={gpu.cuda_name} torch sees {told['devices']} GPUs in place of one"
+        return CheckResult(name, Status.FAIL, detail, _REPAIR)
+    uuid: str | None = told["uuid"]
+    if uuid is not None and not _same_gpu(gpu, uuid):
+        detail = f"with CUDA_VISIBLE_DEVICES={gpu.cuda_name} torch met another GPU ({uuid}, not {gpu.uuid})"
+        remedy = "report this, with the output of gpuherd gpus --json: jobs would run on the wrong GPU"
+        return CheckResult(name, Status.FAIL, detail, remedy)
+    if not told["relative_error"] <= _MOST_ERROR:
+        detail = f"it computes wrong numbers there: {told['relative_error']:.2g} relative to the CPU's"
+        return CheckResult(name, Status.FAIL, detail, "have the GPU's memory tested; use the other GPUs till then")
+    where = f"as {told['device']} on {told['name']}"
+    which = "UUID is right" if uuid is not None else "this torch does not tell the UUID"
+    return CheckResult(name, Status.OK, f"loaded and run {where} in a process of its own; {which}")
+
+
+def _same_gpu(gpu: Gpu, uuid: str) -> bool:
+    """torch gives the UUID without its prefix, and for a MIG instance, depending on CUDA, that of the whole GPU."""
+
+    def bare(text: str) -> str:
+        return text.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+    return bare(uuid) in {bare(known) for known in (gpu.uuid, gpu.mig_parent) if known is not None}
+
+
+def judge_simulated(gpu: Gpu, answer: Answer) -> CheckResult:
+    """Judges a run on the CPU that stands for one on a simulated GPU."""
+    name = f"model on GPU {gpu.label}"
+    if answer.error is None and answer.values["cuda_available"]:
+        detail = "torch sees a real GPU though the GPUs are simulated: jobs could take one that others use"
+        remedy = "find what loads another libcuda.so.1 than the one in LD_LIBRARY_PATH (LD_PRELOAD, an RPATH of torch)"
+        return CheckResult(name, Status.FAIL, detail, remedy)
+    return _judge_on_cpu(name, answer, f"on the CPU with CUDA_VISIBLE_DEVICES={answer.values.get('visible')}")
+
+
+def judge_cpu(answer: Answer) -> CheckResult:
+    """Judges a run on the CPU."""
+    return _judge_on_cpu("model on CPU", answer, "on the CPU")
+
+
+def _judge_on_cpu(name: str, answer: Answer, where: str) -> CheckResult:
+    reinstall = "pip install --force-reinstall torch"
+    if answer.error is not None:
+        return CheckResult(name, Status.FAIL, f"could not load and run it: {answer.error}", reinstall)
+    if not answer.values["relative_error"] <= _MOST_ERROR:
+        detail = f"a loaded model differs from the saved one by {answer.values['relative_error']:.2g}"
+        return CheckResult(name, Status.FAIL, detail, reinstall)
+    return CheckResult(name, Status.OK, f"loaded and run {where} in a process of its own")

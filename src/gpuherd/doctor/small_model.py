@@ -1,0 +1,76 @@
+"""Child of the doctor: writes a small transformer to a file, loads it on the device, runs it, compares with the CPU.
+
+    python -m gpuherd.doctor.small_model cuda
+
+Prints one line of JSON: what it saw of its GPU, and how far the device's numbers are from the CPU's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKENS, _WIDTH, _BATCH, _LENGTH = 256, 64, 2, 16
+
+
+def main(device_name: str) -> None:
+    """Loads and runs the model on ``cuda`` or ``cpu`` and prints the answer."""
+    import torch
+
+    torch.manual_seed(0)
+    device = torch.device("cuda:0" if device_name == "cuda" else "cpu")
+    original = _build()
+    tokens = torch.randint(_TOKENS, (_BATCH, _LENGTH))  # (batch, token)
+    loaded = _save_and_load(original, device)
+    with torch.no_grad():
+        wanted = original(tokens)  # (batch, token, token of the vocabulary)
+        found = loaded(tokens.to(device)).cpu()
+    answer: dict[str, Any] = {
+        "device": str(next(loaded.parameters()).device),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cuda_available": torch.cuda.is_available(),
+        "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
+        "relative_error": float((found - wanted).abs().max() / wanted.abs().max()),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        answer |= {
+            "name": properties.name,
+            "uuid": str(getattr(properties, "uuid", "")) or None,
+            "devices": torch.cuda.device_count(),
+        }
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+def _build() -> torch.nn.Module:
+    """Embedding, two layers of attention and MLP, and a head: what language models are made of."""
+    from torch import nn
+
+    layers = [
+        nn.TransformerEncoderLayer(_WIDTH, nhead=4, dim_feedforward=4 * _WIDTH, dropout=0.0, batch_first=True)
+        for _ in range(2)
+    ]
+    return nn.Sequential(nn.Embedding(_TOKENS, _WIDTH), *layers, nn.Linear(_WIDTH, _TOKENS)).eval()
+
+
+def _save_and_load(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """A second model with the first one's weights, by way of a file, on the device."""
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="gpuherd-doctor-") as folder:
+        path = Path(folder) / "weights.pt"
+        torch.save(model.state_dict(), path)
+        copy = _build()
+        copy.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return copy.to(device)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""What a running job tells about itself: work done, work in all, and the stage that it is in.
+
+A job calls ``report``; whoever watches it calls ``read``. Between the two lies one small JSON file, named by the
+environment variable GPUHERD_PROGRESS, which is replaced as a whole so that a reader never sees half of it. Outside
+gpuherd the variable is unset and ``report`` does nothing: a worker runs by hand unchanged. It is no record: nothing
+depends on it, and it is lost with the attempt. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "GPUHERD_PROGRESS"
+
+# A job is a stranger's program: what it writes is read up to here and no further.
+_MOST_BYTES = 4096
+_MOST_STAGE = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. ``total`` and ``stage`` are None where the job did not say."""
+
+    done: int
+    total: int | None = None
+    stage: str | None = None
+
+
+def report(done: int, total: int | None = None, stage: str | None = None) -> None:
+    """Tells gpuherd how far this job is; does nothing outside gpuherd. Never raises: telling must not stop the work."""
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    path = Path(name)
+    text = json.dumps({"done": done, "total": total, "stage": stage})
+    # No fsync: after a power cut the job is gone too, and then its progress means nothing.
+    with suppress(OSError):
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+
+def read(path: Path) -> Progress | None:
+    """What the job last told, or None when it has told nothing or something that is no progress."""
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict):
+        return None
+    done, total, stage = _count(told.get("done")), told.get("total"), told.get("stage")
+    if done is None or (total is not None and _count(total) is None) or not (stage is None or isinstance(stage, str)):
+        return None
+    return Progress(done, _count(total), None if stage is None else stage[:_MOST_STAGE])
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

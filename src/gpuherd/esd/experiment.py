@@ -1,0 +1,324 @@
+"""An ESD experiment from list to summary: plan, queue, workers on free GPUs, result tables.
+
+Knows the order of things and what a folder of results may hold. What a model is, what runs when, and what the figures
+mean are other modules' business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gpuherd import __version__
+from gpuherd.errors import ExitCode, UsageError
+from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.gathering import ModelResult, gather, write_summary
+from gpuherd.esd.model_list import ModelRow
+from gpuherd.esd.plan import Plan, PlannedModel, Refusal, job_name, make_job, make_plan, worker_command
+from gpuherd.jobs.durable import append_line
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.outcome import Failure, Outcome
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run import run_jobs
+from gpuherd.report.log import experiment_log
+from gpuherd.report.plan import PlanLine, print_plan
+from gpuherd.report.progress import track
+from gpuherd.report.summary import FailureLine, SummaryLine, print_summary
+
+logger = logging.getLogger(__name__)
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOutcome:
+    """How an experiment ended.
+
+    Attributes:
+        jobs: how the jobs ended; None when nothing was started (--dry-run, or no usable row).
+        refused: rows that were not analysed, with the reason.
+        results: the models that are done, in the order of the list.
+    """
+
+    jobs: Outcome | None
+    refused: tuple[Refusal, ...]
+    results: tuple[ModelResult, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the command exits with: 0 only when every row of the list is done."""
+        if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
+            return self.jobs.exit_code
+        return ExitCode.FAILED if self.refused else ExitCode.OK
+
+
+class ESDExperiment:
+    """Analyses the spectra of a list of models on free GPUs.
+
+    A subclass can change ``_build_esd_command``, to run the worker with other words or another program, and
+    ``_print_summary``, to tell more at the end.
+
+    Args:
+        config: what to do.
+        console: where progress and the summary go; standard output by default.
+    """
+
+    def __init__(self, config: ExperimentConfig, *, console: Console | None = None):
+        self.config = config
+        self.console = console if console is not None else Console()
+        self.directory = RunDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
+        self.plan = Plan((), ())
+        self.outcome: ExperimentOutcome | None = None
+
+    def run(self) -> ExperimentOutcome:
+        """Runs the experiment to its end, or goes on with one that was stopped.
+
+        Raises:
+            BadModelList, BadModel, MissingModel: the list, or the model of ``single_model``, can't be used.
+            CannotWrite: the output folder can't be written.
+            UsageError: the folder holds results of another convention, or the GPUs asked for don't exist.
+            QueueBusy: another gpuherd works on the same folder.
+        """
+        if self.config.dry_run:
+            self.plan = self._make_plan()
+            self.outcome = ExperimentOutcome(None, self.plan.refused)
+            self._print_plan()
+            return self.outcome
+        self._check_convention()
+        self.directory.create()
+        with experiment_log(self.directory.logs, datetime.now()) as log:
+            logger.info("gpuherd %s: %s", __version__, json.dumps(self.config.to_dict()))
+            self.plan = self._make_plan()
+            self._report_refused()
+            jobs = [self._job(planned) for planned in self.plan.models]
+            outcome = self._run_jobs(jobs) if jobs else None
+            results = self._collect()
+            self.outcome = ExperimentOutcome(outcome, self.plan.refused, results)
+            logger.info("%s; log: %s", self.headline(), log)
+        self._print_summary()
+        return self.outcome
+
+    # --- what a subclass may change -----------------------------------------------------------------------------
+
+    def _build_esd_command(self, row: ModelRow) -> list[str]:
+        """The worker's argument list for a row of the list. The worker refuses words that it doesn't know."""
+        return worker_command(self.config, row, self.directory)
+
+    def _print_summary(self) -> None:
+        """Prints what was done, what failed, and where everything is. ``self.outcome`` holds the figures."""
+        if self.outcome is not None:
+            places = [("results", str(self.directory.stats)), ("summary", str(self.directory.summary))]
+            places.append(("logs", str(self.directory.logs)))
+            lines = [_summary_line(result) for result in self.outcome.results]
+            print_summary(self.console, lines, self.failures(), places, self.headline())
+
+    # --- figures for summaries ----------------------------------------------------------------------------------
+
+    def failures(self) -> list[FailureLine]:
+        """The rows refused and the models that failed, each with its reason."""
+        refused = [FailureLine(self._where(refusal), refusal.reason) for refusal in self.plan.refused]
+        jobs = self.outcome.jobs if self.outcome is not None else None
+        failed: Sequence[Failure] = () if jobs is None else jobs.failures
+        return refused + [FailureLine(failure.title, _with_log(failure)) for failure in failed]
+
+    def headline(self) -> str:
+        """The counts in one line."""
+        if self.outcome is None:
+            return "not run yet"
+        jobs = self.outcome.jobs
+        counts = [("done", len(self.outcome.results)), ("refused", len(self.plan.refused))]
+        if jobs is not None:
+            counts += [("failed", jobs.failed), ("waiting", jobs.waiting), ("cancelled", jobs.cancelled)]
+        text = ", ".join(f"{number} {word}" for word, number in counts if number or word == "done")
+        stopped = jobs is not None and jobs.interrupted
+        return f"{text}; stopped: the same command goes on from here" if stopped else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan or outcome as plain JSON values, for ``--json``."""
+        if self.outcome is None or self.config.dry_run:
+            return {"plan": [asdict(line) for line in self._plan_lines()]}
+        jobs = self.outcome.jobs
+        return {
+            "exit_code": int(self.outcome.exit_code),
+            "interrupted": jobs is not None and jobs.interrupted,
+            "counts": {
+                "done": len(self.outcome.results),
+                "failed": 0 if jobs is None else jobs.failed,
+                "refused": len(self.plan.refused),
+                "waiting": 0 if jobs is None else jobs.waiting,
+            },
+            "models": [_result_entry(result) for result in self.outcome.results],
+            "failures": [{"model": line.model, "reason": line.reason} for line in self.failures()],
+            "output_dir": str(self.directory.root),
+            "summary": str(self.directory.summary),
+        }
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def _make_plan(self) -> Plan:
+        def shown(rows: Sequence[ModelRow], title: str) -> Iterable[ModelRow]:
+            return track(self.console, rows, title)
+
+        return make_plan(self.config, shown)
+
+    def _check_convention(self) -> None:
+        """Refuses a folder whose results were made with other analysis options, unless they are to be overwritten."""
+        if self.config.overwrite:
+            return
+        earlier = self._recorded_convention() if self.directory.queue.exists() else None
+        if earlier is not None and earlier != self.config.convention:
+            raise UsageError(
+                f"{self.directory.root} holds results made with {earlier}; this run has {self.config.convention}. "
+                "Choose another --output-dir, or --overwrite to make them anew"
+            )
+
+    def _recorded_convention(self) -> str | None:
+        try:
+            record = json.loads(self.directory.run_json.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        convention = record.get("convention") if isinstance(record, dict) else None
+        return convention if isinstance(convention, str) else None
+
+    def _report_refused(self) -> None:
+        """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
+        told = set(_refusals_told(self.directory))
+        for refusal in self.plan.refused:
+            line = f"{self._where(refusal)}: {refusal.reason}"
+            logger.error("%s", line)
+            self.console.print(f"refused  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+            if (refusal.model_id, refusal.reason) not in told:
+                append_line(self.directory.failures, json.dumps(self._failure_record(refusal)))
+
+    def _failure_record(self, refusal: Refusal) -> dict[str, Any]:
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "job": None,
+            "title": refusal.model_id,
+            "row": refusal.line,
+            "attempt": 0,
+            "class": REFUSED,
+            "reason": refusal.reason,
+        }
+
+    def _where(self, refusal: Refusal) -> str:
+        return refusal.where(None if self.config.model_list is None else os.fspath(self.config.model_list))
+
+    def _job(self, planned: PlannedModel) -> Job:
+        return make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
+
+    def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
+        rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
+        # Under the queue's lock, so that the record of a run at work here is not replaced by one that is refused.
+        with closing(DispatcherLock(self.directory.lock)):
+            self.directory.write_run_record(self._run_record())
+        return run_jobs(jobs, self.config, self.directory, rerun=rerun)
+
+    def _run_record(self) -> dict[str, Any]:
+        return {
+            "command": sys.argv,
+            "config": self.config.to_dict(),
+            "convention": self.config.convention,
+            "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
+            "host": socket.gethostname(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"gpuherd": __version__, "python": platform.python_version()},
+        }
+
+    def _collect(self) -> tuple[ModelResult, ...]:
+        """Rebuilds the summary file from the queue and the stats files, and returns this list's models that are done."""
+        if not self.directory.queue.exists():
+            return ()
+        names = {job_name(self.config, planned): planned for planned in self.plan.models}
+        results = gather(self.directory, names)
+        write_summary(self.directory, results)
+        return tuple(results)
+
+    # --- the dry run --------------------------------------------------------------------------------------------
+
+    def _print_plan(self) -> None:
+        lines = self._plan_lines()
+        to_do = sum(line.state == "to do" for line in lines)
+        done = sum(line.state == "done" for line in lines)
+        headline = f"{to_do} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
+        print_plan(self.console, lines, headline)
+
+    def _plan_lines(self) -> list[PlanLine]:
+        done = self._done_before()
+        gpus = 0 if self.config.device_map == "cpu" else self.config.gpus_per_job
+        lines = [
+            PlanLine(
+                model=planned.row.model_id,
+                relation=planned.row.relation,
+                base=planned.facts.base or planned.row.source_model,
+                size_bytes=planned.facts.total_bytes,
+                gpus=gpus,
+                state="done" if job_name(self.config, planned) in done else "to do",
+            )
+            for planned in self.plan.models
+        ]
+        refused = [
+            PlanLine(refusal.model_id, "", None, None, 0, f"refused: {self._where(refusal)}: {refusal.reason}")
+            for refusal in self.plan.refused
+        ]
+        return lines + refused
+
+    def _done_before(self) -> set[str]:
+        """Names of this plan's jobs that would be skipped."""
+        if self.config.overwrite or not self.directory.queue.exists():
+            return set()
+        with closing(Queue(self.directory.queue)) as queue:
+            states = queue.states()
+        jobs = [self._job(planned) for planned in self.plan.models]
+        return {job.name for job in jobs if states.get(job.name) is JobState.DONE and Path(str(job.result)).exists()}
+
+
+def _with_log(failure: Failure) -> str:
+    return failure.reason if failure.log is None else f"{failure.reason} (log: {failure.log})"
+
+
+def _summary_line(result: ModelResult) -> SummaryLine:
+    summary = result.summary
+    return SummaryLine(
+        model=summary.lineage["model_id"],
+        layers=summary.layers,
+        without_fit=summary.without_fit,
+        alpha_mean=summary.metrics.get("alpha_mean"),
+        alpha_min=summary.metrics.get("alpha_min"),
+        alpha_max=summary.metrics.get("alpha_max"),
+        seconds=result.seconds,
+        gpus=", ".join(result.gpus) or "CPU",
+    )
+
+
+def _result_entry(result: ModelResult) -> dict[str, Any]:
+    return {"stats": str(result.stats), "seconds": result.seconds, "gpus": list(result.gpus)} | result.summary.columns()
+
+
+def _refusals_told(directory: RunDirectory) -> Iterable[tuple[str, str]]:
+    """Model and reason of each refusal that failures.jsonl holds already."""
+    try:
+        lines = directory.failures.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed while writing it
+        if isinstance(record, dict) and record.get("class") == REFUSED:
+            yield str(record.get("title")), str(record.get("reason"))

@@ -1,0 +1,127 @@
+"""Puts the summary of a run folder together from the queue and the stats files.
+
+A model counts only when both agree: its job is done and its file is there. The summary is built anew each time, so
+that it can never be behind or ahead of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.errors import CannotWrite
+from gpuherd.esd.plan import PlannedModel, result_file
+from gpuherd.esd.results import (
+    CONVENTION_COLUMNS,
+    LINEAGE_COLUMNS,
+    ModelSummary,
+    read_table,
+    summarise,
+    table_text,
+)
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.models.names import safe_filename
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """A model that is done: its summary, its file, and the seconds and GPUs of the attempt that made it.
+
+    ``gpus`` is empty for the CPU; ``seconds`` is None when the machine was restarted meanwhile.
+    """
+
+    summary: ModelSummary
+    stats: Path
+    seconds: float | None
+    gpus: tuple[str, ...]
+
+
+def gather(directory: RunDirectory, models: Mapping[str, PlannedModel]) -> list[ModelResult]:
+    """The models that are done, in the order of ``models`` (job name to model)."""
+    with closing(Queue(directory.queue)) as queue:
+        states = queue.states()
+        made = {row.job: row for row in queue.attempts() if row.state is AttemptState.DONE}
+    results = []
+    for name, planned in models.items():
+        stats = result_file(directory, planned.row)
+        summary = _summary_of(stats, planned.row.extra) if states.get(name) is JobState.DONE else None
+        if summary is not None:
+            attempt = made.get(name)
+            seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
+            results.append(ModelResult(summary, stats, seconds, gpus))
+    return results
+
+
+def write_summary(directory: RunDirectory, results: Sequence[ModelResult]) -> None:
+    """Writes ``esd_results_summary.csv``: ``results``, and the models of earlier lists that were done in this folder.
+
+    Without any model the file is removed, so that it never shows what is not there. Raises CannotWrite.
+    """
+    rows = [result.summary.columns() for result in results] + _earlier_rows(directory, results)
+    try:
+        if rows:
+            atomic_write(directory.summary, table_text(rows).encode("utf-8"))
+        else:
+            directory.summary.unlink(missing_ok=True)
+    except OSError as problem:
+        raise CannotWrite(f"can't write {directory.summary}: {problem.strerror}") from None
+
+
+def _earlier_rows(directory: RunDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:
+    """Rows of the present summary whose models are not in this list but are done here by the same convention.
+
+    Their figures come from their stats files; only the extra columns of their list come from the old summary.
+    """
+    if not results:
+        return []
+    convention = _convention_of(results[0].summary.convention)
+    present = {result.summary.lineage["model_id"] for result in results}
+    with closing(Queue(directory.queue)) as queue:
+        done = {name.rpartition(".")[0] for name, state in queue.states().items() if state is JobState.DONE}
+    rows = []
+    for old in _read_or_nothing(directory.summary):
+        model_id = old.get("model_id", "")
+        stem = safe_filename(model_id)
+        if model_id in present or stem[:100] not in done:
+            continue
+        summary = _summary_of(directory.stats / f"{stem}.csv", {})
+        if summary is not None and _convention_of(summary.convention) == convention:
+            own = summary.columns()
+            extra = {name: text for name, text in old.items() if name not in own}
+            rows.append({name: own[name] for name in LINEAGE_COLUMNS} | extra | own)
+    return rows
+
+
+def _convention_of(columns: Mapping[str, str]) -> tuple[str, ...]:
+    """What two rows must share to stand in one table; another version of gpuherd may."""
+    return tuple(columns[name] for name in CONVENTION_COLUMNS if name != "gpuherd_version")
+
+
+def _summary_of(stats: Path, extra: Mapping[str, str]) -> ModelSummary | None:
+    """The summary of a stats file, None when it is not there or is no such file."""
+    rows = _read_or_nothing(stats)
+    try:
+        return summarise(rows, extra) if rows else None
+    except (KeyError, ValueError) as problem:
+        logger.warning("%s is not a stats file of this gpuherd and is left out: %r", stats, problem)
+        return None
+
+
+def _read_or_nothing(path: Path) -> list[dict[str, str]]:
+    try:
+        return read_table(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as problem:
+        logger.warning("%s can't be read and is left out: %s", path, problem)
+        return []

@@ -1,0 +1,170 @@
+"""What an experiment would do: the models of the list, each looked at, as jobs to run or rows to refuse.
+
+Knows how a row becomes a job. Reads headers and the list, writes nothing, takes no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuherd.errors import BadModel
+from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
+from gpuherd.esd.pipeline import LANES_PER_DEVICE
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.models.names import safe_filename
+from gpuherd.models.preflight import examine
+
+if TYPE_CHECKING:
+    from gpuherd.models.preflight import Preflight
+
+MB = 2**20
+
+# What CUDA, cuSOLVER and cuBLAS take for themselves in a process, before any matrix.
+CUDA_CONTEXT_MB = 700
+# In float64 and for a square matrix: the Gram matrix, the solver's copy of it and its workspace; and panels of the
+# weights. Two matrices can be on a GPU at a time (pipeline.LANES_PER_DEVICE).
+GRAM_COPIES = 3
+PANELS_MB = 128
+
+# Words that change where and how fast a model is analysed, not its figures: what is done stays done when they change,
+# so that a list that ran out of memory goes on with --no-parallel-gpu.
+NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--output-dir=")
+
+T = TypeVar("T")
+Track = Callable[[Sequence[T], str], Iterable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model that can be analysed, with what its headers say."""
+
+    row: ModelRow
+    facts: Preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row, or the single model, that is not analysed, and why in one sentence."""
+
+    line: int | None
+    model_id: str
+    reason: str
+
+    def where(self, model_list: str | None) -> str:
+        """What people need to find it: file and row, or the model."""
+        return self.model_id if self.line is None else f"{model_list}: row {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The models to analyse and the rows refused, each in the order of the list."""
+
+    models: tuple[PlannedModel, ...]
+    refused: tuple[Refusal, ...]
+
+
+def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
+    """Reads the list and looks at every model.
+
+    Args:
+        track: passes rows on one by one and shows how far they are; called with the rows and a title.
+
+    Raises:
+        BadModelList: the list itself can't be used.
+        BadModel, MissingModel: the model of --single-model can't be analysed.
+    """
+    if config.single_model is not None:
+        return Plan((PlannedModel(*_looked_at(single_row(config))),), ())
+    assert config.model_list is not None  # noqa: S101 - ExperimentConfig has one of the two
+    read = read_model_list(config.model_list, limit=config.limit)
+    return _plan_of(read, track)
+
+
+def single_row(config: ExperimentConfig) -> ModelRow:
+    """The row that --single-model and --base-model stand for."""
+    base = None if config.base_model is None else str(config.base_model)
+    kind = Relation.BASE if base is None else Relation.ADAPTER
+    relation = "" if base is None else kind.value
+    return ModelRow(line=None, model_id=str(config.single_model), source_model=base, relation=relation, kind=kind)
+
+
+def _plan_of(read: ModelList, track: Track[ModelRow]) -> Plan:
+    models: list[PlannedModel] = []
+    refused = [_refusal(problem) for problem in read.problems]
+    for row in track(read.rows, "looking at models"):
+        try:
+            models.append(PlannedModel(*_looked_at(row)))
+        except BadModel as problem:
+            refused.append(Refusal(row.line, row.model_id, str(problem)))
+    return Plan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
+
+
+def _looked_at(row: ModelRow) -> tuple[ModelRow, Preflight]:
+    relation = row.kind.value if row.kind is Relation.ADAPTER else None
+    return row, examine(row.model_id, base=row.source_model, relation=relation)
+
+
+def _refusal(problem: RowProblem) -> Refusal:
+    return Refusal(problem.line, problem.model_id, problem.text)
+
+
+def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -> list[str]:
+    """The argument list of the worker for this row. No shell sees it.
+
+    ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
+    """
+    words = [sys.executable, "-P", "-m", "gpuherd.esd.worker", f"--model-id={row.model_id}"]
+    if row.source_model is not None:
+        words.append(f"--source-model={row.source_model}")
+    words += [f"--relation={row.relation}", f"--output-dir={run.root}"]
+    words += [f"--fix-fingers={config.fix_fingers}", f"--evals-thresh={config.evals_thresh!r}", f"--bins={config.bins}"]
+    words.append(f"--device-map={config.device_map}")
+    words += ["--embeddings"] if config.embeddings else []
+    words += ["--no-parallel-gpu"] if config.no_parallel_gpu else []
+    return words
+
+
+def result_file(run: RunDirectory, row: ModelRow) -> Path:
+    """Where the worker writes the model's figures."""
+    return run.stats / f"{safe_filename(row.model_id)}.csv"
+
+
+def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
+    """A name that is the same only for the same model analysed in the same way: of an adapter, also on the same base."""
+    key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
+    stem = safe_filename(planned.row.model_id)[:100]
+    return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: RunDirectory) -> Job:
+    """The job that analyses the model with this command."""
+    on_cpu = config.device_map == "cpu"
+    return Job(
+        name=job_name(config, planned),
+        argv=tuple(argv),
+        gpus=0 if on_cpu else config.gpus_per_job,
+        memory_mb=None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu),
+        retries=config.retries,
+        result=str(result_file(run, planned.row)),
+        title=planned.row.model_id,
+        identity=json.dumps([word for word in argv[1:] if not word.startswith(NEUTRAL)]),
+    )
+
+
+def gpu_memory_mb(facts: Preflight, *, parallel: bool) -> int | None:
+    """Free memory that the analysis needs on each GPU, None when the headers have not been seen (a Hub model).
+
+    The Gram matrix of an M x N matrix has min(M, N) rows, so a wide head or embedding needs no more than others.
+    """
+    if facts.largest_side is None:
+        return None
+    one = GRAM_COPIES * 8 * facts.largest_side**2 // MB + PANELS_MB
+    return CUDA_CONTEXT_MB + one * (LANES_PER_DEVICE if parallel else 1)

@@ -1,0 +1,191 @@
+"""The result files: ``stats/<model>.csv``, one row a matrix, and ``esd_results_summary.csv``, one row a model.
+
+Knows columns and how a value is written: floats so that they read back bit for bit, no value as an empty cell, so that
+a second run of the same analysis gives the same bytes. Does not know jobs or the queue.
+
+A spreadsheet runs a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula. Text from a model list or a
+checkpoint that does so, and is not a number, is written with an apostrophe in front; ``plain`` takes it off again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.esd.layer import LayerRow
+
+FIT_OK = "ok"
+SKIPPED = "not analysed: "
+FORMULA_STARTS = tuple("=+-@\t'")
+
+LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
+CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "embeddings", "gpuherd_version")
+# The columns of LayerRow that are not figures to be averaged.
+NOT_METRICS = frozenset({"longname", "M", "N", "params", "fit_status"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What every row of a stats file repeats: whose weights these are and how they were analysed."""
+
+    model_id: str
+    source_model: str | None
+    relation: str
+    fix_fingers: str
+    evals_thresh: float
+    bins: int
+    embeddings: bool
+    gpuherd_version: str
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """The first columns."""
+        return dict(zip(LINEAGE_COLUMNS, (self.model_id, self.source_model, self.relation), strict=True))
+
+    @property
+    def convention(self) -> dict[str, Any]:
+        """The last columns."""
+        return {name: getattr(self, name) for name in CONVENTION_COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """A model's row in the summary.
+
+    Attributes:
+        lineage: the model's own columns (LINEAGE_COLUMNS), then the extra columns of the list.
+        layers: matrices with a fit; only these count in ``metrics``.
+        without_fit: matrices that were analysed but have no valid fit.
+        skipped: matrices that are not analysed, as embeddings are by default.
+        params: weights in all analysed matrices.
+        metrics: ``<metric>_mean``, ``_std`` (of a sample; None for a single layer), ``_min``, ``_max``.
+        convention: CONVENTION_COLUMNS.
+    """
+
+    lineage: Mapping[str, str]
+    layers: int
+    without_fit: int
+    skipped: int
+    params: int
+    metrics: Mapping[str, float | None]
+    convention: Mapping[str, str]
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def columns(self) -> dict[str, Any]:
+        """All cells, in order. An extra column with the name of one of ours is called ``list_<name>``."""
+        counts = {"layers": self.layers, "layers_without_fit": self.without_fit, "layers_skipped": self.skipped}
+        own = counts | {"params": self.params} | dict(self.metrics) | dict(self.convention)
+        taken = own.keys() | self.lineage.keys()
+        extra = {f"list_{name}" if name in taken else name: text for name, text in self.extra.items()}
+        return dict(self.lineage) | extra | own
+
+
+def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
+    """The stats file of one model as CSV text, rows in the order given. There must be at least one row."""
+    return table_text([origin.lineage | asdict(row) | origin.convention for row in rows])
+
+
+def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV text. The columns are those of all rows, in the order in which they first occur."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([cell_text(name) for name in names])
+    writer.writerows([cell_text(row.get(name)) for name in names] for row in rows)
+    return out.getvalue()
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it. A carriage return
+    becomes a line feed: Python's csv would write it without quotes and read it as the end of the row."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    text = str(value).replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_number(text) else text
+
+
+def plain(text: str) -> str:
+    """The text of a cell as it was before ``cell_text`` protected it."""
+    return text[1:] if text.startswith("'") else text
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of one of our CSV files, protection taken off."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        names = [plain(name) for name in next(reader, [])]
+        return [dict(zip(names, map(plain, cells), strict=True)) for cells in reader]
+
+
+def has_fit(rows: Iterable[LayerRow]) -> bool:
+    """Whether any matrix has a valid fit. A model without one has failed: its file would only look like a result."""
+    return any(row.fit_status == FIT_OK for row in rows)
+
+
+def no_fit_reason(rows: Sequence[LayerRow]) -> str:
+    """One sentence that says why no matrix of a model has a fit: the commonest reason, with the first that has it."""
+    analysed = [row for row in rows if not row.fit_status.startswith(SKIPPED)]
+    if not analysed:
+        first = f"; {rows[0].longname} is {rows[0].fit_status}" if rows else ""
+        return f"the model has no weight matrix that can be analysed{first}"
+    reason = statistics.mode(row.fit_status for row in analysed)
+    first_row = next(row for row in analysed if row.fit_status == reason)
+    return f"none of its {len(analysed)} matrices has a valid fit; {first_row.longname}: {reason}"
+
+
+def summarise(rows: Sequence[Mapping[str, str]], extra: Mapping[str, str]) -> ModelSummary:
+    """A model's summary from the rows of its stats file, as ``read_table`` gives them."""
+    first = rows[0]
+    fitted = [row for row in rows if row["fit_status"] == FIT_OK]
+    analysed = [row for row in rows if not row["fit_status"].startswith(SKIPPED)]
+    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
+    metrics: dict[str, float | None] = {}
+    for name in first:
+        if name not in outside:
+            metrics |= _statistics(name, [float(row[name]) for row in fitted if row[name] != ""])
+    return ModelSummary(
+        lineage={name: first[name] for name in LINEAGE_COLUMNS},
+        layers=len(fitted),
+        without_fit=len(analysed) - len(fitted),
+        skipped=len(rows) - len(analysed),
+        params=sum(int(row["params"]) for row in analysed),
+        metrics=metrics,
+        convention={name: first[name] for name in CONVENTION_COLUMNS},
+        extra=extra,
+    )
+
+
+def _statistics(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, sample standard deviation, least and largest of one metric; None where there is no such value."""
+    if not values:
+        return {f"{name}_{kind}": None for kind in ("mean", "std", "min", "max")}
+    mean = math.fsum(value / len(values) for value in values)
+    std = _sample_deviation([value - mean for value in values])
+    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _sample_deviation(differences: Sequence[float]) -> float | None:
+    """Root of the sum of squares over n - 1; the largest is taken out first, so that no square overflows."""
+    if len(differences) < 2:
+        return None
+    scale = max(map(abs, differences))
+    if scale == 0 or not math.isfinite(scale):
+        return scale
+    return scale * math.sqrt(math.fsum((d / scale) ** 2 for d in differences) / (len(differences) - 1))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,201 @@
+"""Analyses one model: ``python -m gpuherd.esd.worker --model-id … --output-dir …``.
+
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher. It knows nothing of
+queues. Its result, ``<output-dir>/stats/<model>.csv``, is written whole or not at all; its exit code (``ExitCode``)
+says whether another try can help.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuherd import __version__
+from gpuherd.engines import progress
+from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
+from gpuherd.esd.model_list import Relation, relation_of
+from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
+from gpuherd.esd.results import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.models.names import parse_model, safe_filename
+from gpuherd.options import option
+from gpuherd.report.log import configure_console
+
+if TYPE_CHECKING:
+    from gpuherd.esd.layer import LayerRow
+    from gpuherd.models.source import TensorSource
+
+DESCRIPTION = """\
+Analyses the weight matrices of one model and writes <output-dir>/stats/<model>.csv.
+
+example:
+  CUDA_VISIBLE_DEVICES=0 python -m gpuherd.esd.worker --model-id openai-community/gpt2 --output-dir results
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(AnalysisOptions):
+    """What a worker is told: one model, and how to analyse it."""
+
+    model_id: str = option(help="the model: a Hugging Face id, or a folder or file", metavar="MODEL")
+    output_dir: str = option(help="folder for results; the file goes to its stats folder", metavar="DIR")
+    source_model: str | None = option(
+        None, help="what the model comes from; the base of an adapter", aliases=("base-model",), metavar="MODEL"
+    )
+    relation: str = option(
+        "", help="what it is to the source model: base, finetune, adapter, …", aliases=("base-model-relation",)
+    )
+
+    def __post_init__(self) -> None:
+        AnalysisOptions.__post_init__(self)
+        if relation_of(self.relation) is None:
+            raise UsageError(f"unknown relation {self.relation!r}")
+
+
+def stats_path(output_dir: str, model_id: str) -> Path:
+    """The result file of a model."""
+    return RunDirectory(output_dir).stats / f"{safe_filename(model_id)}.csv"
+
+
+def analyse(options: WorkerOptions) -> Path:
+    """Analyses the model and writes its file. Returns where that is.
+
+    Raises:
+        BadModel: the weights can't be read or none of them has a valid fit; there is then no file of this model.
+        CannotWrite: the file can't be written.
+    """
+    from gpuherd.esd.layer import FitSettings
+    from gpuherd.models.matrices import matrices
+
+    target = stats_path(options.output_dir, options.model_id)
+    _prepare_folder(target.parent)
+    started = time.monotonic()
+    devices = _announce_devices(options)
+    progress.report(0, None, "load")
+    weights, base = _open_weights(options)
+    found = list(matrices(weights, embeddings=options.embeddings))
+    settings = FitSettings(options.fix_fingers, options.evals_thresh, options.bins)
+    progress.report(0, len(found), "analyse")
+    rows = analyse_matrices(
+        found,
+        settings,
+        devices,
+        parallel=not options.no_parallel_gpu,
+        on_progress=lambda done: progress.report(done, len(found), "analyse"),
+    )
+    progress.report(len(found), len(found), "save")
+    if not has_fit(rows):
+        # An older file of this model would now look like the result of this analysis.
+        target.unlink(missing_ok=True)
+        raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
+    _save(target, stats_text(_origin(options, base), rows))
+    print(f"Layers: {_counts(rows)}")
+    print(f"Saved: {target} after {time.monotonic() - started:.1f} s")
+    return target
+
+
+def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
+    """Chooses where to compute and prints what was found."""
+    print(f"Model: {options.model_id}")
+    print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
+    print(f"Device map: {options.device_map}")
+    cuda = cuda_devices()
+    print(f"CUDA available: {f'Yes ({len(cuda.names)} devices)' if cuda.names else f'No ({cuda.problem})'}")
+    for index, name in enumerate(cuda.names):
+        print(f"  - GPU {index}: {name}")
+    devices, why_not = choose_devices(
+        options.device_map, cuda, torch_problem, all_gpus=not options.no_parallel_gpu
+    )
+    print(f"Model devices: {', '.join(devices)}" + (f" ({why_not})" if cuda.names and why_not else ""))
+    return devices
+
+
+def _open_weights(options: WorkerOptions) -> tuple[TensorSource, str | None]:
+    """The model's tensors; for an adapter, its base's with the adapter merged on the way, and the base's name."""
+    from gpuherd.models.adapter import adapter_base, is_adapter, merge
+    from gpuherd.models.checkpoint import open_checkpoint
+    from gpuherd.models.locate import locate
+
+    path = locate(parse_model(options.model_id))
+    if not is_adapter(path):
+        if relation_of(options.relation) is Relation.ADAPTER:
+            raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
+        return open_checkpoint(path), None
+    base = options.source_model or adapter_base(path)
+    if base is None:
+        raise BadModel(f"adapter {options.model_id!r} names no base model: give it as source_model")
+    print(f"Adapter of: {base}")
+    return merge(open_checkpoint(locate(parse_model(base))), path), base
+
+
+def _origin(options: WorkerOptions, base: str | None) -> Origin:
+    return Origin(
+        model_id=options.model_id,
+        source_model=options.source_model or base,
+        relation=options.relation,
+        fix_fingers=options.fix_fingers,
+        evals_thresh=options.evals_thresh,
+        bins=options.bins,
+        embeddings=options.embeddings,
+        gpuherd_version=__version__,
+    )
+
+
+def _prepare_folder(folder: Path) -> None:
+    """Makes the folder of results before hours of work, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CannotWrite(f"can't write in {folder}")
+
+
+def _save(target: Path, text: str) -> None:
+    try:
+        atomic_write(target, text.encode("utf-8"))
+    except OSError as problem:
+        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+
+
+def _counts(rows: Sequence[LayerRow]) -> str:
+    fitted = sum(row.fit_status == FIT_OK for row in rows)
+    return f"{fitted} with a fit, {len(rows) - fitted} without"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker. Returns its exit code; what went wrong is on standard error."""
+    parser = Parser(prog="python -m gpuherd.esd.worker", description=DESCRIPTION)
+    add_options(parser, WorkerOptions)
+    args, unknown = parser.parse_known_args(argv)
+    parser.reject_unknown(unknown)
+    try:
+        configure_console()
+        analyse(build(WorkerOptions, args))
+    except GpuherdError as problem:
+        print(f"gpuherd.esd.worker: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as problem:
+        traceback.print_exc()
+        if is_out_of_memory(problem):
+            return ExitCode.OUT_OF_MEMORY
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    # A log that is read while the worker runs, or after it was killed, must not wait in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Writing a file so that it is there as a whole or not at all, whenever the process or the machine dies."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replaces ``path`` by ``data``: temporary file beside it, sync, rename, sync of the folder. Raises OSError.
+
+    A reader sees the old content or the new, never a part. A kill can leave a ``.<name>.*.tmp`` behind, nothing else.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            # mkstemp makes the file for its owner alone; a result is for whoever the user's umask lets read it.
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds one line to a log of records, in one write, so that two writers' lines don't mix. Raises OSError."""
+    data = (line.replace("\n", " ") + "\n").encode("utf-8", "backslashreplace")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new names in a folder survive a power cut. A file system that can't is left alone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    # Read from /proc: os.umask would have to change it for a moment, for all threads.
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022

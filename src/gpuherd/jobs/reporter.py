@@ -1,0 +1,188 @@
+"""Tells what happens in a run: to the log, to failures.jsonl, to the queue's diary, to a display, and to the caller.
+
+It decides nothing and changes no job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from gpuherd.jobs import clock
+from gpuherd.jobs.durable import append_line
+from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
+from gpuherd.jobs.failures import Diagnosis, clean
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.logtail import last_lines
+from gpuherd.jobs.outcome import Failure
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settle import Settlement
+from gpuherd.jobs.supervisor import Attempt
+
+logger = logging.getLogger("gpuherd.jobs")
+
+# Kinds that the tables of jobs and attempts don't hold, so that the diary must.
+_DIARY = frozenset({EventKind.ADOPTED, EventKind.CANCELLED, EventKind.NOTICE, EventKind.REQUEUED})
+_LEVELS = {EventKind.FAILED: logging.ERROR, EventKind.RETRY: logging.WARNING, EventKind.CANCELLED: logging.WARNING}
+
+
+class Display(Protocol):
+    """What shows a run to people. ``every_s`` is how often it wants the whole picture."""
+
+    every_s: float
+
+    def event(self, event: Event) -> None:
+        """Shows that something happened."""
+        ...
+
+    def snapshot(self, snapshot: RunSnapshot) -> None:
+        """Shows how the run stands."""
+        ...
+
+
+class Reporter:
+    """One run's teller. ``failures`` are the jobs that have failed for good in this run."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        display: Display | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ):
+        self._queue = queue
+        self._run = run
+        self._display = display
+        self._on_event = on_event
+        self._began = clock.mono()
+        self._done_s: list[float] = []
+        self.failures: list[Failure] = []
+
+    @property
+    def every_s(self) -> float | None:
+        """How often the display wants a snapshot, None without a display."""
+        return None if self._display is None else self._display.every_s
+
+    def tell(self, event: Event) -> None:
+        """Passes an event on to all who listen."""
+        logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event.text)
+        if event.kind in _DIARY:
+            self._queue.note(event.at, event.kind, event.text, event.job, event.attempt)
+        if event.kind is EventKind.DONE and event.run_s is not None:
+            self._done_s.append(event.run_s)
+        if self._display is not None:
+            self._display.event(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def notice(self, text: str) -> None:
+        """Something about the run as a whole."""
+        self.tell(Event(kind=EventKind.NOTICE, at=clock.wall(), text=text))
+
+    def about(self, kind: EventKind, attempt: AttemptRecord, text: str, run_s: float | None = None) -> None:
+        """Something about an attempt: ``text`` follows the job's title."""
+        self.tell(
+            Event(
+                kind=kind,
+                at=clock.wall(),
+                text=f"{clean(attempt.title)}: {text}",
+                job=attempt.queued.job.name,
+                title=attempt.title,
+                attempt=attempt.number,
+                gpus=attempt.labels,
+                log=attempt.log,
+                run_s=run_s,
+            )
+        )
+
+    def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float) -> None:
+        """An attempt has ended, and this became of its job."""
+        if settlement.job is JobState.DONE:
+            self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
+        elif settlement.diagnosis is None:
+            self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
+        elif settlement.job is JobState.WAITING:
+            text = f"attempt {attempt.number} failed ({settlement.diagnosis.failure}), will be tried again"
+            self.about(EventKind.RETRY, attempt, f"{text}: {settlement.reason}", run_s)
+        else:
+            found = settlement.diagnosis
+            job = attempt.queued.job.name
+            self.failures.append(Failure(job, attempt.title, found.failure, found.reason, attempt.number, attempt.log))
+            text = f"failed ({found.failure}): {found.reason} (log: {attempt.log})"
+            self.about(EventKind.FAILED, attempt, text, run_s)
+
+    def given_up(self, failure: Failure) -> None:
+        """A job has failed for good without an attempt."""
+        self.failures.append(failure)
+        text = f"{clean(failure.title)}: {failure.reason}"
+        self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=failure.job, title=failure.title))
+
+    def cancelled(self, jobs: Sequence[str], needed: str) -> None:
+        """Jobs can't run any more, because one that they need has failed."""
+        for job in jobs:
+            text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which failed"
+            self.tell(Event(kind=EventKind.CANCELLED, at=clock.wall(), text=text, job=job, title=job))
+
+    def write_failure(self, attempt: AttemptRecord, end: AttemptEnd, diagnosis: Diagnosis, log_tail: str) -> None:
+        """One line in failures.jsonl. A kill just after it can make the same line come twice, never go missing."""
+        record = {
+            "time": datetime.fromtimestamp(end.ended_at, UTC).isoformat(timespec="seconds"),
+            "job": attempt.queued.job.name,
+            "title": attempt.title,
+            "attempt": attempt.number,
+            "class": diagnosis.failure.value,
+            "reason": diagnosis.reason,
+            "retried": end.job_state is JobState.WAITING,
+            "exit_code": end.exit_code,
+            "signal": end.signal,
+            "gpus": list(attempt.labels),
+            "gpu_uuids": list(attempt.gpus),
+            "run_s": None if end.ended_mono is None else round(end.ended_mono - attempt.started_mono, 3),
+            "log": attempt.log,
+            "last_lines": last_lines(log_tail),
+        }
+        try:
+            append_line(self._run.failures, json.dumps(record))
+        except OSError as problem:
+            # The queue has it too; a full disk must not end the run.
+            logger.warning("can't write %s: %s", self._run.failures, problem.strerror)
+
+    def show(self, running: Sequence[Attempt], waiting_for: str | None, at_once: int) -> None:
+        """Gives the display the whole picture. ``at_once``: how many jobs can run side by side."""
+        if self._display is None:
+            return
+        now = clock.mono()
+        counts = self._queue.counts()
+        lines = tuple(_line(attempt, now) for attempt in running)
+        self._display.snapshot(
+            RunSnapshot(
+                counts=counts,
+                running=lines,
+                waiting_for=waiting_for,
+                eta_s=_time_left(self._done_s, counts.waiting, lines, at_once),
+                elapsed_s=now - self._began,
+            )
+        )
+
+
+def _line(attempt: Attempt, now: float) -> RunningLine:
+    elapsed = max(0.0, now - attempt.record.started_mono)
+    progress = attempt.progress()
+    eta = None
+    if progress is not None and progress.total and 0 < progress.done <= progress.total:
+        eta = elapsed * (progress.total - progress.done) / progress.done
+    return RunningLine(clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta)
+
+
+def _time_left(done_s: Sequence[float], waiting: int, running: Sequence[RunningLine], at_once: int) -> float | None:
+    """Seconds until all is done, by the mean of the jobs that are done; None while none is."""
+    if not done_s:
+        return None
+    mean = sum(done_s) / len(done_s)
+    ahead = sum(line.eta_s if line.eta_s is not None else max(0.0, mean - line.elapsed_s) for line in running)
+    return (ahead + mean * waiting) / max(1, min(at_once, waiting + len(running)))

@@ -1,0 +1,53 @@
+"""``run_jobs``: submits jobs to the queue of a run folder and works it off; what experiments call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+
+from gpuherd.jobs.dispatcher import Dispatcher
+from gpuherd.jobs.events import Event
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.options import GpuOptions
+from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.reporter import Display, Reporter
+from gpuherd.jobs.rundir import RunDirectory
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    options: GpuOptions,
+    run: RunDirectory,
+    *,
+    rerun: Collection[str] = (),
+    on_event: Callable[[Event], None] | None = None,
+    display: Display | None = None,
+) -> Outcome:
+    """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
+
+    Called again with the same jobs and folder it goes on: jobs that are done stay done while their ``result`` exists
+    (but those named in ``rerun``), those that failed get fresh tries, and those that a dead run left running are taken
+    over. The first Ctrl-C lets running jobs end and starts no more; the second, or SIGTERM, stops them and puts them
+    back in the queue.
+
+    Args:
+        jobs: all the work; waiting jobs of earlier calls that are not among them are cancelled.
+        options: GPUs to use, and when one counts as free.
+        run: the run folder, made if it is not there.
+        on_event: called in this thread for everything that happens; it should be quick.
+        display: what shows the run to people (``gpuherd.jobs.live.display``).
+
+    Raises:
+        CannotWrite: the folder can't be written.
+        QueueBusy: another process works on this folder.
+        QueueUnreadable: its queue is damaged or of a newer gpuherd.
+        UsageError: two jobs with one name, or ``needs`` that name no job or go in a circle.
+        NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
+    """
+    run.create()
+    with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
+        queue.submit(jobs, rerun)
+        reporter = Reporter(queue, run, display, on_event)
+        return Dispatcher(queue, run, options, reporter, jobs).run()

@@ -1,0 +1,91 @@
+"""The folder of a run: this class owns every path in it, and nobody else builds one by hand.
+
+It knows names and makes folders; what stands in the files is the business of those who write them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import CannotWrite
+from gpuherd.jobs.durable import atomic_write
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]+")
+_LONGEST_NAME = 120
+
+
+class RunDirectory:
+    """Paths of one run. Nothing is touched before ``create``.
+
+    Args:
+        root: the output folder, made if it is not there.
+        log_dir: where logs go instead of ``<root>/logs``.
+    """
+
+    def __init__(self, root: str | Path, log_dir: str | Path | None = None):
+        # Absolute, because jobs may run in another working folder than we do.
+        self.root = Path(root).absolute()
+        self.logs = Path(log_dir).absolute() if log_dir is not None else self.root / "logs"
+        self.run_json = self.root / "run.json"
+        self.queue = self.root / "queue.sqlite"
+        self.lock = self.root / "queue.lock"
+        self.gpu_metrics = self.root / "gpu_metrics.json"
+        self.failures = self.root / "failures.jsonl"
+        self.stats = self.root / "stats"
+        self.summary = self.root / "esd_results_summary.csv"
+        self.attempts = self.root / "attempts"
+
+    def create(self) -> None:
+        """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""
+        for folder in (self.root, self.logs, self.attempts):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                probe = folder / ".gpuherd-probe"
+                probe.touch()
+                probe.unlink(missing_ok=True)
+            except OSError as problem:
+                raise CannotWrite(f"can't write in {folder}: {problem.strerror}; choose another folder") from problem
+
+    def write_run_record(self, record: Mapping[str, Any]) -> None:
+        """Writes run.json: what was asked. Raises CannotWrite."""
+        try:
+            atomic_write(self.run_json, json.dumps(record, indent=2, sort_keys=True, default=str).encode() + b"\n")
+        except OSError as problem:
+            raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
+
+    def attempt_dir(self, attempt: int) -> Path:
+        """The folder of a running attempt, with its exit status and its progress; removed when it has ended."""
+        return self.attempts / f"{attempt:08d}"
+
+    def attempt_log(self, job: str, number: int) -> Path:
+        """The log of a job's ``number``-th attempt, counted from 1."""
+        return self.logs / f"{safe_name(job)}.{number}.log"
+
+    def remove_attempt_dir(self, attempt: int) -> None:
+        """Removes the folder of an attempt whose end is in the queue."""
+        shutil.rmtree(self.attempt_dir(attempt), ignore_errors=True)
+
+    def remove_stray_attempts(self, running: Collection[int]) -> None:
+        """Removes the folders of all attempts but those that run: what a kill at the wrong instant left behind."""
+        keep = {self.attempt_dir(attempt) for attempt in running}
+        for folder in self.attempts.iterdir():
+            if folder not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def safe_name(name: str) -> str:
+    """A job's name as a file name: never a path, never hidden, never two jobs on one name, at most 120 characters.
+
+    >>> safe_name("gpt2"), safe_name("openai-community/gpt2")
+    ('gpt2', 'openai-community-gpt2-198df6d6')
+    """
+    plain = _UNSAFE.sub("-", name).lstrip(".")[:_LONGEST_NAME]
+    if plain == name:
+        return plain
+    return f"{plain[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

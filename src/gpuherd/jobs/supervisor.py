@@ -1,0 +1,179 @@
+"""The attempts that run now: starts them, takes over those of a dead dispatcher, keeps their time limits, ends them.
+
+Everything here is about processes; what an end means for the job is decided by ``settle``, and recorded by the
+dispatcher.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuherd.engines.local import PROGRESS_FILE, STATUS_FILE, Exit, Launch, LocalProcess, adopt, read_exit, start
+from gpuherd.engines.processes import boot_id
+from gpuherd.engines.progress import Progress
+from gpuherd.engines.progress import read as read_progress
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.records import AttemptRecord, QueuedJob
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settle import Blameless
+
+GRACE_S = 10.0
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A running attempt. ``kill_at`` is set (by ``clock.mono``) while it is being stopped."""
+
+    record: AttemptRecord
+    process: LocalProcess
+    folder: Path
+    adopted: bool = False
+    kill_at: float | None = None
+    timed_out: bool = False
+    stopped: bool = False
+
+    def progress(self) -> Progress | None:
+        """What the job last told of itself."""
+        return read_progress(self.folder / PROGRESS_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows when."""
+
+    record: AttemptRecord
+    exit: Exit
+    blameless: Blameless | None
+    ended_at: float | None
+
+
+@dataclass
+class Supervisor:
+    """Running attempts by the descriptor that tells their end."""
+
+    run: RunDirectory
+    queue_id: str
+    grace_s: float = GRACE_S
+    running: dict[int, Attempt] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> set[str]:
+        """UUIDs of the GPUs on which our attempts run."""
+        return {uuid for attempt in self.running.values() for uuid in attempt.record.gpus}
+
+    @property
+    def on_cpu(self) -> int:
+        """How many attempts run without a GPU."""
+        return sum(not attempt.record.gpus for attempt in self.running.values())
+
+    def prepare(
+        self,
+        attempt_id: int,
+        queued: QueuedJob,
+        gpus: Sequence[Gpu],
+        lease_fds: Sequence[int],
+        threads: int,
+        *,
+        at: float,
+        mono: float,
+    ) -> Attempt:
+        """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart and OSError (folder, log)."""
+        number = queued.attempts + 1
+        folder = self.run.attempt_dir(attempt_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        log = self.run.attempt_log(queued.job.name, number)
+        process = start(
+            Launch(
+                tag=f"{self.queue_id}/{attempt_id}",
+                argv=queued.job.argv,
+                env=queued.job.env,
+                cwd=queued.job.cwd,
+                log=log,
+                folder=folder,
+                gpus=tuple(gpus),
+                lease_fds=tuple(lease_fds),
+                threads=threads,
+            )
+        )
+        record = AttemptRecord(
+            id=attempt_id,
+            queued=queued,
+            number=number,
+            gpus=tuple(gpu.uuid for gpu in gpus),
+            labels=tuple(gpu.label for gpu in gpus),
+            process=process.identity,
+            log=str(log),
+            started_at=at,
+            started_mono=mono,
+        )
+        return Attempt(record, process, folder)
+
+    def let_go(self, attempt: Attempt) -> None:
+        """Lets a prepared attempt run; it is recorded by now."""
+        self.running[attempt.process.pidfd] = attempt
+        attempt.process.go()
+
+    def take_over(self, record: AttemptRecord) -> Attempt | LostAttempt:
+        """An attempt that a dead dispatcher left: running still, or ended meanwhile."""
+        folder = self.run.attempt_dir(record.id)
+        if record.process.boot != boot_id():
+            return LostAttempt(record, Exit(started=True), Blameless.REBOOT, None)
+        process = adopt(record.process, folder)
+        if process is None:
+            ended = read_exit(folder)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(folder))
+        attempt = Attempt(record, process, folder, adopted=True)
+        self.running[process.pidfd] = attempt
+        return attempt
+
+    def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
+        """Takes out the attempt whose descriptor has become readable, and says how it ended."""
+        attempt = self.running.pop(pidfd)
+        return attempt, attempt.process.collect()
+
+    def stop_all(self, now: float, grace_s: float | None = None) -> None:
+        """TERM to every attempt now, KILL after the grace."""
+        for attempt in self.running.values():
+            attempt.stopped = True
+            self._stop(attempt, now, self.grace_s if grace_s is None else grace_s)
+
+    def keep_time(self, now: float) -> None:
+        """Stops what has passed its time limit, and kills what has passed its grace."""
+        for attempt in self.running.values():
+            at = _deadline(attempt)
+            if at is None or now < at:
+                continue
+            if attempt.kill_at is None:
+                attempt.timed_out = True
+                self._stop(attempt, now, self.grace_s)
+            else:
+                attempt.process.signal(signal.SIGKILL)
+                attempt.kill_at = now + self.grace_s
+
+    def next_deadline(self) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        return min((at for attempt in self.running.values() if (at := _deadline(attempt)) is not None), default=None)
+
+    def _stop(self, attempt: Attempt, now: float, grace_s: float) -> None:
+        if attempt.kill_at is None:
+            attempt.process.signal(signal.SIGTERM)
+            attempt.kill_at = now + grace_s
+        else:
+            attempt.kill_at = min(attempt.kill_at, now + grace_s)
+
+
+def _deadline(attempt: Attempt) -> float | None:
+    if attempt.kill_at is not None:
+        return attempt.kill_at
+    limit = attempt.record.queued.job.timeout_s
+    return None if limit is None else attempt.record.started_mono + limit
+
+
+def _last_change(folder: Path) -> float | None:
+    try:
+        return (folder / STATUS_FILE).stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,56 @@
+"""Where log records go: to standard error at the level of LOG_LEVEL, and to a run's own log file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from gpuherd.errors import CannotWrite, UsageError
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def configure_console() -> None:
+    """Sends records of the level that LOG_LEVEL names (default WARNING), and above, to standard error."""
+    logging.basicConfig(format=FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(chosen_level())
+    logging.getLogger("gpuherd").setLevel(chosen_level())
+
+
+def chosen_level() -> int:
+    """The level that LOG_LEVEL names. Raises UsageError for a word that is no level."""
+    name = os.environ.get("LOG_LEVEL", "").upper() or "WARNING"
+    level = logging.getLevelNamesMapping().get(name)
+    if level is None:
+        raise UsageError(f"LOG_LEVEL={name!r} is no level; use DEBUG, INFO, WARNING or ERROR")
+    return level
+
+
+@contextmanager
+def experiment_log(folder: Path, now: datetime) -> Iterator[Path]:
+    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``esd_experiment_<time>.log`` too.
+
+    Raises CannotWrite when the file can't be made.
+    """
+    path = folder / f"esd_experiment_{now:%Y%m%d_%H%M%S}.log"
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setLevel(min(logging.INFO, chosen_level()))
+    ours = logging.getLogger("gpuherd")
+    level_before = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(min(handler.level, ours.getEffectiveLevel()))
+    try:
+        yield path
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level_before)
+        handler.close()

@@ -1,0 +1,151 @@
+"""Result files: columns, exact values, protection against spreadsheets, and the summary's statistics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.esd.layer import LayerRow
+from gpuherd.esd.results import (
+    CONVENTION_COLUMNS,
+    LINEAGE_COLUMNS,
+    Origin,
+    cell_text,
+    has_fit,
+    no_fit_reason,
+    plain,
+    read_table,
+    stats_text,
+    summarise,
+    table_text,
+)
+
+ORIGIN = Origin("org/a", "org/b", "adapter", "xmin_mid", 1e-5, 100, False, "0.1.0")
+
+
+def layer(name: str = "h.0.attn", status: str = "ok", alpha: float | None = 3.0, norm: float | None = 10.0) -> LayerRow:
+    return LayerRow(
+        longname=name,
+        M=8,
+        N=4,
+        num_evals=4,
+        matrix_rank=4,
+        params=32,
+        alpha=alpha,
+        D=None if alpha is None else 0.1,
+        xmin=None if alpha is None else 1.0,
+        xmax=None if alpha is None else 5.0,
+        spectral_norm=5.0,
+        norm=norm,
+        log_norm=1.0,
+        log_spectral_norm=0.7,
+        alpha_weighted=None if alpha is None else 0.7 * alpha,
+        log_alpha_norm=None if alpha is None else 2.0,
+        stable_rank=2.0,
+        entropy=0.9,
+        fit_status=status,
+    )
+
+
+def written(tmp_path: Path, *rows: LayerRow, origin: Origin = ORIGIN) -> list[dict[str, str]]:
+    path = tmp_path / "stats.csv"
+    path.write_text(stats_text(origin, rows), encoding="utf-8")
+    return read_table(path)
+
+
+def test_columns_are_lineage_then_figures_then_convention() -> None:
+    header = stats_text(ORIGIN, [layer()]).splitlines()[0].split(",")
+    assert header == [*LINEAGE_COLUMNS, *(column.name for column in fields(LayerRow)), *CONVENTION_COLUMNS]
+
+
+def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
+    row = written(tmp_path, layer(status="too few eigenvalues", alpha=None))[0]
+    assert row["alpha"] == ""
+    assert row["norm"] == "10.0"
+
+
+@given(st.floats(allow_nan=False))
+def test_a_float_reads_back_bit_for_bit(value: float) -> None:
+    assert float(cell_text(value)) == value
+    assert math.copysign(1, float(cell_text(value))) == math.copysign(1, value)
+
+
+@given(st.text())
+def test_text_reads_back_and_is_no_formula(text: str) -> None:
+    cell = cell_text(text)
+    assert plain(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
+    if cell[:1] in ("=", "+", "-", "@", "\t"):
+        float(cell)  # the only such text is a number
+
+
+def test_numbers_in_extra_columns_stay_numbers() -> None:
+    assert cell_text("-1.5") == "-1.5"
+    assert cell_text(-1.5) == "-1.5"
+    assert cell_text("=1+1") == "'=1+1"
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.text(st.characters(codec="utf-8", exclude_characters="\r"))), min_size=1))
+def test_a_table_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
+    if not any(rows):
+        return
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_bytes(table_text(rows).encode("utf-8"))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    assert read_table(path) == [{name: row.get(name, "") for name in names} for row in rows]
+
+
+def test_the_same_rows_give_the_same_bytes() -> None:
+    assert stats_text(ORIGIN, [layer()]) == stats_text(ORIGIN, [layer()])
+
+
+def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
+    rows = written(
+        tmp_path,
+        layer("a", alpha=2.0),
+        layer("b", alpha=4.0),
+        layer("c", status="all weights are zero", alpha=None, norm=None),
+        layer("d", status="too few eigenvalues", alpha=None, norm=1000.0),
+        layer("e", status="not analysed: embedding", alpha=None),
+    )
+    summary = summarise(rows, {"params": "7", "note": "x"})
+    assert (summary.layers, summary.without_fit, summary.skipped, summary.params) == (2, 2, 1, 4 * 32)
+    assert summary.metrics["alpha_mean"] == 3.0
+    assert summary.metrics["alpha_std"] == statistics.stdev([2.0, 4.0])
+    assert (summary.metrics["alpha_min"], summary.metrics["alpha_max"]) == (2.0, 4.0)
+    assert summary.metrics["norm_mean"] == 10.0
+    columns = summary.columns()
+    assert (columns["model_id"], columns["source_model"], columns["base_model_relation"]) == ("org/a", "org/b", "adapter")
+    assert (columns["params"], columns["list_params"], columns["note"]) == (128, "7", "x")
+    assert columns["fix_fingers"] == "xmin_mid"
+
+
+def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
+    metrics = summarise(written(tmp_path, layer()), {}).metrics
+    assert metrics["alpha_std"] is None
+    assert metrics["alpha_mean"] == metrics["alpha_min"] == metrics["alpha_max"] == 3.0
+
+
+@given(st.lists(st.floats(-1e307, 1e307), min_size=2, max_size=20))
+def test_statistics_never_overflow(tmp_path_factory: pytest.TempPathFactory, norms: list[float]) -> None:
+    rows = written(tmp_path_factory.mktemp("s"), *(layer(norm=norm) for norm in norms))
+    metrics = summarise(rows, {}).metrics
+    mean, std = metrics["norm_mean"], metrics["norm_std"]
+    assert mean is not None
+    assert std is not None
+    assert min(norms) - 1e-9 * abs(min(norms)) <= mean <= max(norms) + 1e-9 * abs(max(norms))
+    assert std >= 0
+    assert math.isfinite(std)
+
+
+def test_a_model_without_any_fit_says_why() -> None:
+    rows = [layer("a", status="all weights are zero", alpha=None), layer("e", status="not analysed: embedding", alpha=None)]
+    assert not has_fit(rows)
+    assert no_fit_reason(rows) == "none of its 1 matrices has a valid fit; a: all weights are zero"
+    assert "no weight matrix" in no_fit_reason(rows[1:])
+    assert "no weight matrix" in no_fit_reason([])
