@@ -35,6 +35,7 @@ examples:
 """
 WATCH_SECONDS = 2.0
 SHORTEST_WATCH_SECONDS = 0.1
+LONGEST_NAME = 22
 _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
 
 
@@ -42,7 +43,7 @@ _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_me
 class ViewOptions:
     """The threshold as commands that start jobs declare it, so that both mean the same by free."""
 
-    gpu_memory_threshold: int = field(default=_THRESHOLD.default, metadata=_THRESHOLD.metadata)
+    gpu_memory_threshold: int = field(default=GpuOptions().gpu_memory_threshold, metadata=_THRESHOLD.metadata)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -205,17 +206,18 @@ def as_table(view: View) -> RenderableType:
 
     if not view.rows:
         return Text(f"No GPUs: {view.machine.problem or 'the NVIDIA driver finds none'}. Jobs run on the CPU.")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("GPU", no_wrap=True)
-    table.add_column("Name", no_wrap=True, overflow="ellipsis", min_width=10)
-    for heading in ("Used/total MB", "Util", "Temp", "Power"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("State and users", overflow="fold", min_width=16, ratio=1)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("GPU", no_wrap=True, min_width=4)
+    table.add_column("Name", no_wrap=True, overflow="ellipsis", max_width=LONGEST_NAME)
+    # Figures are never cut: where the window is narrow, the reasons get more lines.
+    for heading, width in (("Used/total MB", 13), ("Util", 5), ("Temp", 4), ("Power", 5)):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    table.add_column("State and users", overflow="fold", min_width=16)
     for row in view.rows:
         gpu = row.gpu
         table.add_row(
             gpu.label if gpu.mig_parent is None else f" {gpu.label}",
-            Text(gpu.name),
+            Text(gpu.name.removeprefix("NVIDIA ")),
             "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
             _figure(gpu.utilisation_percent, "%"),
             _figure(gpu.temperature_c, "C"),

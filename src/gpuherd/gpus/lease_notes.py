@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,15 +32,16 @@ class Note:
 
 def write_note(folder: Path, name: str, note: Note) -> None:
     """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing."""
-    try:
+    with suppress(OSError):
         # No fsync: like the lock that it describes, the note means nothing after a power cut.
         fd, fresh = tempfile.mkstemp(prefix=".note-", dir=folder)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(note), file)
-            os.fchmod(fd, 0o644)
-        Path(fresh).replace(folder / _file_name(name, note.uid))
-    except OSError:
-        return
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(asdict(note), file)
+                os.fchmod(fd, 0o644)
+            Path(fresh).replace(folder / _file_name(name, note.uid))
+        except OSError:
+            Path(fresh).unlink()
 
 
 def read_notes(folder: Path, name: str) -> Iterator[Note]:
@@ -60,15 +62,16 @@ def _read_note(path: Path) -> Note | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
+    try:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):
             return None
-        try:
-            told = json.loads(file.read(_MOST_BYTES))
-            note = Note(int(told["pid"]), int(told["uid"]), float(told["since"]), told["job"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return None
+        told = json.loads(os.read(fd, _MOST_BYTES))
+        note = Note(int(told["pid"]), int(told["uid"]), float(told["since"]), told["job"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
     return note if note.uid == state.st_uid and _fit_to_show(note.job) else None
 
 

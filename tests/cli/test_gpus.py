@@ -1,0 +1,229 @@
+"""``gpuherd gpus`` as users run it: a new process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.gpus.lease import LeaseFolder, LeaseNote
+from gpuherd.gpus.state import Gpu
+from gpuherd.standin.machine import Machine as Simulated
+
+Standin = Callable[..., Simulated]
+# The command's own module under the shared parser: other commands have tests of their own.
+RUN = """
+import sys
+from gpuherd.cli import gpus, main
+main.COMMANDS = ("gpus",)
+main.main()
+"""
+
+
+def gpus(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "80", **variables}
+    return subprocess.run(
+        [sys.executable, "-c", RUN, "gpus", *words], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def table(*words: str, **variables: str) -> str:
+    done = gpus(*words, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def as_json(*words: str, **variables: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(table("--json", *words, **variables))
+    return told
+
+
+def flat(text: str) -> str:
+    """The cells of the last column in one line, whatever the width."""
+    return " ".join(text.split())
+
+
+def test_free_busy_and_lost_gpus_with_the_reason(standin: Standin) -> None:
+    machine = standin("4x40GB")
+    machine.occupy(1, 1234)
+    machine.occupy(2, 300, pid=os.getpid())
+    machine.lose(3)
+    text = table(COLUMNS="200")
+    rows = {line.split()[0]: line for line in text.splitlines() if line[:1].isdigit()}
+    assert rows["0"].rstrip().endswith("free")
+    assert "busy: 1234 MB used (threshold 500)" in rows["1"]
+    assert re.search(rf"busy: \S+ runs \S+ \(pid {os.getpid()}, 300 MB\)", rows["2"])
+    assert "busy: has a problem: it has fallen off the bus" in rows["3"]
+    assert "N/A" in rows["3"]
+    assert "someone: a process (pid" in text
+
+
+def test_the_table_is_whole_in_eighty_columns(standin: Standin) -> None:
+    machine = standin("8x40GB")
+    machine.occupy(7, 20_000)
+    machine.set_name(7, "NVIDIA A100-SXM4-40GB with a long name for a product")
+    # Long words, so that a cut at the right edge would show.
+    note = LeaseNote(job="0123456789" * 6)
+    with LeaseFolder.default().acquire(machine.uuids[7], note) or pytest.fail("free"):
+        text = table()
+    assert "0123456789" * 6 in "".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("20000/40960", "20000 MB used", "(threshold 500)", "A100-SXM4", "240 W", "55 W", "61 C", "90 %"):
+        assert part in flat(text)
+
+
+def test_the_threshold_is_the_users(standin: Standin) -> None:
+    standin("1x40GB").set_ghost_memory(0, 700)
+    assert "threshold 500" in flat(table())
+    for flag in ("--gpu-mem-threshold", "--gpu_mem_threshold", "--gpu_memory_threshold"):
+        assert "free" in table(flag, "701")
+
+
+def test_what_gpuherd_holds_is_told_with_its_holder(standin: Standin) -> None:
+    machine = standin("2x40GB")
+    with LeaseFolder.default().acquire(machine.uuids[1], LeaseNote(job="org/model")) or pytest.fail("free"):
+        text = flat(table(COLUMNS="200"))
+        assert re.search(rf"held by gpuherd: \S+ \(pid {os.getpid()}\) for \d+ s, job org/model", text)
+        first, second = as_json()["gpus"]
+    assert (first["free"], first["reason"], first["lease"]) == (True, "", None)
+    assert (second["free"], second["reason"]) == (False, "taken by gpuherd")
+    assert second["lease"].keys() == {"pid", "user", "since", "job"}
+    assert second["lease"]["pid"] == os.getpid()
+
+
+def test_an_unsafe_lease_folder_is_a_remark_not_an_end(standin: Standin, tmp_path: Path) -> None:
+    standin("1x40GB")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    bad = str(tmp_path / "open")
+    assert "What gpuherd holds is not known" in table(GPUHERD_LEASE_DIR=bad)
+    assert "chmod +t" in as_json(GPUHERD_LEASE_DIR=bad)["lease_problem"]
+
+
+def test_mig_instances_stand_under_their_gpu(standin: Standin) -> None:
+    standin("2x40GB").split_mig(0, [20_000, 10_000])
+    lines = table(COLUMNS="120").splitlines()
+    labels = [line[:5].strip() for line in lines[1:]]
+    assert labels == ["0", "0:0", "0:1", "1"]
+    assert "split into MIG instances" in lines[1]
+    assert [gpu["label"] for gpu in as_json()["gpus"]] == labels
+
+
+def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
+    machine = standin("2x40GB")
+    machine.link(0, 1, 4)
+    machine.occupy(0, 2000, pid=os.getpid())
+    told = as_json()
+    assert told.keys() == {
+        *("time", "driver_version", "cuda_version", "problem", "lease_problem", "memory_threshold_mb", "gpus"),
+    }
+    first = told["gpus"][0]
+    assert first.keys() == {field.name for field in fields(Gpu)} | {"label", "visible", "lease", "free", "reason"}
+    assert first["processes"][0].keys() == {"pid", "user", "command", "memory_mb", "compute"}
+    assert first["peers"] == [{"uuid": machine.uuids[1], "nvlinks": 4, "proximity": "one_switch"}]
+    assert first["compute_capability"] == [8, 0]
+    documented = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in documented for key in (*told, *first))
+
+
+def test_hidden_gpus_are_shown_and_told(standin: Standin) -> None:
+    standin("3x40GB")
+    assert "CUDA_VISIBLE_DEVICES=1 hides from jobs started here: GPU 0, 2" in table(CUDA_VISIBLE_DEVICES="1")
+    assert [gpu["visible"] for gpu in as_json(CUDA_VISIBLE_DEVICES="1")["gpus"]] == [False, True, False]
+    assert "hides" not in table()
+
+
+def test_without_gpus_it_is_one_sentence_and_no_error(standin: Standin) -> None:
+    standin("1x40GB").fail(9)  # NVML_ERROR_DRIVER_NOT_LOADED
+    assert flat(table()) == (
+        "No GPUs: the NVIDIA driver is installed but not loaded; try: sudo modprobe nvidia. Jobs run on the CPU."
+    )
+    assert as_json()["gpus"] == []
+
+
+@pytest.mark.parametrize("words", [["--watch", "0"], ["--watch", "x"], ["--gpu-mem-threshold", "-1"], ["--jsn"]])
+def test_wrong_options_are_usage_errors(words: list[str]) -> None:
+    assert gpus(*words).returncode == 2
+
+
+def test_json_again_and_again_is_one_line_each_until_ctrl_c(standin: Standin) -> None:
+    machine = standin("1x40GB")
+    command = [sys.executable, "-c", RUN, "gpus", "--json", "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["gpus"][0]["used_mb"] == 0
+        machine.occupy(0, 3000)
+        seen = [json.loads(child.stdout.readline())["gpus"][0]["used_mb"] for _ in range(3)]
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=20)
+    assert seen[-1] == 3000
+    assert (child.returncode, errors) == (0, "")
+
+
+def test_watching_on_a_terminal_renews_the_table_and_ctrl_c_ends_it_cleanly(standin: Standin) -> None:
+    machine = standin("2x40GB")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, "gpus", "--watch", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    read_until(ours, "free")
+    machine.occupy(1, 7777)
+    read_until(ours, "7777 MB used")
+    child.send_signal(signal.SIGINT)
+    rest = drain(ours)
+    assert child.wait(20) == 0
+    assert "Traceback" not in rest
+    os.close(ours)
+
+
+def read_until(terminal: int, words: str) -> None:
+    seen = ""
+    deadline = time.monotonic() + 20
+    while words not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 65_536).decode()
+
+
+def drain(terminal: int) -> str:
+    """What comes until the other end is closed."""
+    seen = ""
+    while True:
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:
+            return seen
+        if not part:
+            return seen
+        seen += part.decode()
+
+
+def test_a_reader_that_goes_away_is_no_error(standin: Standin) -> None:
+    standin("8x40GB")
+    command = [sys.executable, "-c", RUN, "gpus", "--json", "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.wait(20) == 0
+        assert child.stderr.read() == ""

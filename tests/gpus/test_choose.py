@@ -1,0 +1,132 @@
+"""Which GPUs a job gets, against a brute-force reading of the rule."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gpus.machines import gpu, linked_machines, split
+
+from gpuherd.gpus.choose import choose
+from gpuherd.gpus.state import Gpu, Peer, Proximity
+
+
+def linked(pairs: dict[tuple[int, int], int], count: int, *, proximity: Proximity = Proximity.SYSTEM) -> list[Gpu]:
+    """GPUs with so many NVLinks between pairs."""
+    return [
+        gpu(
+            one,
+            peers=tuple(
+                Peer(gpu(two).uuid, pairs.get((min(one, two), max(one, two)), 0), proximity)
+                for two in range(count)
+                if two != one
+            ),
+        )
+        for one in range(count)
+    ]
+
+
+def indices(chosen: tuple[Gpu, ...] | None) -> list[int]:
+    assert chosen is not None
+    return [each.index for each in chosen]
+
+
+def worth(group: tuple[Gpu, ...]) -> tuple[object, ...]:
+    """The rule as the module's docstring states it, written down once more."""
+    ways = [next(peer for peer in one.peers if peer.uuid == two.uuid) for one, two in combinations(group, 2)]
+    return (
+        -min((way.nvlinks for way in ways), default=0),
+        -sum(way.nvlinks for way in ways),
+        max((way.proximity for way in ways), default=0),
+        sum(way.proximity for way in ways),
+        len({each.numa_node for each in group}),
+        sum(each.used_mb for each in group),
+        sum(each.utilisation_percent or 0 for each in group),
+        sorted(each.index for each in group),
+    )
+
+
+@given(linked_machines(), st.integers(0, 7), st.none() | st.integers(0, 45_000))
+def test_choice_is_the_best_of_all_sets_that_fit(gpus: list[Gpu], count: int, memory_mb: int | None) -> None:
+    chosen = choose(gpus, count, memory_mb=memory_mb)
+    fitting = [each for each in gpus if memory_mb is None or each.free_mb >= memory_mb]
+    if count > len(fitting):
+        assert chosen is None
+        return
+    assert chosen is not None
+    assert len(chosen) == count
+    assert worth(chosen) == min(map(worth, combinations(fitting, count)))
+
+
+@given(linked_machines(), st.integers(1, 6), st.integers(0, 250_000))
+def test_together_they_hold_what_is_asked(gpus: list[Gpu], count: int, total_mb: int) -> None:
+    chosen = choose(gpus, count, total_mb=total_mb)
+    holding = [group for group in combinations(gpus, count) if sum(each.free_mb for each in group) >= total_mb]
+    if chosen is None:
+        assert not holding
+    else:
+        assert worth(chosen) == min(map(worth, holding))
+
+
+@given(linked_machines(), st.integers(0, 6), st.data())
+def test_preferred_gpus_come_first_in_their_order(gpus: list[Gpu], count: int, data: st.DataObject) -> None:
+    preference = data.draw(st.lists(st.sampled_from([each.uuid for each in gpus]), unique=True))
+    chosen = choose(gpus, count, preference=preference)
+    if chosen is None:
+        assert count > len(gpus)
+        return
+    assert [each.uuid for each in chosen][: len(preference)] == preference[:count]
+    rest = [each.index for each in chosen[len(preference) :]]
+    assert rest == sorted(rest)
+
+
+def test_one_gpu_is_the_least_used_then_the_least_busy_then_the_first() -> None:
+    assert indices(choose([gpu(0, used_mb=9), gpu(1, used_mb=3), gpu(2, used_mb=3)], 1)) == [1]
+    assert indices(choose([gpu(0, utilisation_percent=9), gpu(1, utilisation_percent=0)], 1)) == [1]
+
+
+def test_linked_gpus_beat_idle_ones() -> None:
+    gpus = linked({(1, 3): 4, (0, 2): 2}, 4)
+    assert indices(choose(gpus, 2)) == [1, 3]
+    assert indices(choose([each for each in gpus if each.index != 3], 2)) == [0, 2]
+
+
+def test_the_weakest_link_counts_before_the_sum() -> None:
+    fast_pair_and_stranger = {(0, 1): 12}
+    ring = {(1, 2): 2, (2, 3): 2, (1, 3): 2}
+    assert indices(choose(linked(fast_pair_and_stranger | ring, 4), 3)) == [1, 2, 3]
+
+
+def test_without_nvlink_near_gpus_win() -> None:
+    near = {Proximity.SYSTEM: [0, 1], Proximity.ONE_SWITCH: [2, 3]}
+    gpus = [
+        gpu(0, peers=()),
+        gpu(1, peers=()),
+        gpu(2, peers=(Peer(gpu(3).uuid, 0, Proximity.ONE_SWITCH),)),
+        gpu(3, peers=(Peer(gpu(2).uuid, 0, Proximity.ONE_SWITCH),)),
+    ]
+    assert indices(choose(gpus, 2)) == near[Proximity.ONE_SWITCH]
+
+
+def test_mig_instances_go_to_one_gpu_jobs_only() -> None:
+    instances = split(0, [0, 1])[1:]
+    assert choose(instances, 1) == (instances[0],)
+    assert choose(instances, 2) is None
+    assert indices(choose([*instances, gpu(1), gpu(2)], 2)) == [1, 2]
+
+
+def test_sixteen_gpus_are_compared_completely_in_good_time() -> None:
+    pairs = {(one, one + 1): 2 for one in range(0, 16, 2)} | {(14, 15): 4}
+    started = time.process_time()
+    assert indices(choose(linked(pairs, 16), 2)) == [14, 15]
+    assert len(indices(choose(linked(pairs, 16), 8))) == 8
+    assert time.process_time() - started < 3
+
+
+def test_more_gpus_than_can_be_compared_still_give_a_well_linked_set() -> None:
+    quads = {(one, two): 1 for first in range(0, 40, 8) for one, two in combinations(range(first, first + 8), 2)}
+    chosen = indices(choose(linked(quads, 40), 8))
+    assert chosen == list(range(chosen[0], chosen[0] + 8))
+    assert chosen[0] % 8 == 0

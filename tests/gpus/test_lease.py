@@ -1,0 +1,430 @@
+"""Leases between real processes and real users: one holder at a time, whoever is killed and whatever is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import CannotWrite
+from gpuherd.gpus.lease import LeaseFolder, LeaseNote
+from gpuherd.gpus.lease_place import make_folder
+
+UUID = "GPU-11112222-3333"
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
+ALICE, BOB = 61_001, 61_002
+# The forked children only act as another user and end; from Python 3.12 on, fork warns when a test runner has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A lease folder that every user can reach."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
+    make_folder(tmp_path / "shared")
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LeaseFolder:
+    return LeaseFolder.default()
+
+
+def as_user(uid: int, action: Callable[[], object]) -> str:
+    """What ``action`` gives, as a string, when this user does it; in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os.umask(0o077)
+            answer = str(action())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+@contextmanager
+def running(code: str, *arguments: str) -> Iterator[None]:
+    """A Python process that does this, from its first line of output on until the block ends."""
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            yield
+        finally:
+            child.kill()
+
+
+# ---- taking and giving back ----
+
+
+def test_one_holder_at_a_time_and_each_gpu_by_itself(folder: LeaseFolder) -> None:
+    lease = folder.acquire(UUID)
+    assert lease is not None
+    assert folder.acquire(UUID) is None
+    other = folder.acquire("GPU-other")
+    assert other is not None
+    other.close()
+    lease.close()
+    with folder.acquire(UUID) or pytest.fail("the GPU is free again") as again:
+        assert again.uuid == UUID
+    assert folder.holder(UUID) is None
+
+
+def test_a_closed_lease_says_so(folder: LeaseFolder) -> None:
+    lease = folder.acquire(UUID)
+    assert lease is not None
+    lease.close()
+    lease.close()
+    with pytest.raises(ValueError, match="closed"):
+        _ = lease.fd
+
+
+def test_the_holder_is_told_without_any_command_line(folder: LeaseFolder) -> None:
+    assert folder.holder(UUID) is None
+    before = time.time()
+    with folder.acquire(UUID, LeaseNote(job="org/model")) or pytest.fail("free"):
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert (holder.pid, holder.job) == (os.getpid(), "org/model")
+        assert holder.user is not None
+        assert holder.since is not None
+        assert before <= holder.since <= time.time()
+    (note,) = folder.path.glob("*.note")
+    assert json.loads(note.read_text()).keys() == {"pid", "uid", "since", "job"}
+    assert folder.holder(UUID) is None
+
+
+def test_looking_never_makes_taking_fail(folder: LeaseFolder) -> None:
+    code = f"""
+from gpuherd.gpus.lease import LeaseFolder
+folder = LeaseFolder.default()
+print(flush=True)
+while True:
+    folder.holder({UUID!r})
+"""
+    with folder.acquire(UUID) or pytest.fail("free"):
+        pass  # the lock file is there now
+    with running(code):
+        for _ in range(300):
+            lease = folder.acquire(UUID)
+            assert lease is not None
+            lease.close()
+
+
+def test_mig_uuids_of_the_old_form_and_hostile_names(folder: LeaseFolder) -> None:
+    with folder.acquire("MIG-GPU-aaaa/1/0") or pytest.fail("free"):
+        assert folder.acquire("MIG-GPU-aaaa/1/0") is None
+    for name in ("", "../GPU", "GPU-\0", "GPU-a\n", "x" * 300):
+        with pytest.raises(ValueError, match="no GPU UUID"):
+            folder.acquire(name)
+    assert {path.parent for path in folder.path.parent.rglob("*.lock")} == {folder.path}
+
+
+# ---- processes that die ----
+
+TAKER = f"""
+import subprocess, sys, time
+from gpuherd.gpus.lease import LeaseFolder, LeaseNote
+lease = LeaseFolder.default().acquire({UUID!r}, LeaseNote(job="nightly"))
+assert lease is not None
+job = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=sys.stdin, pass_fds=[lease.fd])
+other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], stdin=subprocess.DEVNULL)
+print(job.pid, other.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lease_outlives_a_killed_taker_and_ends_with_the_job(folder: LeaseFolder) -> None:
+    taker = subprocess.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert taker.stdout is not None
+    assert taker.stdin is not None
+    job, other = map(int, taker.stdout.readline().split())
+    with taker.stdout, killed_in_the_end(job), killed_in_the_end(other):
+        held = folder.holder(UUID)
+        taker.send_signal(signal.SIGKILL)
+        taker.wait()
+        assert folder.acquire(UUID) is None
+        after = folder.holder(UUID)
+        assert held is not None
+        assert after is not None
+        assert after.job == held.job == "nightly"
+        assert after.user == held.user
+        taker.stdin.close()  # the job ends; the other child of the taker lives on and must not hold the lease
+        deadline = time.monotonic() + 10
+        while (lease := folder.acquire(UUID)) is None:
+            assert time.monotonic() < deadline, "the lease did not end with the job"
+            time.sleep(0.01)
+        lease.close()
+        os.kill(other, 0)
+
+
+@contextmanager
+def killed_in_the_end(pid: int) -> Iterator[None]:
+    """Kills a grandchild of ours in the end, if it is still there."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+RACER = f"""
+import os, sys, time
+from gpuherd.gpus.lease import LeaseFolder
+folder = LeaseFolder.default()
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+won = 0
+while won < 200:
+    lease = folder.acquire({UUID!r})
+    if lease is None:
+        time.sleep(0.0002)
+        continue
+    os.write(log, b"(")
+    if won % 10 == 0:
+        time.sleep(0.001)
+    os.write(log, b")")
+    lease.close()
+    won += 1
+"""
+
+
+def test_two_processes_race_two_hundred_times_each_and_never_hold_it_both(folder: LeaseFolder, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    racers = [subprocess.Popen([sys.executable, "-c", RACER, str(log)]) for _ in range(2)]
+    assert [racer.wait(60) for racer in racers] == [0, 0]
+    assert log.read_text() == "()" * 400
+
+
+# ---- files that are removed, replaced or foreign ----
+
+REMOVER = """
+import sys
+from pathlib import Path
+lock = Path(sys.argv[1])
+print(flush=True)
+while True:
+    lock.unlink(missing_ok=True)
+"""
+
+
+def test_a_lock_file_that_is_removed_under_us_never_gives_a_lease_on_a_file_nobody_sees(folder: LeaseFolder) -> None:
+    lock = folder.path / f"{UUID}.lock"
+    taken = 0
+    with running(REMOVER, str(lock)):
+        for _ in range(100):
+            try:
+                lease = folder.acquire(UUID)
+            except CannotWrite as error:
+                assert "again and again" in str(error) or "comes and goes" in str(error)
+                continue
+            assert lease is not None
+            taken += 1
+            lease.close()
+    assert taken > 0
+    lease = folder.acquire(UUID)
+    assert lease is not None
+    assert os.fstat(lease.fd).st_ino == lock.stat().st_ino
+    lease.close()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "folder", "fifo"])
+def test_what_is_no_plain_file_is_refused(folder: LeaseFolder, tmp_path: Path, kind: str) -> None:
+    lock = folder.path / f"{UUID}.lock"
+    if kind == "symlink":
+        lock.symlink_to(tmp_path / "elsewhere")
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(CannotWrite, match="remove it"):
+        folder.acquire(UUID)
+    assert not (tmp_path / "elsewhere").exists()
+    assert folder.holder(UUID) is None
+
+
+def test_a_note_that_cannot_be_written_costs_no_lease(folder: LeaseFolder) -> None:
+    (folder.path / f"{UUID}.{os.geteuid()}.note").mkdir()
+    with folder.acquire(UUID) or pytest.fail("free"):
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert (holder.pid, holder.since) == (os.getpid(), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", '{"pid": 1}', '{"pid": "x", "uid": 0, "since": 1, "job": null}', "[" * 4000, "\xff\x00"],
+)
+def test_a_damaged_note_is_no_note(folder: LeaseFolder, text: str) -> None:
+    with folder.acquire(UUID) or pytest.fail("free"):
+        (folder.path / f"{UUID}.{os.geteuid()}.note").write_text(text, encoding="latin-1")
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert (holder.pid, holder.job) == (os.getpid(), None)
+
+
+@pytest.mark.parametrize("job", ["\x1b[2J", "a\nb", "x" * 500])
+def test_a_note_that_would_spoil_the_terminal_is_no_note(folder: LeaseFolder, job: str) -> None:
+    with folder.acquire(UUID, LeaseNote(job=job)) or pytest.fail("free"):
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert holder.job is None
+
+
+# ---- the folder ----
+
+
+def test_the_folder_is_made_open_for_all_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "new" / "leases"))
+    assert LeaseFolder.existing() is None
+    before = os.umask(0o077)
+    try:
+        folder = LeaseFolder.default()
+        lease = folder.acquire(UUID)
+    finally:
+        os.umask(before)
+    assert lease is not None
+    lease.close()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o1777
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o644}
+    assert LeaseFolder.existing() is not None
+    assert [path.name for path in folder.path.parent.iterdir()] == ["leases"]
+
+
+def test_many_processes_make_the_folder_at_once_and_agree(tmp_path: Path) -> None:
+    code = f"""
+from gpuherd.gpus.lease import LeaseFolder
+lease = LeaseFolder.default().acquire({UUID!r})
+print(lease is not None, flush=True)
+input()
+"""
+    racers = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    answers = [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
+    for racer in racers:
+        racer.communicate("\n")
+    assert sorted(answers) == ["False"] * 3 + ["True"]
+
+
+def unsafe_folders(base: Path) -> Iterator[tuple[Path, str]]:
+    real = base / "real"
+    real.mkdir(mode=0o700)
+    (base / "link").symlink_to(real)
+    yield base / "link", "symbolic link"
+    (base / "file").touch()
+    yield base / "file", "is a file"
+    (base / "open").mkdir()
+    (base / "open").chmod(0o777)
+    yield base / "open", r"chmod \+t"
+    (base / "dangling").symlink_to(base / "nowhere")
+    yield base / "dangling", "symbolic link"
+
+
+def test_unsafe_folders_are_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, words in unsafe_folders(tmp_path):
+        monkeypatch.setenv("GPUHERD_LEASE_DIR", str(path))
+        with pytest.raises(CannotWrite, match=words):
+            LeaseFolder.default()
+        with pytest.raises(CannotWrite, match=words):
+            LeaseFolder.existing()
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(CannotWrite, match="can't be made"):
+        LeaseFolder.default()
+
+
+# ---- two users ----
+
+
+@ROOT
+def test_a_second_user_can_neither_take_nor_remove_nor_forge_a_lease(shared: Path) -> None:
+    folder = LeaseFolder(shared)
+    reading, writing = os.pipe()
+    alice = os.fork()
+    if alice == 0:
+        os.setgid(ALICE)
+        os.setuid(ALICE)
+        os.umask(0o077)
+        held = LeaseFolder(shared).acquire(UUID, LeaseNote(job="alice's"))
+        os.write(writing, b"y" if held else b"n")
+        signal.pause()
+    assert os.read(reading, 1) == b"y"
+    try:
+        assert as_user(BOB, lambda: LeaseFolder(shared).acquire(UUID)) == "None"
+        told = folder.holder(UUID)
+        assert told is not None
+        assert (told.pid, told.user, told.job) == (alice, f"uid {ALICE}", "alice's")
+        seen_by_bob = as_user(BOB, lambda: LeaseFolder(shared).holder(UUID))
+        assert seen_by_bob == str(told)
+        assert "PermissionError" in as_user(BOB, lambda: (shared / f"{UUID}.lock").unlink())
+
+        # Bob writes that Alice, and that he himself, holds Alice's GPU under her pid.
+        def forge(uid: int, name: str) -> None:
+            note = {"pid": alice, "uid": uid, "since": time.time() + 1e6, "job": "forged"}
+            (shared / name).write_text(json.dumps(note))
+            (shared / name).chmod(0o644)
+
+        as_user(BOB, lambda: forge(ALICE, f"{UUID}.{ALICE}0.note"))
+        as_user(BOB, lambda: forge(BOB, f"{UUID}.{BOB}.note"))
+        assert folder.holder(UUID) == told
+    finally:
+        os.kill(alice, signal.SIGKILL)
+        os.waitpid(alice, 0)
+        os.close(reading)
+        os.close(writing)
+    assert as_user(BOB, lambda: LeaseFolder(shared).acquire(UUID) is not None) == "True"
+
+
+@ROOT
+def test_a_note_in_place_of_anothers_is_not_believed(shared: Path) -> None:
+    """Bob was first to write a note under Alice's name; it counts for nothing and does not stop her."""
+    forged = json.dumps({"pid": 1, "uid": ALICE, "since": 0, "job": "forged"})
+    as_user(BOB, lambda: (shared / f"{UUID}.{ALICE}.note").write_text(forged))
+
+    def take_and_tell() -> object:
+        lease = LeaseFolder(shared).acquire(UUID)
+        assert lease is not None
+        return LeaseFolder(shared).holder(UUID)
+
+    answer = as_user(ALICE, take_and_tell)
+    assert f"user='uid {ALICE}'" in answer
+    assert "forged" not in answer
+
+
+@ROOT
+def test_a_folder_closed_to_a_user_is_told_with_its_owner(shared: Path) -> None:
+    shared.chmod(0o755)
+    answer = as_user(ALICE, lambda: LeaseFolder(shared))
+    assert answer.startswith("CannotWrite")
+    assert "chmod 1777" in answer
+
+
+@ROOT
+def test_a_lock_file_that_its_owner_has_closed_is_told(shared: Path) -> None:
+    lock = shared / f"{UUID}.lock"
+    as_user(BOB, lambda: os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)))
+    answer = as_user(ALICE, lambda: LeaseFolder(shared).acquire(UUID))
+    assert "CannotWrite" in answer
+    assert "readable for all" in answer

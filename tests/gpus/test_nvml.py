@@ -1,0 +1,339 @@
+"""Our reading of the driver, against the stand-in library: every GPU, and every way in which a driver fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from gpuherd.gpus.nvml import Nvml, machine
+from gpuherd.gpus.nvml_read import multiprocessors
+from gpuherd.gpus.state import GpuProcess, Proximity
+from gpuherd.standin.machine import Machine as Simulated
+
+Standin = Callable[..., Simulated]
+
+
+def test_eight_gpus_come_in_pci_order_with_all_their_figures(standin: Standin) -> None:
+    simulated = standin("7x40GB+1x80GB")
+    simulated.set_utilisation(3, 77)
+    simulated.set_temperature(3, 81)
+    simulated.set_power(3, 312.5)
+    simulated.set_numa_node(3, 1)
+    seen = Nvml().snapshot()
+    assert seen.problem is None
+    assert seen.driver_version is not None
+    assert seen.cuda_version is not None
+    assert [gpu.index for gpu in seen.gpus] == list(range(8))
+    assert tuple(gpu.uuid for gpu in seen.gpus) == simulated.uuids
+    assert [gpu.pci_bus_id for gpu in seen.gpus] == sorted(str(gpu.pci_bus_id) for gpu in seen.gpus)
+    assert [gpu.total_mb for gpu in seen.gpus] == [40_960] * 7 + [81_920]
+    gpu = seen.gpus[3]
+    assert (gpu.utilisation_percent, gpu.temperature_c, gpu.power_w, gpu.numa_node) == (77, 81, 312.5, 1)
+    assert gpu.compute_capability is not None
+    assert gpu.multi_processor_count is not None
+    assert gpu.used_mb + gpu.free_mb == gpu.total_mb
+    assert gpu.label == gpu.cuda_name == "3"
+
+
+def test_processes_come_with_user_and_program(standin: Standin) -> None:
+    simulated = standin("2x40GB")
+    simulated.occupy(1, 1500, pid=os.getpid())
+    gpus = Nvml().snapshot().gpus
+    assert gpus[0].processes == ()
+    (process,) = gpus[1].processes
+    assert (process.pid, process.memory_mb, process.compute) == (os.getpid(), 1500, True)
+    assert process.user is not None
+    assert process.command is not None
+    assert gpus[1].used_mb == 1500
+
+
+def test_strangers_that_cannot_be_looked_up_and_display_servers_are_listed(standin: Standin) -> None:
+    simulated = standin("1x40GB")
+    stranger = simulated.occupy(0, 900)
+    simulated.occupy(0, 150, pid=os.getpid(), graphics=True)
+    listed = {process.pid: process for process in Nvml().snapshot().gpus[0].processes}
+    assert listed[stranger.pid] == GpuProcess(stranger.pid, None, None, 900, True)
+    assert not listed[os.getpid()].compute
+
+
+def test_a_process_that_computes_and_draws_is_listed_once_as_computing(standin: Standin) -> None:
+    simulated = standin("1x40GB")
+    simulated.occupy(0, 100, pid=os.getpid(), graphics=True)
+    simulated.occupy(0, 200, pid=os.getpid())
+    (process,) = Nvml().snapshot().gpus[0].processes
+    assert process.compute
+
+
+def test_memory_of_a_process_that_ended_is_free_again(standin: Standin) -> None:
+    simulated = standin("1x40GB")
+    driver = Nvml()
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        simulated.occupy(0, 5000, pid=child.pid)
+        assert driver.snapshot().gpus[0].processes[0].pid == child.pid
+        child.kill()
+    gpu = driver.snapshot().gpus[0]
+    assert (gpu.used_mb, gpu.processes) == (0, ())
+
+
+def test_figures_that_the_driver_does_not_give_are_none(standin: Standin) -> None:
+    simulated = standin("1x40GB")
+    simulated.occupy(0, 700, pid=os.getpid())
+    driver = Nvml()
+    simulated.hide_process_memory()
+    assert driver.snapshot().gpus[0].processes[0].memory_mb is None
+    simulated.hide_pids()
+    gpu = driver.snapshot().gpus[0]
+    assert (gpu.processes, gpu.used_mb) == ((), 700)
+
+
+def test_processes_can_be_left_out_and_cost_fewer_calls(standin: Standin) -> None:
+    simulated = standin("4x40GB")
+    simulated.occupy(0, 100)
+    driver = Nvml()
+    driver.snapshot()
+    before = simulated.calls
+    driver.snapshot()
+    full, before = simulated.calls - before, simulated.calls
+    assert driver.snapshot(processes=False).gpus[0].processes == ()
+    assert simulated.calls - before < full
+
+
+def test_links_and_distances_are_read_when_asked_for(standin: Standin) -> None:
+    simulated = standin("4x40GB")
+    simulated.link(0, 3, 4)
+    simulated.set_proximity(1, 2, Proximity.SAME_BOARD)
+    driver = Nvml()
+    assert driver.snapshot().gpus[0].peers == ()
+    gpus = driver.snapshot(topology=True).gpus
+    peers = {peer.uuid: peer for peer in gpus[0].peers}
+    assert peers.keys() == {gpu.uuid for gpu in gpus[1:]}
+    assert peers[gpus[3].uuid].nvlinks == 4
+    assert peers[gpus[1].uuid].nvlinks == 0
+    assert next(peer for peer in gpus[2].peers if peer.uuid == gpus[1].uuid).proximity is Proximity.SAME_BOARD
+
+
+def test_mig_instances_follow_their_parent(standin: Standin) -> None:
+    simulated = standin("3x40GB")
+    uuids = simulated.split_mig(1, [20_000, 10_000])
+    simulated.occupy("1:1", 3000, pid=os.getpid())
+    gpus = Nvml().snapshot().gpus
+    assert [gpu.label for gpu in gpus] == ["0", "1", "1:0", "1:1", "2"]
+    parent, first, second = gpus[1:4]
+    assert parent.mig_instances == uuids == (first.uuid, second.uuid)
+    assert parent.mig_parent is None
+    assert first.mig_parent == second.mig_parent == parent.uuid
+    assert (first.total_mb, second.total_mb) == (20_000, 10_000)
+    assert (first.used_mb, second.used_mb) == (0, 3000)
+    assert [process.pid for process in second.processes] == [os.getpid()]
+    assert first.processes == ()
+    assert second.cuda_name == second.uuid
+
+
+def test_mig_mode_without_instances_is_a_problem_that_is_told(standin: Standin) -> None:
+    standin("1x40GB").split_mig(0, [])
+    (gpu,) = Nvml().snapshot().gpus
+    assert "MIG mode without instances" in str(gpu.problem)
+
+
+def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Standin) -> None:
+    simulated = standin("3x40GB")
+    driver = Nvml()
+    whole = driver.snapshot(topology=True)
+    simulated.lose(1)
+    started = time.monotonic()
+    gpus = driver.snapshot(topology=True).gpus
+    assert time.monotonic() - started < 0.02, "a lost GPU must not cost retries"
+    assert [gpu.index for gpu in gpus] == [0, 1, 2]
+    assert gpus[1].uuid == whole.gpus[1].uuid
+    assert "fallen off the bus" in str(gpus[1].problem)
+    assert gpus[0].problem is None
+    simulated.restore(1)
+    assert replace(driver.snapshot().gpus[1], peers=whole.gpus[1].peers) == whole.gpus[1]
+
+
+def test_a_gpu_lost_before_the_first_look_does_not_hide_the_others(standin: Standin) -> None:
+    simulated = standin("3x40GB")
+    simulated.lose(0)
+    driver = Nvml()
+    gpus = driver.snapshot(topology=True).gpus
+    assert [gpu.problem is None for gpu in gpus] == [False, True, True]
+    assert [gpu.uuid for gpu in gpus[1:]] == list(simulated.uuids[1:])
+    simulated.restore(0)
+    gpus = driver.snapshot(topology=True).gpus
+    assert [gpu.uuid for gpu in gpus] == list(simulated.uuids)
+    assert len(gpus[0].peers) == 2
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_TIMEOUT]
+)
+def test_a_driver_that_fails_for_a_moment_is_asked_again(standin: Standin, code: int) -> None:
+    simulated = standin("4x40GB")
+    driver = Nvml()
+    before = driver.snapshot()
+    simulated.fail(code, calls=3)
+    assert driver.snapshot() == before
+
+
+@pytest.mark.parametrize("calls", range(1, 40, 3))
+def test_whichever_call_fails_the_answer_is_whole(standin: Standin, calls: int) -> None:
+    """The driver starts to answer again at any point of a snapshot, also in the middle of a GPU."""
+    simulated = standin("2x40GB")
+    driver = Nvml()
+    before = driver.snapshot()
+    thread = threading.Timer(0.01, simulated.fail, [None])
+    simulated.fail(pynvml.NVML_ERROR_UNKNOWN)
+    thread.start()
+    assert driver.snapshot() == before
+    thread.join()
+    simulated.fail(pynvml.NVML_ERROR_UNKNOWN, calls=calls)
+    seen = driver.snapshot()
+    assert seen.problem is not None or len(seen.gpus) == 2
+    simulated.fail(None)
+    assert driver.snapshot() == before
+
+
+def test_a_driver_that_goes_on_failing_is_a_sentence_and_costs_no_waiting_any_more(standin: Standin) -> None:
+    simulated = standin("2x40GB")
+    driver = Nvml()
+    driver.snapshot()
+    simulated.fail(pynvml.NVML_ERROR_UNKNOWN)
+    seen = driver.snapshot()
+    assert seen.gpus == ()
+    assert "the NVIDIA driver fails" in str(seen.problem)
+    started = time.monotonic()
+    assert driver.snapshot().problem is not None
+    assert time.monotonic() - started < 0.02
+    simulated.fail(None)
+    assert len(driver.snapshot().gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "not loaded"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "reboot"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "/dev/nvidiactl"),
+    ],
+)
+def test_a_driver_that_never_worked_is_told_at_once_with_the_remedy(standin: Standin, code: int, sentence: str) -> None:
+    standin("2x40GB").fail(code)
+    started = time.monotonic()
+    assert sentence in str(Nvml().snapshot().problem)
+    assert time.monotonic() - started < 0.02
+
+
+def test_a_driver_reload_under_us_is_survived(standin: Standin) -> None:
+    simulated = standin("2x40GB")
+    driver = Nvml()
+    before = driver.snapshot()
+    thread = threading.Timer(0.05, simulated.fail, [None])
+    simulated.fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    thread.start()
+    assert driver.snapshot() == before
+    thread.join()
+
+
+def test_without_a_driver_there_are_no_gpus_and_one_sentence() -> None:
+    code = "from gpuherd.gpus import machine; m = machine(); print(len(m.gpus), m.problem)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if child.stdout.startswith("0"):
+        assert "driver" in child.stdout
+    assert child.stderr == ""
+
+
+def test_another_machine_in_the_same_process_is_noticed(standin: Standin) -> None:
+    first = standin("2x40GB")
+    assert tuple(gpu.uuid for gpu in machine().gpus) == first.uuids
+    second = standin("2x40GB")
+    assert tuple(gpu.uuid for gpu in machine().gpus) == second.uuids
+    standin("3x40GB")
+    assert len(machine().gpus) == 3
+
+
+def test_threads_share_one_driver(standin: Standin) -> None:
+    standin("4x40GB")
+    driver = Nvml()
+    wanted = driver.snapshot()
+    wrong: list[object] = []
+
+    def ask() -> None:
+        for _ in range(50):
+            seen = driver.snapshot()
+            if seen != wanted:
+                wrong.append(seen)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+FORKS = """
+import os, signal, threading
+from gpuherd.gpus.nvml import Nvml
+driver = Nvml()
+threading.Thread(target=lambda: [driver.snapshot() for _ in iter(int, 1)], daemon=True).start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # a lock that nobody opens any more would wait for ever
+        os._exit(0 if len(driver.snapshot().gpus) == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+def test_a_forked_child_may_look_too_while_a_thread_is_looking(standin: Standin) -> None:
+    standin("2x40GB")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], check=True, timeout=60)
+
+
+def test_closing_lets_go_and_the_next_look_starts_again(standin: Standin) -> None:
+    standin("2x40GB")
+    driver = Nvml()
+    before = driver.snapshot()
+    driver.close()
+    driver.close()
+    assert driver.snapshot() == before
+
+
+def test_a_look_at_eight_gpus_is_cheap(standin: Standin) -> None:
+    simulated = standin("8x40GB")
+    for gpu in range(8):
+        simulated.occupy(gpu, 1000)
+    driver = Nvml()
+    driver.snapshot()
+    fastest = min(_seconds(driver) for _ in range(50))
+    assert fastest < 0.002, f"{fastest * 1e6:.0f} us"
+
+
+def _seconds(driver: Nvml) -> float:
+    started = time.thread_time()
+    driver.snapshot()
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize(
+    ("cores", "capability", "count"),
+    [
+        (6912, (8, 0), 108),
+        (10752, (8, 6), 84),
+        (16896, (9, 0), 132),
+        (5120, (7, 0), 80),
+        (None, (8, 0), None),
+        (100, (99, 0), None),
+    ],
+)
+def test_multiprocessors_follow_from_cores(cores: int | None, capability: tuple[int, int], count: int | None) -> None:
+    assert multiprocessors(cores, capability) == count

@@ -1,0 +1,135 @@
+"""CUDA_VISIBLE_DEVICES as CUDA reads it, and ids as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gpus.machines import gpu, machines, split
+
+from gpuherd.errors import NoSuchGpu
+from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import find, visible
+
+FOUR = [gpu(0), gpu(1), gpu(2, uuid="GPU-2222-x"), gpu(3, uuid="GPU-2223-x")]
+SPLIT = [gpu(0), *split(1, [0, 2]), gpu(2)]
+
+
+def labels(gpus: tuple[Gpu, ...]) -> list[str]:
+    return [each.label for each in gpus]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", ["2", "0"]),
+        (" 1 , 3 ", ["1", "3"]),
+        ("1x,2", ["1", "2"]),
+        ("+1", ["1"]),
+        ("0,-1,2", ["0"]),
+        ("0,7,2", ["0"]),
+        ("0,,2", ["0"]),
+        ("0,0", []),
+        ("99999999999999999999999", []),
+        ("GPU-2222-x,GPU-2223-x", ["2", "3"]),
+        ("GPU-2222", ["2"]),
+        ("GPU-222", []),
+        ("0,GPU-222,1", ["0"]),
+        ("GPU-nothing,0", []),
+        ("2,GPU-2222-x", []),
+        ("1;rm -rf /,2", ["1", "2"]),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(value: str | None, shown: list[str]) -> None:
+    assert labels(visible(FOUR, value)) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ["0", "1:0", "1:2", "2"]),
+        ("MIG-12-bbbb", ["1:2"]),
+        ("MIG-12", ["1:2"]),
+        ("MIG-12-bbbb,MIG-10-bbbb", ["1:2", "1:0"]),
+        ("MIG-1", []),
+        ("1", ["1:0"]),
+        ("2,1", ["2", "1:0"]),
+        ("GPU-00000001-aaaa", ["1:0"]),
+    ],
+)
+def test_mig_instances_are_visible_and_their_parent_is_not(value: str | None, shown: list[str]) -> None:
+    assert labels(visible(SPLIT, value)) == shown
+
+
+def test_a_split_gpu_without_known_instances_ends_the_list() -> None:
+    parent = split(1, [0])[0]
+    assert visible([gpu(0), parent, gpu(2)], "0,1,2") == (gpu(0),)
+
+
+@given(machines(), st.text(alphabet="0123456789,-+ GPUMIabx", max_size=30))
+def test_any_value_shows_gpus_of_the_machine_each_at_most_once(gpus: list[Gpu], value: str) -> None:
+    shown = visible(gpus, value)
+    assert all(each in gpus and not each.mig_instances for each in shown)
+    assert len(set(shown)) == len(shown)
+
+
+@given(machines(mig=False), st.data())
+def test_the_names_that_we_give_to_cuda_show_the_same_gpus_in_the_same_order(
+    gpus: list[Gpu], data: st.DataObject
+) -> None:
+    chosen = data.draw(st.permutations(gpus)) if gpus else []
+    assert list(visible(gpus, ",".join(each.cuda_name for each in chosen))) == list(chosen)
+    assert list(visible(gpus, ",".join(each.uuid for each in chosen))) == list(chosen)
+
+
+@given(machines())
+def test_names_of_all_usable_gpus_find_them_again_with_mig_too(gpus: list[Gpu]) -> None:
+    usable = visible(gpus, None)
+    assert visible(gpus, ",".join(each.cuda_name for each in usable)) == usable
+    assert find(gpus, [each.label for each in usable]) == usable
+    assert find(gpus, [each.uuid for each in usable]) == usable
+
+
+@given(machines(), st.lists(st.one_of(st.integers(-2, 7), st.text(alphabet="0123:GPUMI-ab", max_size=8)), max_size=4))
+def test_find_gives_known_gpus_or_names_the_id_that_is_wrong(gpus: list[Gpu], ids: list[str | int]) -> None:
+    try:
+        found = find(gpus, ids)
+    except NoSuchGpu as error:
+        assert any(repr(str(wanted).strip()) in str(error) for wanted in ids)
+    else:
+        assert all(each in gpus and not each.mig_instances for each in found)
+        assert len(set(found)) == len(found)
+
+
+def test_find_takes_indices_uuids_and_beginnings_of_them_in_the_order_given() -> None:
+    assert labels(find(FOUR, ["3", 0, "GPU-2222"])) == ["3", "0", "2"]
+    assert labels(find(FOUR, [1, "1", 1])) == ["1"]
+    assert find(FOUR, []) == ()
+
+
+@pytest.mark.parametrize("whole", ["1", 1, "GPU-00000001-aaaa", "GPU-00000001"])
+def test_a_split_gpu_means_its_instances(whole: str | int) -> None:
+    assert labels(find(SPLIT, [whole])) == ["1:0", "1:2"]
+    assert labels(find(visible(SPLIT, None), [whole])) == ["1:0", "1:2"]
+    assert labels(find(SPLIT, ["1:2"])) == ["1:2"]
+
+
+@pytest.mark.parametrize("wanted", ["4", "-1", "", "0:1", "GPU-9", "1.0", "0 1", "gpu0"])
+def test_an_unknown_id_is_refused_with_those_that_exist(wanted: str) -> None:
+    with pytest.raises(NoSuchGpu, match=r"available GPUs: 0, 1, 2, 3") as refusal:
+        find(FOUR, ["0", wanted])
+    assert repr(wanted) in str(refusal.value)
+
+
+def test_a_beginning_that_fits_two_gpus_is_refused_with_both() -> None:
+    with pytest.raises(NoSuchGpu, match=r"fits several GPUs: 2 .*, 3 "):
+        find(FOUR, ["GPU-222"])
+
+
+def test_without_gpus_the_refusal_says_so() -> None:
+    with pytest.raises(NoSuchGpu, match="no GPU is available"):
+        find([], ["0"])
