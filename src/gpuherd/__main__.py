@@ -1,5 +1,6 @@
-"""``python -m gpuherd``: the same as the command ``gpuherd``."""
+"""``python -m gpuherd``: the same as the ``gpuherd`` command."""
 
 from gpuherd.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -58,9 +58,9 @@ def add_options(parser: argparse.ArgumentParser, config_type: type) -> None:
     """Adds one flag for each option field of the dataclass. Absent flags leave no trace in the namespace."""
     groups: dict[str, Any] = {}
     for field, spec in option_fields(config_type):
-        group = (
-            groups.setdefault(spec.group, parser.add_argument_group(spec.group)) if spec.group != "options" else parser
-        )
+        if spec.group not in groups:
+            groups[spec.group] = parser if spec.group == "options" else parser.add_argument_group(spec.group)
+        group = groups[spec.group]
         shown, quiet = spellings(field.name, spec)
         common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if field.default is False:

@@ -31,6 +31,7 @@ def _restore_variables() -> Iterator[None]:
         os.environ.pop(name, None)
         if name in before:
             os.environ[name] = before[name]
+    get_available_gpus()  # lets the module see that its choice is no more
 
 
 def visible() -> tuple[str | None, str | None]:
@@ -59,6 +60,18 @@ def test_one_may_choose_again_until_cuda_starts_but_never_beyond_what_was_given(
     with pytest.raises(NoSuchGpu, match=r"\[0\] are not available. Available GPUs: \[1, 2, 3\]"):
         set_visible_gpus([0, 1])
     assert visible()[0] == "3,1"
+
+
+def test_a_value_that_somebody_else_sets_later_is_the_new_limit(standin: Standin) -> None:
+    standin("4x40GB")
+    set_visible_gpus([2, 3])
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    assert get_available_gpus() == [1]
+    with pytest.raises(NoSuchGpu):
+        set_visible_gpus([2])
+    os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+    with pytest.raises(NoSuchGpu):
+        set_visible_gpus([0])
 
 
 def test_mig_instances_are_set_by_uuid(standin: Standin) -> None:

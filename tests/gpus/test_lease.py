@@ -22,6 +22,8 @@ from gpuherd.gpus.lease_place import make_folder
 UUID = "GPU-11112222-3333"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
 ALICE, BOB = 61_001, 61_002
+# The forked children only act as another user and end; from Python 3.12 on, fork warns when a test runner has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture

@@ -102,6 +102,15 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: p
         build.library_folder()
 
 
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
+    code = "import os\nfrom gpuherd.standin import build\nos.setuid(54321)\nbuild.library_folder()"
+    if os.getuid() != 0:
+        pytest.skip("only root can become a user without a home")
+    environment = {"PYTHONPATH": str(Path(build.__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "CannotWrite: no home folder" in result.stderr
+
+
 def test_the_cuda_library_has_no_device() -> None:
     library = ctypes.CDLL(str(build.library_folder() / build.CUDA), ctypes.RTLD_LOCAL)
     assert library.cuInit(0) == 100

@@ -164,10 +164,10 @@ def test_a_pid_used_again_is_another_process(standin: Standin) -> None:
 def test_phantoms_last_until_their_time_or_release(standin: Standin) -> None:
     machine = standin("2x40GB")
     first, second = handles()
-    machine.occupy(0, 1000, until_s=0.15)
+    machine.occupy(0, 1000, until_s=1)
     held = machine.occupy(1, 2000)
     assert (used_mb(first), used_mb(second)) == (1000, 2000)
-    time.sleep(0.2)
+    time.sleep(1.01)
     assert (used_mb(first), used_mb(second)) == (0, 2000)
     held.release()
     replaced = machine.occupy(1, 500)

@@ -37,13 +37,14 @@ def config_round_trip(config: ExperimentConfig) -> CheckResult:
 def hub_cache() -> Path:
     """Where huggingface_hub keeps what it downloads."""
     home = os.environ.get("HF_HOME")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or base / "hub")
+    base = home or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    # expanduser of a user without a home leaves the ~, where Path's would raise.
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{base}/hub"))  # noqa: PTH111
 
 
 def find_free_gb(path: Path) -> tuple[Path, float]:
     """The nearest folder above ``path`` that exists, and the GB (2^30 bytes) that this user may still write there."""
-    there = path.expanduser().absolute()
+    there = path.absolute()
     while not there.is_dir():
         there = there.parent
     return there, shutil.disk_usage(there).free / (1 << 30)

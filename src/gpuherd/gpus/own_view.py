@@ -34,16 +34,25 @@ class _Choice:
 _choice: _Choice | None = None
 
 
+def _present() -> str | None:
+    """CUDA_VISIBLE_DEVICES now. A value that is not our choice was given to us, and ends the choice."""
+    global _choice
+    value = os.environ.get(VISIBLE)
+    if _choice is not None and _choice.value != value:
+        _choice = None
+    return value
+
+
 def started_with() -> str | None:
     """CUDA_VISIBLE_DEVICES as this process was given it, whatever was chosen since."""
-    value = os.environ.get(VISIBLE)
-    return _choice.before if _choice is not None and _choice.value == value else value
+    value = _present()
+    return value if _choice is None else _choice.before
 
 
 def visible_now(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA shows this process, in CUDA's order."""
     _warn_of_other_order(gpus)
-    return visible(gpus, os.environ.get(VISIBLE))
+    return visible(gpus, _present())
 
 
 def visible_from_start(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -65,7 +65,10 @@ def library_folder() -> Path:
 
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "gpuherd"
+    try:
+        return (Path(base) if base else Path("~/.cache").expanduser()) / "gpuherd"
+    except RuntimeError as problem:  # a user without a home folder
+        raise CannotWrite("no home folder to keep the simulated driver in; set XDG_CACHE_HOME") from problem
 
 
 def _source(name: str) -> Path:

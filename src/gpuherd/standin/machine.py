@@ -80,7 +80,7 @@ class Machine:
         from gpuherd.standin.spec import parse
 
         wanted = parse(spec)
-        target = Path(path).absolute()
+        target = Path(path).resolve()
         temporary = target.with_name(f"{target.name}.{os.getpid()}.new")
         temporary.write_bytes(initial_state(wanted.memory_mb, attribute, (os.getpid(), start_of(os.getpid()))))
         machine = cls(temporary)
@@ -102,10 +102,13 @@ class Machine:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Machine:
         """The machine whose state file is at ``path``. Raises UsageError when that is no such file."""
-        target = Path(path).absolute()
-        if not target.is_file() or target.stat().st_size != ctypes.sizeof(State):
-            raise UsageError(f"{target} is no state file of a simulated machine (of this version of gpuherd)")
-        machine = cls(target)
+        target = Path(path).resolve()
+        try:
+            if not target.is_file() or target.stat().st_size != ctypes.sizeof(State):
+                raise UsageError(f"{target} is no state file of a simulated machine (of this version of gpuherd)")
+            machine = cls(target)
+        except OSError as problem:
+            raise UsageError(f"the state file {target} can't be opened: {problem.strerror}") from problem
         if machine._state.magic != MAGIC or machine._state.version != LAYOUT_VERSION:
             raise UsageError(f"{target} is no state file of a simulated machine (of this version of gpuherd)")
         return machine

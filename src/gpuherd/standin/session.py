@@ -36,6 +36,8 @@ def start(spec: str) -> Machine:
         leases = machine.path.with_name("leases")
     machine.activate()
     os.environ[_LEASES] = str(leases)
+    # torch may be told to count GPUs by asking NVML in place of CUDA; it would then find simulated ones.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # This process too must keep off real GPUs, should it come to load torch.
     ctypes.CDLL(str(build.library_folder() / build.CUDA), ctypes.RTLD_GLOBAL)
     _announce(machine)

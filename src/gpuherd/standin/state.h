@@ -234,7 +234,7 @@ static int enter_device(nvmlDevice_t handle, enum kind kind, struct device **gpu
 
 struct use {
     uint32_t device, pid, graphics;
-    uint64_t bytes;
+    uint64_t bytes, start;
 };
 
 static struct use attributed[MAX_PROCESSES]; /* tagged jobs found in /proc, as of attributed_at */
@@ -277,7 +277,7 @@ static unsigned uses_of(const struct device *gpu, struct use *out)
         if (!entry->counts || entry->device >= state->devices) continue;
         const struct device *on = &state->device[entry->device];
         if ((on == gpu || whole(on) == gpu) && is_alive(entry, time))
-            out[count++] = (struct use){entry->device, entry->pid, entry->graphics, entry->bytes};
+            out[count++] = (struct use){entry->device, entry->pid, entry->graphics, entry->bytes, entry->start};
     }
     unsigned entries = count;
     for (unsigned i = 0; i < attributed_count && count < MAX_PROCESSES; i++) {
@@ -285,7 +285,9 @@ static unsigned uses_of(const struct device *gpu, struct use *out)
         const struct device *on = &state->device[attributed[i].device];
         unsigned j = 0;
         while (j < entries && out[j].pid != attributed[i].pid) j++; /* what a job itself has claimed is not told twice */
-        if (j == entries && (on == gpu || whole(on) == gpu)) out[count++] = attributed[i];
+        if (j < entries || (on != gpu && whole(on) != gpu)) continue;
+        /* Found up to a tenth of a second ago; the memory of a job that has ended since is free at once. */
+        if (start_of(attributed[i].pid) == attributed[i].start) out[count++] = attributed[i];
     }
     return count;
 }
@@ -375,8 +377,10 @@ static void attribute_process(const char *pid)
     if (!line) return;
     uint64_t bytes = strtoull(line + 9, NULL, 10) * 1024;
     if (bytes < SMALLEST_JOB) return;
+    uint32_t number = (uint32_t)strtoul(pid, NULL, 10);
+    uint64_t start = start_of(number);
     for (unsigned i = 0; i < count && attributed_count < MAX_PROCESSES; i++)
-        attributed[attributed_count++] = (struct use){devices[i], (uint32_t)strtoul(pid, NULL, 10), 0, bytes / count};
+        attributed[attributed_count++] = (struct use){devices[i], number, 0, bytes / count, start};
 }
 
 /* Looks through /proc for tagged jobs, at most ten times a second. */
