@@ -90,13 +90,13 @@ def test_on_a_terminal_failures_scroll_and_starts_do_not() -> None:
 def test_the_runs_own_log(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
-    with run_log(run, "esd_experiment", datetime(2026, 11, 21, 9, 8, 7)) as path:  # noqa: DTZ001 - local time, as people read it
+    with run_log(run, "esd_experiment", datetime(2026, 11, 21, 9, 8, 7)) as path:
         logging.getLogger("gpuherd.jobs").info("something happened")
     logging.getLogger("gpuherd.jobs").warning("after the end")
     assert path.name == "esd_experiment_20261121_090807.log"
     assert "INFO gpuherd.jobs: something happened" in path.read_text()
     assert "after the end" not in path.read_text()
-    with pytest.raises(CannotWrite), run_log(RunDirectory(tmp_path / "no"), "x", datetime.now()):  # noqa: DTZ005
+    with pytest.raises(CannotWrite), run_log(RunDirectory(tmp_path / "no"), "x", datetime.now()):
         pass
 
 
@@ -110,7 +110,7 @@ def test_the_runs_log_makes_standard_error_no_louder(
     monkeypatch.setattr(root, "handlers", [handler])
     run = RunDirectory(tmp_path)
     run.create()
-    with run_log(run, "x", datetime.now()):  # noqa: DTZ005
+    with run_log(run, "x", datetime.now()):
         logging.getLogger("gpuherd.jobs").info("quiet")
         logging.getLogger("gpuherd.jobs").warning("loud")
     assert capsys.readouterr().err == "loud\n"

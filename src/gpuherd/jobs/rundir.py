@@ -95,4 +95,5 @@ def safe_name(name: str) -> str:
     plain = _UNSAFE.sub("-", name).lstrip(".-")[:_LONGEST_NAME]
     if plain and plain == name:
         return plain
-    return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"
