@@ -112,4 +112,6 @@ def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summa
     """A command's own parser: ``summary`` in the list of commands, ``description`` with examples in its --help."""
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.set_defaults(parser=parser)
+    # Also accepted after the command, where people put it; it must not reset a value given before the command.
+    parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

@@ -1,1 +1,38 @@
-"""."""
+"""Spectra of weight matrices and heavy-tail fits.
+
+The public names are loaded when they are first used (PEP 562), so that ``gpuherd --help`` does not pay for numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.esd.fit import PowerLawFit, fit_power_law
+    from gpuherd.esd.layer import FitSettings, LayerRow, analyse_layer
+    from gpuherd.esd.spectrum import eigenvalues
+
+# Public name -> the module of this room that defines it.
+_HOME = {
+    "FitSettings": "layer",
+    "LayerRow": "layer",
+    "PowerLawFit": "fit",
+    "analyse_layer": "layer",
+    "eigenvalues": "spectrum",
+    "fit_power_law": "fit",
+}
+
+__all__ = ["FitSettings", "LayerRow", "PowerLawFit", "analyse_layer", "eigenvalues", "fit_power_law"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from its module."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *_HOME})

@@ -45,7 +45,7 @@ class GpuOptions:
     max_gpus: int = option(4, help="most GPUs to use at once", parse=positive_int, metavar="N", group="GPUs")
     gpu_list: tuple[str | int, ...] = option(
         (),
-        help="GPUs to use, in order of preference: indices, MIG instances (0:1) or UUIDs (default: all visible ones)",
+        help="GPUs to use, in order of preference: indices, 0:1 for MIG, or UUIDs (default: all visible)",
         aliases=("gpus",),
         parse=gpu_names,
         many=True,

@@ -19,12 +19,14 @@ class TensorInfo:
         shape: as stored.
         dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …
         nbytes: bytes in the file.
+        shares: name of an earlier tensor of the checkpoint whose very bytes these are (tied weights), else None.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
+    shares: str | None = None
 
 
 class TensorSource(Protocol):
@@ -43,4 +45,11 @@ class TensorSource(Protocol):
     def read(self, name: str) -> npt.NDArray[np.floating[Any]]:
         """One tensor, in its stored shape. float16 and bfloat16 come as float32 (exactly), float32 and float64 as they
         are. Nothing of it stays in memory here after the call. Raises BadModel when it can't be read."""
+        ...
+
+    def read_part(self, name: str, start: int, stop: int) -> npt.NDArray[np.floating[Any]]:
+        """Entries ``start`` to ``stop`` of the first axis, as ``read`` would give them, without reading the others.
+
+        So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes.
+        """
         ...

@@ -1,0 +1,308 @@
+"""A LoRA adapter merged into its base model, tensor by tensor while it is read.
+
+Knows PEFT's file format: which keys there are, how ranks and scalings are configured, and what each variant does to
+the weights. Plain LoRA, rsLoRA and DoRA on Linear, Conv1D, convolutions, embeddings and fused experts, modules saved
+whole, and trained biases; any other method is refused by name. The arithmetic itself is ``lora``.
+
+The sum is taken in float32 (float64 for a float64 base), whatever the base is stored in. PEFT merges a bfloat16 base
+in bfloat16 and so rounds the sum to 8 bits; here it is not rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import BadModel, MissingModel
+from gpuherd.models.checkpoint import ADAPTER_CONFIG, read_json, read_weight_file
+from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.lora import Edit, Factors, bias_edit, expert_edit, matrix_edit
+from gpuherd.models.naming import BaseNames
+from gpuherd.models.source import TensorInfo, TensorSource
+from gpuherd.models.stored import StoredTensor, read_stored
+
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_MODEL_FILES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+)
+
+_OTHER_METHODS = {
+    "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "arrow_config": "Arrow",
+    "alora_invocation_tokens": "activated LoRA",
+    "monteclora_config": "MonteCLoRA",
+    "kasa_config": "KaSA",
+    "velora_config": "VeLoRA",
+    "layer_replication": "layer replication",
+    "trainable_token_indices": "trainable tokens",
+}
+# These change the base weights when they start, so that the saved factors belong to other base weights.
+_CHANGED_BASE = re.compile(r"(pissa|olora|corda|lora_ga|loftq|mica)")
+
+_KEY = re.compile(
+    r"(?P<module>.+)\.(?:"
+    r"lora_(?P<part>[AB])(?:\.[^.]+)?\.(?P<what>weight|bias)|"
+    r"lora_embedding_(?P<embedding>[AB])(?:\.[^.]+)?|"
+    r"(?P<magnitude>lora_magnitude_vector)(?:\.[^.]+)*)"
+)
+_WRAPPED = re.compile(r"(?P<module>.+?)(?:\.base_layer|\.modules_to_save(?:\.[^.]+)?)\.(?P<tensor>weight|bias)")
+
+
+@dataclass
+class _Found:
+    """The adapter's tensors for one module."""
+
+    parts: dict[str, StoredTensor] = field(default_factory=dict)
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether this folder (or its ``adapter_model`` file) is an adapter and not a whole model.
+
+    A folder that has whole model weights and only the config of an adapter is a model.
+    """
+    folder = _folder(path)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return False
+    if path != folder:
+        return path.name in WEIGHT_FILES
+    return any((folder / name).exists() for name in WEIGHT_FILES) or not any(
+        (folder / name).exists() for name in _MODEL_FILES
+    )
+
+
+def _folder(path: Path) -> Path:
+    return path.parent if path.is_file() else path
+
+
+def adapter_base(path: Path) -> str | None:
+    """The base model that the adapter's config names, with ``@revision`` if it names one; None if it names none."""
+    config = read_json(_folder(path) / ADAPTER_CONFIG)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(base, str) or not base:
+        return None
+    return f"{base}@{revision}" if isinstance(revision, str) and revision and "@" not in base else base
+
+
+def check_adapter(path: Path) -> None:
+    """Checks an adapter by itself, without its base. Raises BadModel or MissingModel."""
+    _open(_folder(path))
+
+
+def merge(base: TensorSource, adapter_path: Path) -> TensorSource:
+    """The base model with the adapter merged in, read tensor by tensor.
+
+    Reads headers only. Raises BadModel when the adapter is of another method, damaged, or not for this base: each of
+    its tensors must find its place.
+    """
+    folder = _folder(adapter_path)
+    config, modules, whole = _open(folder)
+    names = BaseNames(base.tensors, base.config)
+    edits: dict[str, Edit] = {}
+    for module, found in modules.items():
+        for name, edit in _edits(folder, config, base, names, module, found.parts):
+            if name in edits:
+                raise BadModel(f"{folder}: two adapter modules change {name!r}")
+            edits[name] = edit
+    replaced = _replacements(folder, config, names, whole)
+    return _merged(base, edits, replaced)
+
+
+def _open(folder: Path) -> tuple[Mapping[str, Any], dict[str, _Found], dict[str, StoredTensor]]:
+    """The adapter's config, its factors by module, and its whole tensors by name."""
+    config = read_json(folder / ADAPTER_CONFIG)
+    _check_method(folder, config)
+    file = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
+    if file is None:
+        raise MissingModel(f"{folder} has an adapter_config.json but no adapter_model.safetensors or adapter_model.bin")
+    modules, whole = _sort_out(file, read_weight_file(file))
+    if not modules and not whole:
+        raise BadModel(f"{file} holds no LoRA weights")
+    return config, modules, whole
+
+
+def _check_method(folder: Path, config: Mapping[str, Any]) -> None:
+    method = config.get("peft_type")
+    if method != "LORA":
+        raise BadModel(f"{folder} is an adapter of the method {method}; only LoRA (with rsLoRA and DoRA) can be merged")
+    for key, name in _OTHER_METHODS.items():
+        if config.get(key):
+            raise BadModel(f"{folder} is an adapter that uses {name}, which can't be merged")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and _CHANGED_BASE.match(start):
+        raise BadModel(
+            f"{folder} was started with {start}, which changes the base weights; save it converted to plain LoRA"
+        )
+    ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+    if not isinstance(ranks, Mapping) or not isinstance(alphas, Mapping):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: rank_pattern and alpha_pattern must be tables")
+    if not all(type(rank) is int and rank > 0 for rank in (config.get("r"), *ranks.values())):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: r must be a whole number above 0, in rank_pattern too")
+    if not all(type(alpha) in (int, float) for alpha in (config.get("lora_alpha"), *alphas.values())):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: lora_alpha must be a number, in alpha_pattern too")
+    for key in ("modules_to_save", "target_parameters"):
+        names = config.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadModel(f"{folder}/{ADAPTER_CONFIG}: {key} must be a list of names")
+
+
+def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _Found], dict[str, StoredTensor]]:
+    """Factors by module and whole tensors by name, names without PEFT's ``base_model.model.``."""
+    modules: dict[str, _Found] = {}
+    whole: dict[str, StoredTensor] = {}
+    for tensor in tensors:
+        key = tensor.info.name.removeprefix("base_model.model.")
+        match = _KEY.fullmatch(key)
+        if match is None:
+            if "lora_" in key or ".trainable_tokens" in key or ".original_module." in key:
+                raise BadModel(f"{file}: {tensor.info.name!r} is no tensor of a LoRA adapter that is known here")
+            wrapped = _WRAPPED.fullmatch(key)
+            whole[f"{wrapped['module']}.{wrapped['tensor']}" if wrapped else key] = tensor
+            continue
+        part = _part_name(match)
+        parts = modules.setdefault(match["module"], _Found()).parts
+        if part in parts:
+            raise BadModel(f"{file}: module {match['module']!r} has more than one adapter")
+        parts[part] = tensor
+    for module, found in modules.items():
+        _check_parts(file, module, found.parts)
+    return modules, whole
+
+
+def _part_name(match: re.Match[str]) -> str:
+    if match["magnitude"]:
+        return "magnitude"
+    if match["embedding"]:
+        return f"embedding_{match['embedding']}"
+    return match["part"] + ("_bias" if match["what"] == "bias" else "")
+
+
+def _check_parts(file: Path, module: str, parts: Mapping[str, StoredTensor]) -> None:
+    pairs = [pair for pair in (("A", "B"), ("embedding_A", "embedding_B")) if any(name in parts for name in pair)]
+    if len(pairs) != 1 or not all(name in parts for name in pairs[0]):
+        raise BadModel(f"{file}: module {module!r} lacks one of its two LoRA factors")
+
+
+def _edits(
+    folder: Path,
+    config: Mapping[str, Any],
+    base: TensorSource,
+    names: BaseNames,
+    module: str,
+    parts: Mapping[str, StoredTensor],
+) -> Iterable[tuple[str, Edit]]:
+    """What the adapter does to the tensors of one module: to its weight and, with lora_bias, to its bias."""
+    where = f"{folder}: module {module!r}"
+    embedding = "embedding_A" in parts
+    factors = Factors(
+        a=parts["embedding_A" if embedding else "A"],
+        b=parts["embedding_B" if embedding else "B"],
+        magnitude=parts.get("magnitude"),
+        rank=_configured(config, "rank_pattern", module, config["r"]),
+        alpha=_configured(config, "alpha_pattern", module, config["lora_alpha"]),
+        rank_stabilised=config.get("use_rslora") is True,
+        embedding=embedding,
+    )
+    plain = module.replace(".base_layer", "")
+    name = names.weight(plain)
+    if name is None:
+        parameters = names.parameters(plain, config.get("target_parameters") or ())
+        yield expert_edit(where, base.config, factors, {p: base.tensors[p] for p in parameters})
+        return
+    fan_in_fan_out = names.stores_transpose(plain, config.get("fan_in_fan_out") is True)
+    yield name, matrix_edit(where, base.tensors[name], factors, fan_in_fan_out)
+    if "B_bias" in parts:
+        bias = names.tensor(f"{plain}.bias")
+        if bias is None:
+            raise BadModel(f"{where} has a trained bias, but the base has no bias there")
+        yield bias, bias_edit(parts["B_bias"], factors)
+
+
+def _configured(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
+    """The rank or alpha of a module: of the first pattern that matches the end of its name, as PEFT matches them."""
+    for key, value in (config.get(pattern) or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error:
+            raise BadModel(f"{ADAPTER_CONFIG}: {key!r} in {pattern} is no regular expression") from None
+    return default
+
+
+def _replacements(
+    folder: Path, config: Mapping[str, Any], names: BaseNames, whole: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Tensors that the adapter holds whole, by the name of the base tensor that they stand for.
+
+    One without such a tensor is new (a classification head), if the config lists its module in modules_to_save.
+    """
+    result: dict[str, StoredTensor] = {}
+    saved = tuple(config.get("modules_to_save") or ())
+    for key, tensor in whole.items():
+        name = names.tensor(key)
+        if name is None:
+            module = key.rpartition(".")[0]
+            # The head of a tied model is not in the base's file; PEFT saves it beside the embedding.
+            known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
+            if not known:
+                raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")
+            name = key
+        elif tensor.info.shape[1:] != names.shape(name)[1:]:
+            # A vocabulary may have grown; anything else belongs to another model.
+            raise BadModel(
+                f"{folder}: tensor {key!r} of shape {tensor.info.shape} does not fit {name!r} of the base, of shape "
+                f"{names.shape(name)}; is this the right base model?"
+            )
+        result[name] = tensor
+    return result
+
+
+def _merged(base: TensorSource, edits: dict[str, Edit], replaced: dict[str, StoredTensor]) -> Merged:
+    infos = dict(base.tensors)
+    for name, tensor in replaced.items():
+        infos[name] = replace(tensor.info, name=name, shares=None)
+    for name in edits:
+        infos[name] = replace(infos[name], shares=None)
+    config = dict(base.config)
+    if any(name not in base.tensors for name in replaced):
+        # A head of its own beside the embedding: no longer tied.
+        config["tie_word_embeddings"] = False
+    for name, edit in edits.items():
+        edit.check(infos[name])
+    return Merged(base, config, infos, edits, replaced)
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """A base model with an adapter merged into it: a ``TensorSource``."""
+
+    base: TensorSource
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    edits: Mapping[str, Edit] = field(repr=False)
+    replaced: Mapping[str, StoredTensor] = field(repr=False)
+
+    def read(self, name: str) -> FloatArray:
+        """One merged tensor. Memory: the tensor, the factors, and a panel of their product."""
+        replacement = self.replaced.get(name)
+        tensor = self.base.read(name) if replacement is None else read_stored(replacement)
+        edit = self.edits.get(name)
+        return tensor if edit is None else edit.apply(tensor, 0)
+
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+        """Entries ``start`` to ``stop`` of the first axis of the merged tensor."""
+        edit = self.edits.get(name)
+        if edit is not None and edit.needs_whole:
+            return self.read(name)[start:stop].copy()
+        replacement = self.replaced.get(name)
+        if replacement is None:
+            tensor = self.base.read_part(name, start, stop)
+        else:
+            tensor = read_stored(replacement, start, stop)
+        return tensor if edit is None else edit.apply(tensor, start)

@@ -1,0 +1,89 @@
+"""Number formats of stored tensors, and reading them from a file as numpy floats.
+
+Data come by ``os.pread`` in panels of a few MB into the result array. A memory map would be simpler, but the kernel
+counts its pages as this process's memory, so that a worker would seem to need a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.errors import BadModel
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+PANEL_BYTES = 8 << 20
+
+# Bytes per element, by safetensors' names.
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+# Bits per element of the formats that are narrower than a byte. They are known, so that a header with them can be
+# checked, and never read as weights.
+ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+READABLE = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+def stored_bytes(dtype: str, elements: int) -> int | None:
+    """Bytes that so many elements take in a file, None for an unknown format or a part of a byte."""
+    if dtype in ITEM_BITS:
+        bits = elements * ITEM_BITS[dtype]
+        return bits // 8 if bits % 8 == 0 else None
+    return elements * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else None
+
+
+def read_floats(fd: int, offset: int, elements: int, dtype: str, what: str) -> FloatArray:
+    """``elements`` numbers stored little-endian from byte ``offset`` on, as a flat array.
+
+    F32 and F64 come as they are; F16 and BF16 as float32, which holds each of their values exactly (infinities and
+    NaN too). Memory: the result and one panel. ``what`` names the tensor and its file in errors. Raises BadModel for
+    a format that is not one of these four or when the file ends too early.
+    """
+    if dtype == "F64":
+        return _read_as_is(fd, offset, elements, np.dtype("<f8"), what)
+    if dtype == "F32":
+        return _read_as_is(fd, offset, elements, np.dtype("<f4"), what)
+    if dtype not in READABLE:
+        raise BadModel(f"{what} is stored as {dtype}; only F64, F32, F16 and BF16 can be read as weights")
+    result = np.empty(elements, np.float32)
+    step = PANEL_BYTES // 2
+    panel = np.empty(min(step, elements), np.dtype("<u2"))
+    for start in range(0, elements, step):
+        raw = panel[: min(step, elements - start)]
+        _fill(fd, offset + 2 * start, raw, what)
+        target = result[start : start + len(raw)]
+        if dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            np.left_shift(raw, np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
+        else:
+            target[:] = raw.view("<f2")
+    return result
+
+
+def _read_as_is(fd: int, offset: int, elements: int, dtype: np.dtype[Any], what: str) -> FloatArray:
+    result: FloatArray = np.empty(elements, dtype)
+    _fill(fd, offset, result, what)
+    return result
+
+
+def _fill(fd: int, offset: int, array: npt.NDArray[Any], what: str) -> None:
+    """Reads exactly the array's bytes from ``offset`` on."""
+    view = array.view(np.uint8).data if array.size else memoryview(b"")
+    done = 0
+    while done < len(view):
+        try:
+            # One call moves at most 2 GiB - 4 KiB; ask for no more than 1 GiB.
+            got = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        except OSError as problem:
+            raise BadModel(f"{what} can't be read: {problem.strerror}") from None
+        if got == 0:
+            raise BadModel(f"{what}: the file ends before the tensor does")
+        done += got

@@ -1,0 +1,220 @@
+"""How architectures store several projections in one tensor, and taking them apart. Pure: names, shapes and config in.
+
+Every layout is the same simple thing: along one axis, ``groups`` equal groups, each holding the parts in order. One
+group of (q, k, v) is three blocks behind each other; ``heads`` groups of (q, k, v) is interleaving by head. A rule
+counts only when the shape fits it exactly; a tensor that fits no rule is left whole. docs/models.md has the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuherd.models.dtypes import FloatArray
+
+Config = Mapping[str, Any]
+Shape = tuple[int, int]
+
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a 2-D tensor holds its parts.
+
+    Attributes:
+        axis: 0 when the parts are groups of rows, 1 when they are groups of columns.
+        groups: how often the sequence of parts repeats along the axis.
+        parts: name and size within one group, in order.
+    """
+
+    axis: int
+    groups: int
+    parts: tuple[tuple[str, int], ...]
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether the parts fill the axis exactly."""
+        return self.groups > 0 and self.groups * sum(size for _, size in self.parts) == shape[self.axis]
+
+    def part_shape(self, shape: Shape, part: int) -> Shape:
+        """The shape of one part of a tensor of this shape."""
+        size = self.groups * self.parts[part][1]
+        return (size, shape[1]) if self.axis == 0 else (shape[0], size)
+
+    def block(self, part: int) -> tuple[int, int] | None:
+        """First row and row after the last of a part that is one block of rows, else None."""
+        if self.axis != 0 or self.groups != 1:
+            return None
+        start = sum(size for _, size in self.parts[:part])
+        return start, start + self.parts[part][1]
+
+    def take(self, tensor: FloatArray, part: int) -> FloatArray:
+        """A copy of one part, so that the fused tensor can be let go."""
+        rows, columns = tensor.shape
+        start = sum(size for _, size in self.parts[:part])
+        stop = start + self.parts[part][1]
+        if self.axis == 0:
+            grouped = tensor.reshape(self.groups, rows // self.groups, columns)
+            return np.array(grouped[:, start:stop]).reshape(-1, columns)
+        grouped = tensor.reshape(rows, self.groups, columns // self.groups)
+        return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
+
+
+Rule = Callable[[Config, Shape], Layout | None]
+
+
+def _whole_number(config: Config, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = config.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None
+
+
+def _qkv(axis: int, groups: int, q: int, k: int, v: int) -> Layout:
+    return Layout(axis, groups, (("_q", q), ("_k", k), ("_v", v)))
+
+
+def _row_thirds(_: Config, shape: Shape) -> Layout | None:
+    return None if shape[0] % 3 else _qkv(0, 1, *(shape[0] // 3,) * 3)
+
+
+def _columns(_: Config, shape: Shape) -> Layout | None:
+    """Conv1D stores the transpose: (in, 3 in) is q, k, v and, in cross-attention, (in, 2 in) is k, v."""
+    rows, columns = shape
+    if columns == 3 * rows:
+        return _qkv(1, 1, rows, rows, rows)
+    return Layout(1, 1, (("_k", rows), ("_v", rows))) if columns == 2 * rows else None
+
+
+def _by_head(config: Config, shape: Shape) -> Layout | None:
+    """[heads, (q, k, v), head_dim]."""
+    heads = _whole_number(config, _HEADS)
+    if heads is None or shape[0] % (3 * heads):
+        return None
+    return _qkv(0, heads, *(shape[0] // (3 * heads),) * 3)
+
+
+def _grouped_query(config: Config, shape: Shape) -> Layout | None:
+    """All query heads, then the (fewer) key heads, then the value heads."""
+    heads = _whole_number(config, _HEADS)
+    if heads is None:
+        return None
+    kv_heads = _whole_number(config, _KV_HEADS) or _kv_heads_of_attention(config) or heads
+    if shape[0] % (heads + 2 * kv_heads):
+        return None
+    size = shape[0] // (heads + 2 * kv_heads)
+    return _qkv(0, 1, heads * size, kv_heads * size, kv_heads * size)
+
+
+def _kv_heads_of_attention(config: Config) -> int | None:
+    attention = config.get("attn_config")
+    return _whole_number(attention, _KV_HEADS) if isinstance(attention, Mapping) else None
+
+
+def _by_key_head(config: Config, shape: Shape) -> Layout | None:
+    """[key heads, (its query heads, k, v), head_dim]."""
+    heads = _whole_number(config, _HEADS)
+    kv_heads = _whole_number(config, _KV_HEADS) or heads
+    if heads is None or kv_heads is None or heads % kv_heads or shape[0] % (heads + 2 * kv_heads):
+        return None
+    size = shape[0] // (heads + 2 * kv_heads)
+    return _qkv(0, kv_heads, heads // kv_heads * size, size, size)
+
+
+def _one_key_head(config: Config, shape: Shape) -> Layout | None:
+    """All query heads, one key head, one value head (multi-query attention)."""
+    return _grouped_query({**{name: config.get(name) for name in _HEADS}, "num_kv_heads": 1}, shape)
+
+
+def _falcon(config: Config, shape: Shape) -> Layout | None:
+    if config.get("new_decoder_architecture") is True or config.get("model_type") == "RefinedWeb":
+        return _by_key_head(config, shape)
+    return _by_head(config, shape) if config.get("multi_query") is False else _one_key_head(config, shape)
+
+
+def _gpt_bigcode(config: Config, shape: Shape) -> Layout | None:
+    return _by_head(config, shape) if config.get("multi_query") is False else _one_key_head(config, shape)
+
+
+def _chatglm(config: Config, shape: Shape) -> Layout | None:
+    """From ChatGLM2 on with grouped heads one behind the other; ChatGLM-6B by head."""
+    return _grouped_query(config, shape) if config.get("multi_query_attention") is True else _by_head(config, shape)
+
+
+def _codegen(_: Config, shape: Shape) -> Layout | None:
+    """Four groups (the four TPU cores it was trained on), each of q, v, k in that order."""
+    if shape[0] % 12:
+        return None
+    size = shape[0] // 12
+    return Layout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
+
+
+def _row_halves(first: str, second: str) -> Rule:
+    def rule(_: Config, shape: Shape) -> Layout | None:
+        return None if shape[0] % 2 else Layout(0, 1, ((first, shape[0] // 2), (second, shape[0] // 2)))
+
+    return rule
+
+
+# model_type (None: whatever it is, the name and shape tell enough), end of the tensor's name, rule.
+_RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
+    (frozenset(types.split()) if types else None, re.compile(rf"(?:.*\.)?(?:{name})"), rule)
+    for types, name, rule in (
+        ("qwen", r"c_attn\.weight", _row_thirds),
+        ("gpt_bigcode", r"attn\.c_attn\.weight", _gpt_bigcode),
+        ("gpt_neox gpt_neox_japanese bloom persimmon fuyu", r"query_key_value\.weight", _by_head),
+        ("falcon RefinedWeb RefinedWebModel", r"query_key_value\.weight", _falcon),
+        ("chatglm", r"query_key_value\.weight", _chatglm),
+        ("chatglm", r"mlp\.dense_h_to_4h\.weight", _row_halves("_gate", "_up")),
+        ("phi3 phi3_v phi4_multimodal phi4mm phi3small", r"qkv_proj\.weight", _grouped_query),
+        ("codegen", r"qkv_proj\.weight", _codegen),
+        ("mpt", r"Wqkv\.weight", _row_thirds),
+        ("dbrx", r"Wqkv\.weight", _grouped_query),
+        ("modernbert modernbert-decoder", r"Wqkv\.weight", _row_thirds),
+        ("modernbert modernbert-decoder", r"mlp\.Wi\.weight", _row_halves("_input", "_gate")),
+        ("internlm2", r"wqkv\.weight", _by_key_head),
+        ("deberta", r"attention\.self\.in_proj\.weight", _by_head),
+        ("baichuan", r"W_pack\.weight", _row_thirds),
+        (None, r"c_attn\.weight", _columns),
+        (None, r"in_proj_weight", _row_thirds),
+        (None, r"W_pack\.weight", _row_thirds),
+        (None, r"(?:mlp|feed_forward|shared_expert|shared_experts)\.gate_up_proj\.weight", _row_halves("_gate", "_up")),
+    )
+)
+
+
+def layout_of(name: str, shape: Shape, config: Config) -> Layout | None:
+    """The layout of a fused 2-D tensor, None when it holds one matrix or when no rule fits it exactly."""
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for types, pattern, rule in _RULES:
+            if types is not None and str(part.get("model_type")) not in types:
+                continue
+            if pattern.fullmatch(name):
+                layout = rule(part, shape)
+                if layout is not None and layout.fits(shape):
+                    return layout
+    return None
+
+
+def expert_layout(name: str, shape: Shape, down: Shape | None, config: Config) -> Layout | None:
+    """The layout of one expert's gate and up projection in a fused tensor, None when it holds one matrix.
+
+    ``down`` is the shape of the same expert's down projection: it tells whether the matrices are stored (out, in) or
+    transposed, which the name does not.
+    """
+    if not name.endswith(("gate_up_proj", "gate_up_proj.weight", "input_linear.weight")) or down is None:
+        return None
+    rows, columns = shape
+    if down[0] == columns and 2 * down[1] == rows:
+        return Layout(0, 1, (("gate", rows // 2), ("up", rows // 2)))
+    if down[1] == rows and 2 * down[0] == columns:
+        if config.get("model_type") == "gpt_oss":
+            return Layout(1, columns // 2, (("gate", 1), ("up", 1)))
+        return Layout(1, 1, (("gate", columns // 2), ("up", columns // 2)))
+    return None

@@ -1,0 +1,91 @@
+"""The header of a safetensors file, checked: which tensors it holds and where.
+
+Format: 8 bytes with the header's length (little-endian), the header as JSON (name -> dtype, shape, data_offsets), then
+the tensors' bytes without gaps up to the end of the file. Checked here so that a damaged file is known by its header,
+before any GPU is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import BadModel
+from gpuherd.models.dtypes import stored_bytes
+from gpuherd.models.source import TensorInfo
+from gpuherd.models.stored import FileStamp, StoredTensor, opened
+
+# The limit of the safetensors library.
+MAX_HEADER_BYTES = 100_000_000
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """The file's tensors in the order of the header. Raises MissingModel or BadModel, naming the file."""
+    with opened(path) as (fd, stamp):
+        if stamp.size == 0:
+            raise BadModel(f"{path} is empty")
+        prefix = os.pread(fd, 8, 0)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > stamp.size - 8:
+            raise BadModel(f"{path} is truncated or no safetensors file: its header does not fit in {stamp.size} bytes")
+        if length > MAX_HEADER_BYTES:
+            raise BadModel(f"{path} has a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+        text = os.pread(fd, length, 8)
+    header = _parse(text, path)
+    header.pop("__metadata__", None)
+    tensors = [_tensor(name, entry, stamp, 8 + length) for name, entry in header.items()]
+    _check_layout(tensors, stamp, 8 + length)
+    return tensors
+
+
+def _parse(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as problem:
+        raise BadModel(f"{path} has a damaged header: {problem}") from None
+    if not isinstance(header, dict):
+        raise BadModel(f"{path} has a damaged header: it is no JSON object")
+    return header
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is listed twice")
+    return entries
+
+
+def _tensor(name: str, entry: Any, file: FileStamp, data_start: int) -> StoredTensor:
+    """One entry, checked by itself."""
+    where = f"{file.path}: tensor {name!r}"
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise BadModel(f"{where} has a damaged entry in the header") from None
+    numbers = (*shape, begin, end)
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise BadModel(f"{where} has a damaged entry in the header")
+    nbytes = stored_bytes(dtype, math.prod(shape))
+    if nbytes is None:
+        raise BadModel(f"{where} has the unknown format {dtype!r}")
+    if end - begin != nbytes:
+        raise BadModel(f"{where} of shape {shape} and format {dtype} needs {nbytes} bytes, not {end - begin}")
+    return StoredTensor(TensorInfo(name, shape, dtype, nbytes), file, data_start + begin)
+
+
+def _check_layout(tensors: list[StoredTensor], file: FileStamp, data_start: int) -> None:
+    """The tensors must cover the rest of the file, without gaps and overlaps."""
+    position = data_start
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.info.nbytes)):
+        if tensor.offset != position:
+            raise BadModel(f"{file.path}: tensor {tensor.info.name!r} overlaps another or leaves a gap")
+        position += tensor.info.nbytes
+    if position > file.size:
+        raise BadModel(f"{file.path} is truncated: it has {file.size} bytes, its header promises {position}")
+    if position < file.size:
+        raise BadModel(f"{file.path} has {file.size - position} bytes too many after its last tensor")

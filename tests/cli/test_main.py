@@ -1,0 +1,81 @@
+"""The program as a whole: help, version, unknown words, exit codes, start-up imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuherd import __version__
+from gpuherd.cli.main import COMMANDS, configure_logging
+from gpuherd.errors import ExitCode, UsageError
+
+# Anything of these in a bare start would cost more than the whole budget of `gpuherd --help`.
+HEAVY = ("torch", "numpy", "scipy", "rich", "psutil", "sqlite3", "huggingface_hub", "shtab")
+
+
+def gpuherd(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gpuherd", *words], capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command_with_examples() -> None:
+    shown = gpuherd("--help")
+    assert shown.returncode == ExitCode.OK
+    for command in COMMANDS:
+        assert f"\n    {command}" in shown.stdout
+    assert "gpuherd esd --model-list models.csv" in shown.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    shown = gpuherd(command, "--help")
+    assert shown.returncode == ExitCode.OK
+    assert f"gpuherd {command}" in shown.stdout.split("example", 1)[1]
+
+
+def test_version() -> None:
+    assert gpuherd("--version").stdout == f"gpuherd {__version__}\n"
+
+
+def test_no_command_prints_help_and_fails() -> None:
+    shown = gpuherd()
+    assert shown.returncode == ExitCode.USAGE
+    assert "usage: gpuherd" in shown.stdout
+
+
+def test_an_unknown_flag_of_a_command_names_the_nearest() -> None:
+    shown = gpuherd("gpus", "--jsn")
+    assert shown.returncode == ExitCode.USAGE
+    assert "did you mean --json?" in shown.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from gpuherd.cli.main import build_parser\n"
+        "build_parser()\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_scripts_name_the_commands(shell: str) -> None:
+    shown = gpuherd("completion", shell)
+    assert shown.returncode == ExitCode.OK, shown.stderr
+    assert "doctor" in shown.stdout
+
+
+def test_completion_completes_in_bash() -> None:
+    script = gpuherd("completion", "bash").stdout
+    program = script + '\nCOMP_WORDS=(gpuherd do); COMP_CWORD=1; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
+    shown = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "doctor", shown.stderr
+
+
+def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "LOUD")
+    with pytest.raises(UsageError, match="LOUD"):
+        configure_logging()
