@@ -64,7 +64,7 @@ def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, fou
     user.wait_until(lambda: sum(line[0] == "start" for line in user.lines()) == 3)
     kill(process)
     time.sleep(0.6)
-    code, told = user.run(jobs[:2] + [{**jobs[2], "priority": 1}])
+    code, told = user.run([*jobs[:2], {**jobs[2], "priority": 1}])
     assert code == ExitCode.FAILED
     assert "adopted long: left running by an earlier gpuherd; taken over" in told
     assert "failed bad: failed (bad input): KeyError: 3" in told

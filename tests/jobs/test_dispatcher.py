@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -353,6 +354,6 @@ def test_attempts_tell_who_ran_when_and_where(run: Run, standin: Standin) -> Non
     rows = list(queue.attempts())
     queue.close()
     assert [row.gpus for row in rows] == [(machine.uuid(0),)] * 3
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         assert before.ended_at is not None
         assert before.ended_at <= after.started_at

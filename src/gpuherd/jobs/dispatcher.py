@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.local import CannotStart, Exit
-from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
+from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.job import Job
@@ -29,7 +29,7 @@ from gpuherd.jobs.leftovers import Leftovers
 from gpuherd.jobs.logtail import tail
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Failure, Outcome
-from gpuherd.jobs.policy import GpuView, Limits, Start, Wait, WaitingJob, decide, why_never
+from gpuherd.jobs.policy import GpuView, Start, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, QueuedJob
 from gpuherd.jobs.reporter import Reporter
@@ -80,12 +80,12 @@ class Dispatcher:
         self._supervisor = Supervisor(run, queue.tag, grace_s)
         self._run = run
         self._watch = self._open_watch() if any(job.gpus for job in jobs) else None
-        cores = len(os.sched_getaffinity(0))
-        cpu_only = self._watch is not None and self._watch.problem is not None
+        gpus = None if self._watch is None else self._watch.gpus
         self._began_at = clock.wall()
-        self._limits = Limits(options.max_gpus, options.cpu_jobs or max(1, cores // 2), cpu_only)
-        self._refuse_if_none_fits(jobs)
-        self._at_once = self._most_at_once(jobs)
+        cores = len(os.sched_getaffinity(0))
+        self._limits = limits(options, gpus, cores)
+        refuse_if_none_fits(jobs, gpus or (), self._limits)
+        self._at_once = most_at_once(jobs, gpus or (), self._limits)
         self._threads = max(1, cores // self._at_once)
         self._leftovers = Leftovers(queue.tag)
         self._selector = selectors.DefaultSelector()
@@ -387,20 +387,6 @@ class Dispatcher:
 
     def _decide_soon(self, when: float) -> None:
         self._decide_at = when if self._decide_at is None else min(when, self._decide_at)
-
-    def _refuse_if_none_fits(self, jobs: Sequence[Job]) -> None:
-        gpus = () if self._watch is None else self._watch.gpus
-        never = [why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, self._limits) for job in jobs]
-        if never and all(reason is not None for reason in never):
-            raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {never[0]}")
-
-    def _most_at_once(self, jobs: Sequence[Job]) -> int:
-        """How many of these jobs can run side by side: what the machine's cores are divided by."""
-        if self._watch is None or self._limits.cpu_only:
-            places = self._limits.cpu_slots
-        else:
-            places = min(self._limits.max_gpus, len(self._watch.gpus)) // max(1, min(job.gpus for job in jobs))
-        return max(1, min(places, len(jobs)))
 
 
 def _waiting(queued: QueuedJob) -> WaitingJob:

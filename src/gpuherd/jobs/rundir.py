@@ -92,7 +92,8 @@ def safe_name(name: str) -> str:
     >>> safe_name("gpt2"), safe_name("openai-community/gpt2")
     ('gpt2', 'openai-community-gpt2-198df6d6')
     """
-    plain = _UNSAFE.sub("-", name).lstrip(".")[:_LONGEST_NAME]
-    if plain == name:
+    plain = _UNSAFE.sub("-", name).lstrip(".-")[:_LONGEST_NAME]
+    if plain and plain == name:
         return plain
-    return f"{plain[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"
