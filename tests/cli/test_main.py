@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from gpuherd import __version__
-from gpuherd.cli.main import COMMANDS, configure_logging
+from gpuherd.cli.main import COMMANDS
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.report.log import configure_console
 
 # Anything of these in a bare start would cost more than the whole budget of `gpuherd --help`.
 HEAVY = ("torch", "numpy", "scipy", "rich", "psutil", "sqlite3", "huggingface_hub", "shtab")
@@ -78,4 +79,4 @@ def test_completion_completes_in_bash() -> None:
 def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_LEVEL", "LOUD")
     with pytest.raises(UsageError, match="LOUD"):
-        configure_logging()
+        configure_console()

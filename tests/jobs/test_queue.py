@@ -72,7 +72,7 @@ def test_order_is_priority_then_age(queue: Queue) -> None:
 def test_a_job_comes_back_as_it_went_in(queue: Queue) -> None:
     full = job(
         "n", "p", "é", "", gpus=2, memory_mb=3, priority=-1, retries=4, timeout_s=1.5,
-        env={"A": "b"}, cwd="/", result="/r", title="t",
+        env={"A": "b"}, cwd="/", result="/r", title="t", identity="i",
     )  # fmt: skip
     queue.submit([full])
     assert queue.head(1, time.time())[0].job == full
@@ -105,6 +105,15 @@ def test_a_done_job_runs_again_when_asked_or_changed(queue: Queue, start: Callab
     end(queue, start("a"), AttemptState.DONE, JobState.DONE)
     queue.submit([job("a", "y")])
     assert queue.head(1, time.time())[0].job.argv == ("y",)
+
+
+def test_identity_decides_where_a_job_has_one(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a", "x", identity="figures")])
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE)
+    queue.submit([job("a", "x", "--faster", identity="figures")])
+    assert queue.states() == {"a": JobState.DONE}
+    queue.submit([job("a", "x", "--faster", identity="other figures")])
+    assert queue.states() == {"a": JobState.WAITING}
 
 
 def test_a_running_job_keeps_its_command(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:

@@ -359,7 +359,7 @@ def _job(spec: str) -> Job:
 
 
 def _same_work(old: str, new: str) -> bool:
-    """Whether two specs give the same result: what the jobs say that it depends on, else command, place and environment."""
+    """Whether two specs give the same result: by what the jobs say it depends on, else by command and place."""
 
     def work(spec: Mapping[str, Any]) -> tuple[object, ...]:
         if spec.get("identity") is not None:
