@@ -77,6 +77,7 @@ def test_a_list_on_simulated_gpus(tmp_path: Path, make_model: MakeModel, make_ad
 
     again = gpuherd("esd", "--model-list", models, "--output-dir", out, *FAST, simulate="2x40GB")
     assert again.returncode == 0
+    assert "2 done (2 before this run)" in again.stdout
     assert len(attempts(out)) == 2
 
     anew = gpuherd("esd", "--model-list", models, "--output-dir", out, "--overwrite", *FAST, simulate="2x40GB")

@@ -62,11 +62,13 @@ class ExperimentOutcome:
         jobs: how the jobs ended; None when nothing was started (--dry-run, or no usable row).
         refused: rows that were not analysed, with the reason.
         results: the models that are done, in the order of the list.
+        done_before: how many of them were done before this run.
     """
 
     jobs: Outcome | None
     refused: tuple[Refusal, ...]
     results: tuple[ModelResult, ...] = ()
+    done_before: int = 0
 
     @property
     def exit_code(self) -> ExitCode:
@@ -115,9 +117,10 @@ class ESDExperiment:
             self.plan = self._make_plan()
             self._report_refused()
             jobs = [self._job(planned) for planned in self.plan.models]
+            done_before = len(self._done_before())
             outcome = self._run_jobs(jobs) if jobs else None
             results = self._collect()
-            self.outcome = ExperimentOutcome(outcome, self.plan.refused, results)
+            self.outcome = ExperimentOutcome(outcome, self.plan.refused, results, done_before)
             logger.info("%s; log: %s", self.headline(), log)
         self._print_summary()
         return self.outcome
@@ -154,6 +157,8 @@ class ESDExperiment:
         if jobs is not None:
             counts += [("failed", jobs.failed), ("waiting", jobs.waiting), ("cancelled", jobs.cancelled)]
         text = ", ".join(f"{number} {word}" for word, number in counts if number or word == "done")
+        if self.outcome.done_before:
+            text = text.replace(" done", f" done ({self.outcome.done_before} before this run)", 1)
         stopped = jobs is not None and jobs.interrupted
         return f"{text}; stopped: the same command goes on from here" if stopped else text
 

@@ -1,0 +1,30 @@
+"""The demo runs from start to end, and a second time without doing anything twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gpuherd.esd.results import read_table
+
+DEMO = Path(__file__).parents[1] / "demo" / "run.py"
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    command = [sys.executable, str(DEMO), "--folder", str(tmp_path / "demo")]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert first.returncode == 0, first.stdout + first.stderr
+    summary = read_table(tmp_path / "demo" / "results" / "esd_results_summary.csv")
+    names = [Path(row["model_id"]).name for row in summary]
+    assert names == ["all-minilm-l6-v2", "llama-small", "llama-small-lora"]
+    assert [int(row["layers_without_fit"]) for row in summary] == [0, 0, 0]
+    assert "3 done\n" in first.stdout
+    # The exponents that were planted in the first and the last layer of the small model come out again.
+    stats = next((tmp_path / "demo" / "results" / "stats").glob("llama-small+*.csv"))
+    alphas = {row["longname"]: row["alpha"] for row in read_table(stats)}
+    for layer, planted in ((0, 2.5), (3, 4.0)):
+        assert abs(float(alphas[f"model.layers.{layer}.mlp.up_proj"]) - planted) < 0.1
+    second = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert second.returncode == 0
+    assert "3 done (3 before this run)" in second.stdout
