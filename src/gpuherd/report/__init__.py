@@ -1,1 +1,1 @@
-"""."""
+"""Tables, progress and logs for people: plain rows in, text out."""
