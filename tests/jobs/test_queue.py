@@ -107,6 +107,21 @@ def test_a_done_job_runs_again_when_asked_or_changed(queue: Queue, start: Callab
     assert queue.head(1, time.time())[0].job.argv == ("y",)
 
 
+def test_a_relative_result_is_found_from_anywhere(
+    queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "r").touch()
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here"))])
+    monkeypatch.chdir(tmp_path / "here")
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here")), job("b", result="r")])
+    assert {q.job.result for q in queue.head(9, time.time())} == {str(tmp_path / "here" / "r")}
+    end(queue, start("b"), AttemptState.DONE, JobState.DONE)
+    monkeypatch.chdir(tmp_path)
+    queue.submit([job("b", result="here/r")])
+    assert queue.states()["b"] is JobState.DONE
+
+
 def test_a_running_job_keeps_its_command(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
     queue.submit([job("a", "x")])
     start("a")
