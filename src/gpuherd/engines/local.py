@@ -5,7 +5,7 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
 * It waits for a go-ahead on a pipe before it runs the job. Whoever starts a job can therefore write down its pid first;
   if the starter dies before that, the shell reads end-of-file and ends, and no job runs that nobody knows of.
 * It survives a signal to the job's group until the job itself has ended, and then writes the exit status into the
-  attempt's folder. The status so survives a dispatcher that was killed; its successor reads it there.
+  attempt's status file. It so survives a dispatcher that was killed; its successor reads it there.
 * It holds the leases' file descriptors (and so does the job): the kernel's locks on the GPUs live exactly as long as
   they do, no longer and no shorter than the work.
 
@@ -49,9 +49,6 @@ echo "exit $code" >>"$status"
 exit "$code"
 """
 
-STATUS_FILE = "status"
-PROGRESS_FILE = "progress.json"
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
 _MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
@@ -93,7 +90,8 @@ class Launch:
         env: variables that the job adds to ours.
         cwd: working folder, None for ours.
         log: file that gets the output, appended to.
-        folder: the attempt's own folder, which exists.
+        status: file that the shell writes the exit status to; its folder exists.
+        progress: file in which the job may tell how far it is.
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
         threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
@@ -102,7 +100,8 @@ class Launch:
     tag: str
     argv: Sequence[str]
     log: Path
-    folder: Path
+    status: Path
+    progress: Path
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -116,10 +115,10 @@ class LocalProcess:
     ``pidfd`` becomes readable when the process has ended; then ``collect`` says how.
     """
 
-    def __init__(self, identity: ProcessId, folder: Path, child: subprocess.Popen[bytes] | None, go_fd: int | None):
+    def __init__(self, identity: ProcessId, status: Path, child: subprocess.Popen[bytes] | None, go_fd: int | None):
         self.identity = identity
         self.pidfd = os.pidfd_open(identity.pid)
-        self._folder = folder
+        self._status = status
         self._child = child
         self._go_fd = go_fd
         self._went = child is None
@@ -144,7 +143,7 @@ class LocalProcess:
     def collect(self) -> Exit:
         """How it ended. To be called once, when ``pidfd`` is readable. What is left of its group is told to end."""
         if self._child is None:
-            ended = read_exit(self._folder)
+            ended = read_exit(self._status)
         else:
             self.signal(signal.SIGTERM)
             code = self._child.wait()
@@ -158,13 +157,18 @@ class LocalProcess:
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
         self._go_fd, self.pidfd = None, -1
+        if self._child is not None and not self._went:
+            self._child.wait()
 
 
-def start(launch: Launch) -> LocalProcess:
-    """Starts the attempt's shell, which waits for ``go`` on the returned process. Raises CannotStart."""
-    environment = job_environment(os.environ, launch)
+def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
+    """Starts the attempt's shell, which waits for ``go`` on the returned process. Raises CannotStart.
+
+    ``inherited`` is the environment that the job's own comes on top of, usually ``os.environ``.
+    """
+    environment = job_environment(inherited, launch)
     program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
-    words = ["/bin/sh", "-c", _SCRIPT, "gpuherd-job", str(launch.folder / STATUS_FILE), program, *launch.argv[1:]]
+    words = ["/bin/sh", "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
     read_end, write_end = os.pipe()
     try:
         with launch.log.open("ab") as log:
@@ -188,13 +192,13 @@ def start(launch: Launch) -> LocalProcess:
     identity = identify(child.pid)
     if identity is None:
         raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
-    return LocalProcess(identity, launch.folder, child, write_end)
+    return LocalProcess(identity, launch.status, child, write_end)
 
 
-def adopt(identity: ProcessId, folder: Path) -> LocalProcess | None:
+def adopt(identity: ProcessId, status: Path) -> LocalProcess | None:
     """Takes over a process that an earlier dispatcher started; None when that process is no more."""
     try:
-        process = LocalProcess(identity, folder, None, None)
+        process = LocalProcess(identity, status, None, None)
     except ProcessLookupError:
         return None
     # Only now, with the pidfd in hand, is it sure that the pid can't change hands between this look and the next use.
@@ -204,10 +208,10 @@ def adopt(identity: ProcessId, folder: Path) -> LocalProcess | None:
     return process
 
 
-def read_exit(folder: Path) -> Exit:
+def read_exit(status: Path) -> Exit:
     """How an attempt ended, from its status file: the way to know it when its starter has died."""
     try:
-        text = (folder / STATUS_FILE).read_text(encoding="ascii", errors="replace")
+        text = status.read_text(encoding="ascii", errors="replace")
     except OSError:
         return Exit(started=False)
     for line in text.splitlines(keepends=True):
@@ -217,9 +221,9 @@ def read_exit(folder: Path) -> Exit:
     return Exit(started=text.startswith("started"))
 
 
-def job_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
+def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
-    environment = {**base, **launch.env}
+    environment = {**inherited, **launch.env}
     if launch.threads is not None and not any(name in environment for name in _THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
         environment |= dict.fromkeys(_THREAD_VARIABLES, str(launch.threads))
@@ -227,7 +231,7 @@ def job_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in launch.gpus),
         ATTEMPT_VARIABLE: launch.tag,
-        progress.VARIABLE: str(launch.folder / PROGRESS_FILE),
+        progress.VARIABLE: str(launch.progress),
     }
     return environment
 

@@ -6,7 +6,7 @@ leftovers, the display). At each event it asks ``policy.decide`` what to start a
 before it counts: the dispatcher may be killed at any instant, and the next one goes on from the queue's file.
 
 The order of a start: leases, one more look at the GPUs under the leases, a shell that waits, the record in the queue,
-the go-ahead. The order of an end: exit status, record in the queue, then the attempt's folder goes.
+the go-ahead. The order of an end: exit status, record in the queue, then the attempt's files go.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.local import CannotStart, Exit
-from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
+from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.job import Job
@@ -28,21 +29,21 @@ from gpuherd.jobs.leftovers import Leftovers
 from gpuherd.jobs.logtail import tail
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Failure, Outcome
-from gpuherd.jobs.policy import GpuView, Limits, Start, Wait, WaitingJob, decide, why_never
+from gpuherd.jobs.policy import GpuView, Start, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless, Facts, settle
 from gpuherd.jobs.stopping import Ask, StopSignals
-from gpuherd.jobs.supervisor import Attempt, LostAttempt, Supervisor
+from gpuherd.jobs.supervisor import GRACE_S, Attempt, LostAttempt, Supervisor
 
 if TYPE_CHECKING:
     from gpuherd.gpus.lease import Lease
     from gpuherd.jobs.gpuwatch import GpuWatch
 
-# How many jobs from the head of the queue one decision looks at, for the GPUs and for the CPU each.
-_HEAD = 32
+# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
+_BEYOND = 8
 # The clock of a GPU check is never faster, whatever the user says: the driver is not ours alone.
 _SHORTEST_CHECK_S = 0.01
 # After a start failed for want of processes, files or memory, which may pass.
@@ -58,25 +59,35 @@ class Dispatcher:
         options: which GPUs, how many, and when one is free.
         reporter: who is told.
         jobs: what was submitted, to see before the start that it can run here at all.
+        grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
 
-    def __init__(self, queue: Queue, run: RunDirectory, options: GpuOptions, reporter: Reporter, jobs: Sequence[Job]):
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        options: GpuOptions,
+        reporter: Reporter,
+        jobs: Sequence[Job],
+        *,
+        grace_s: float = GRACE_S,
+    ):
         self._queue = queue
         self._options = options
         self._tell = reporter
-        self._supervisor = Supervisor(run, queue.id)
+        self._supervisor = Supervisor(run, queue.tag, grace_s)
         self._run = run
         self._watch = self._open_watch() if any(job.gpus for job in jobs) else None
-        cores = len(os.sched_getaffinity(0))
-        cpu_only = self._watch is not None and self._watch.problem is not None
+        gpus = None if self._watch is None else self._watch.gpus
         self._began_at = clock.wall()
-        self._limits = Limits(options.max_gpus, options.cpu_jobs or max(1, cores // 2), cpu_only)
-        self._refuse_if_none_fits(jobs)
-        self._at_once = self._most_at_once(jobs)
+        cores = len(os.sched_getaffinity(0))
+        self._limits = limits(options, gpus, cores)
+        refuse_if_none_fits(jobs, gpus or (), self._limits)
+        self._at_once = most_at_once(jobs, gpus or (), self._limits)
         self._threads = max(1, cores // self._at_once)
-        self._leftovers = Leftovers(queue.id)
+        self._leftovers = Leftovers(queue.tag)
         self._selector = selectors.DefaultSelector()
         self._run_id = queue.begin_run(self._began_at, clock.mono())
         self._next_attempt = queue.last_attempt() + 1
@@ -114,12 +125,13 @@ class Dispatcher:
         return outcome
 
     def _is_over(self) -> bool:
-        if self._supervisor.running or self._leftovers.due_at is not None:
+        if self._supervisor.running:
             return False
-        if self._asked is not Ask.GO_ON:
-            return True
         now = clock.wall()
-        return not self._queue.head(1, now) and self._queue.next_not_before(now) is None
+        if self._asked is Ask.GO_ON and (self._queue.head(1, now) or self._queue.next_not_before(now) is not None):
+            return False
+        self._leftovers.hurry(clock.mono())
+        return self._leftovers.due_at is None
 
     def _keep_time(self) -> None:
         now = clock.mono()
@@ -164,10 +176,12 @@ class Dispatcher:
         changed = True
         while changed:
             now = clock.wall()
-            head = {queued.id: queued for queued in self._queue.head(_HEAD, now)}
+            views = self._views()
+            places = sum(view.busy is None for view in views) + max(0, self._limits.cpu_slots)
+            head = {queued.id: queued for queued in self._queue.head(_BEYOND + places, now)}
             decision = decide(
                 [_waiting(queued) for queued in head.values()],
-                self._views(),
+                views,
                 self._limits,
                 self._choose,
                 cpu_running=self._supervisor.on_cpu,
@@ -178,33 +192,28 @@ class Dispatcher:
         later = self._queue.next_not_before(clock.wall())
         if later is not None:
             self._decide_soon(clock.mono() + max(0.0, later - clock.wall()))
+            self._waiting_for = self._waiting_for or "for its next try, a moment after it failed"
 
     def _start_all(self, starts: Sequence[Start], head: dict[int, QueuedJob]) -> bool:
         """Carries starts out. Returns whether to decide again: more may start, or something else instead."""
-        leases: dict[int, tuple[Lease, ...]] = {}
-        for start in starts:
-            taken = (
-                self._watch.take(start.gpus, clean(head[start.job].job.name))
-                if self._watch is not None and start.gpus
-                else ()
-            )
-            if taken is not None:
-                leases[start.job] = taken
-        leased_mono = clock.mono()
-        uuids = {gpu.uuid for start in starts if start.job in leases for gpu in start.gpus}
-        free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
-        for start in starts:
-            held = leases.get(start.job)
-            if held is None:
-                continue
-            try:
-                if all(gpu.uuid in free for gpu in start.gpus):
-                    self._start(head[start.job], start.gpus, held, leased_mono)
-            finally:
-                # The job's processes hold the lease now. Our copy must go, or the lock would outlive the job.
-                for lease in held:
-                    lease.close()
+        with ExitStack() as held:
+            # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
+            leased = [(start, self._lease(start, head[start.job], held)) for start in starts]
+            leased_mono = clock.mono()
+            uuids = {gpu.uuid for start, leases in leased if leases is not None for gpu in start.gpus}
+            free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
+            for start, leases in leased:
+                if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
+                    self._start(head[start.job], start.gpus, leases, leased_mono)
         return bool(starts) and self._decide_at is None
+
+    def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
+        if self._watch is None or not start.gpus:
+            return ()
+        leases = self._watch.take(start.gpus, clean(queued.job.name))
+        for lease in leases or ():
+            held.enter_context(lease)
+        return leases
 
     def _start(self, queued: QueuedJob, gpus: tuple[Gpu, ...], leases: Sequence[Lease], leased_mono: float) -> None:
         at, mono = clock.wall(), clock.mono()
@@ -249,11 +258,10 @@ class Dispatcher:
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob]) -> None:
         self._waiting_for = clean(waits[0].reason) if waits else None
         was = self._waits_for_gpu
-        self._waits_for_gpu = self._watch is not None and any(head[wait.job].job.gpus for wait in waits)
+        self._waits_for_gpu = not self._limits.cpu_only and any(head[wait.job].job.gpus for wait in waits)
         if self._waits_for_gpu and not was and self._watch is not None:
             now = clock.mono()
-            # The look that is overdue comes at once; one that is not stays where it is, however often we come by here.
-            self._check_at = max(self._check_at, now) if self._check_at > now else now
+            self._check_at = max(self._check_at, now)
             self._haste_at = None if self._watch.haste_s is None else now + self._watch.haste_s
 
     # --- ending -----------------------------------------------------------------------------------------------
@@ -268,7 +276,7 @@ class Dispatcher:
         self._settle(attempt.record, end, blameless, at, mono, timed_out=attempt.timed_out)
         self._leftovers.expect(mono)
         if self._watch is not None and attempt.record.gpus:
-            self._watch.released(attempt.record.gpus)
+            self._watch.released(attempt.record.gpus, mono)
             self._haste_at = mono
         self._decide_soon(mono)
 
@@ -311,7 +319,7 @@ class Dispatcher:
         if settlement.diagnosis is not None:
             self._tell.write_failure(attempt, record, settlement.diagnosis, log_tail)
         cancelled = self._queue.record_end(record)
-        self._run.remove_attempt_dir(attempt.id)
+        self._run.remove_attempt_files(attempt.id)
         self._tell.ended(attempt, settlement, 0.0 if mono is None else mono - attempt.started_mono)
         self._tell.cancelled(cancelled, job.name)
 
@@ -320,17 +328,17 @@ class Dispatcher:
     def _adopt(self) -> None:
         """Takes over what an earlier dispatcher left running, and settles what has ended since."""
         for record in self._queue.running():
-            found = self._supervisor.take_over(record)
+            found = self._supervisor.take_over(record, copied=self._queue.copied)
             if isinstance(found, Attempt):
                 self._selector.register(found.process.pidfd, selectors.EVENT_READ)
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
                 self._settle_lost(found)
-        self._run.remove_stray_attempts({attempt.record.id for attempt in self._supervisor.running.values()})
+        self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
 
     def _settle_lost(self, lost: LostAttempt) -> None:
         at = clock.wall()
-        mono = None if lost.blameless is Blameless.REBOOT else clock.mono()
+        mono = None if lost.blameless in (Blameless.REBOOT, Blameless.COPIED) else clock.mono()
         if lost.ended_at is not None and mono is not None:
             # By the status file's time, so that hours without a dispatcher don't count as the job's.
             mono = max(lost.record.started_mono, mono - max(0.0, at - lost.ended_at))
@@ -369,7 +377,7 @@ class Dispatcher:
         # Only now: a run of CPU jobs needs no driver.
         from gpuherd.jobs.gpuwatch import GpuWatch
 
-        return GpuWatch(self._options, self._queue.id)
+        return GpuWatch(self._options, self._queue.tag)
 
     def _views(self) -> tuple[GpuView, ...]:
         return () if self._watch is None else self._watch.views(self._supervisor.gpus)
@@ -379,20 +387,6 @@ class Dispatcher:
 
     def _decide_soon(self, when: float) -> None:
         self._decide_at = when if self._decide_at is None else min(when, self._decide_at)
-
-    def _refuse_if_none_fits(self, jobs: Sequence[Job]) -> None:
-        gpus = () if self._watch is None else self._watch.gpus
-        never = [why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, self._limits) for job in jobs]
-        if never and all(reason is not None for reason in never):
-            raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {never[0]}")
-
-    def _most_at_once(self, jobs: Sequence[Job]) -> int:
-        """How many of these jobs can run side by side: what the machine's cores are divided by."""
-        if self._watch is None or self._limits.cpu_only:
-            places = self._limits.cpu_slots
-        else:
-            places = min(self._limits.max_gpus, len(self._watch.gpus)) // max(1, min(job.gpus for job in jobs))
-        return max(1, min(places, len(jobs)))
 
 
 def _waiting(queued: QueuedJob) -> WaitingJob:

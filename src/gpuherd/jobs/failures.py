@@ -159,7 +159,7 @@ def telling_line(log_tail: str) -> str | None:
 
 def clean(text: str) -> str:
     """One line that is safe on a terminal: no escape, control or direction characters, at most 300 long."""
-    plain = _CONTROLS.sub(" ", _ESCAPES.sub("", text)).strip()
+    plain = " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
     return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
 
 

@@ -33,10 +33,10 @@ class GpuWatch:
     Raises NoSuchGpu when the options name a GPU that is not there.
     """
 
-    def __init__(self, options: GpuOptions, queue_id: str):
+    def __init__(self, options: GpuOptions, queue_tag: str):
         self._nvml = Nvml()
         self._folder: LeaseFolder | None = None
-        self._tag = f"{ATTEMPT_VARIABLE}={queue_id}/".encode()
+        self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
         self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
         machine = self._nvml.snapshot(processes=True, topology=True)
         seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -48,7 +48,8 @@ class GpuWatch:
         self._streaks = idle.Streaks()
         self._busy = dict.fromkeys(self._gpus, "not looked at yet")
         self._held: dict[str, str] = {}
-        self._looked_at: float | None = None
+        self._looked_at = 0.0
+        self._left_at: dict[str, float] = {}
         self._haste: dict[str, float] = {}
         self.problem = None if chosen else machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
 
@@ -65,21 +66,22 @@ class GpuWatch:
 
     def look(self, now: float, ours: Collection[str]) -> None:
         """A regular check: all GPUs are observed together, but those that our own jobs use (``ours``)."""
-        if self._looked_at is not None and now - self._looked_at > max(
-            _LONGEST_HOLE_S, 5 * self._rule.check_interval_s
-        ):
-            self._streaks = idle.Streaks()
+        hole = max(_LONGEST_HOLE_S, 5 * self._rule.check_interval_s)
+        if now - self._looked_at > hole:
+            recent = {uuid: n for uuid, n in self._streaks.left.items() if now - self._left_at[uuid] <= hole}
+            self._streaks = idle.Streaks(left=recent)
         self._looked_at = now
         self._refresh()
         for uuid in list(self._held):
             self._note_holder(uuid)
         self._observe(uuid for uuid in self._gpus if uuid not in ours)
 
-    def released(self, uuids: Collection[str]) -> None:
+    def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
         for uuid in uuids:
             if uuid in self._gpus:
                 self._streaks = idle.released(self._streaks, uuid, self._rule)
+                self._left_at[uuid] = now
                 self._haste[uuid] = 0.0
                 self._busy[uuid] = "our own job has just left it"
 

@@ -161,17 +161,20 @@ class _Table:
     def _why(self, job: WaitingJob, usable: set[str]) -> str:
         if self.budget < job.gpus:
             return f"{self.limits.max_gpus - max(0, self.budget)} of at most {self.limits.max_gpus} GPUs are in use"
-        reasons = []
+        reasons, ours = [], []
         for view in self.views:
-            name = f"GPU {view.gpu.label}"
-            if view.gpu.uuid in usable and view.ours:
-                reasons.append(f"{name}: our own job runs")
-            elif view.gpu.uuid in usable and view.busy is not None:
-                reasons.append(f"{name}: {view.busy}")
-            elif view.gpu.uuid in usable and view.gpu.uuid not in self.free:
-                reasons.append(f"{name}: goes to a job before this one")
-            elif view.gpu.uuid in usable and job.memory_mb is not None and view.gpu.free_mb < job.memory_mb:
-                reasons.append(f"{name}: {view.gpu.free_mb} of {job.memory_mb} MB are free")
+            if view.gpu.uuid not in usable:
+                continue
+            if view.ours:
+                ours.append(view.gpu.label)
+            elif view.busy is not None:
+                reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+            elif view.gpu.uuid not in self.free:
+                reasons.append(f"GPU {view.gpu.label}: goes to a job before this one")
+            elif job.memory_mb is not None and view.gpu.free_mb < job.memory_mb:
+                reasons.append(f"GPU {view.gpu.label}: {view.gpu.free_mb} of {job.memory_mb} MB are free")
+        if ours:
+            reasons.append(f"our own jobs run on GPU {', '.join(ours)}")
         return "; ".join(reasons) or f"{len(self.free)} of {job.gpus} GPUs are free"
 
 

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,20 @@ class ImpossibleTransition(RuntimeError):
 class Queue:
     """The jobs of one run folder, in one SQLite file.
 
+    Attributes:
+        tag: names this queue in the environment of its jobs' processes.
+        copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
+
     Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._db = connect(self.path)
-        self.id = self._meta("queue")
+        # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
+        inode = str(self.path.stat().st_ino)
+        self.copied = self._meta("inode") not in ("", inode)
+        self.tag = f"{self._meta('queue')}.{inode}"
 
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
@@ -65,7 +72,7 @@ class Queue:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(submission),))
             now = time.time()
             for job in jobs:
-                self._submit_one(job, job.name in again, submission, now)
+                self._submit_one(_anchored(job), job.name in again, submission, now)
             self._link_needs(jobs)
             self._db.execute(
                 "UPDATE jobs SET state = 'cancelled', reason = 'no longer in the list'"
@@ -199,6 +206,7 @@ class Queue:
     def begin_run(self, now: float, mono: float) -> int:
         """Writes down that a dispatcher begins; returns the run's number."""
         with self._transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
                 "INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (?,?,?,?)",
                 (os.getpid(), boot_id(), now, mono),
@@ -359,6 +367,12 @@ def _same_work(old: str, new: str) -> bool:
         return spec["argv"], spec["env"], spec["cwd"], spec["result"]
 
     return work(json.loads(old)) == work(json.loads(new))
+
+
+def _anchored(job: Job) -> Job:
+    """The job with absolute paths: the next call may come from another folder."""
+    cwd = None if job.cwd is None else str(Path(job.cwd).absolute())
+    return replace(job, cwd=cwd, result=None if job.result is None else str(Path(cwd or ".", job.result).absolute()))
 
 
 def _has_result(job: Job) -> bool:

@@ -70,7 +70,9 @@ class Reporter:
 
     def tell(self, event: Event) -> None:
         """Passes an event on to all who listen."""
-        logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event.text)
+        # With a display people see it there; a second line on standard error would only tear it.
+        level = _LEVELS.get(event.kind, logging.INFO) if self._display is None else logging.INFO
+        logger.log(level, "%s", event.text)
         if event.kind in _DIARY:
             self._queue.note(event.at, event.kind, event.text, event.job, event.attempt)
         if event.kind is EventKind.DONE and event.run_s is not None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
+from gpuherd.errors import CannotWrite
+from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
+from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.supervisor import GRACE_S
+
+logger = logging.getLogger(__name__)
 
 
 def run_jobs(
@@ -24,6 +34,7 @@ def run_jobs(
     rerun: Collection[str] = (),
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
+    grace_s: float = GRACE_S,
 ) -> Outcome:
     """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
 
@@ -38,6 +49,7 @@ def run_jobs(
         run: the run folder, made if it is not there.
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.live.display``).
+        grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
 
     Raises:
         CannotWrite: the folder can't be written.
@@ -50,4 +62,20 @@ def run_jobs(
     with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
         queue.submit(jobs, rerun)
         reporter = Reporter(queue, run, display, on_event)
-        return Dispatcher(queue, run, options, reporter, jobs).run()
+        try:
+            try:
+                return Dispatcher(queue, run, options, reporter, jobs, grace_s=grace_s).run()
+            finally:
+                write_metrics(queue, run)
+        except sqlite3.OperationalError as problem:
+            # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
+            raise CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on") from problem
+
+
+def write_metrics(queue: Queue, run: RunDirectory) -> None:
+    """Writes gpu_metrics.json. Without it nothing else is lost, so a failure is only logged."""
+    figures = metrics(queue.counts(), tuple(queue.attempts()), queue.runs(), clock.wall())
+    try:
+        atomic_write(run.gpu_metrics, json.dumps(figures, indent=2).encode() + b"\n")
+    except OSError as problem:
+        logger.warning("can't write %s: %s", run.gpu_metrics, problem.strerror)

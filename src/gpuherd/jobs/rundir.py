@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +59,31 @@ class RunDirectory:
         except OSError as problem:
             raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
 
-    def attempt_dir(self, attempt: int) -> Path:
-        """The folder of a running attempt, with its exit status and its progress; removed when it has ended."""
-        return self.attempts / f"{attempt:08d}"
+    def attempt_status(self, attempt: int) -> Path:
+        """Where a running attempt's shell writes its exit status; removed when the queue has it."""
+        return self.attempts / f"{attempt:08d}.status"
+
+    def attempt_progress(self, attempt: int) -> Path:
+        """Where a running attempt tells how far it is."""
+        return self.attempts / f"{attempt:08d}.progress"
 
     def attempt_log(self, job: str, number: int) -> Path:
         """The log of a job's ``number``-th attempt, counted from 1."""
         return self.logs / f"{safe_name(job)}.{number}.log"
 
-    def remove_attempt_dir(self, attempt: int) -> None:
-        """Removes the folder of an attempt whose end is in the queue."""
-        shutil.rmtree(self.attempt_dir(attempt), ignore_errors=True)
+    def remove_attempt_files(self, attempt: int) -> None:
+        """Removes what lies in ``attempts`` of an attempt whose end is in the queue."""
+        for path in (self.attempt_status(attempt), self.attempt_progress(attempt)):
+            with suppress(OSError):
+                path.unlink()
 
-    def remove_stray_attempts(self, running: Collection[int]) -> None:
-        """Removes the folders of all attempts but those that run: what a kill at the wrong instant left behind."""
-        keep = {self.attempt_dir(attempt) for attempt in running}
-        for folder in self.attempts.iterdir():
-            if folder not in keep:
-                shutil.rmtree(folder, ignore_errors=True)
+    def remove_stray_attempt_files(self, running: Collection[int]) -> None:
+        """Removes the files of all attempts but those that run: what a kill at the wrong instant left behind."""
+        keep = {f"{attempt:08d}" for attempt in running}
+        for path in self.attempts.iterdir():
+            if path.name.partition(".")[0] not in keep:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def safe_name(name: str) -> str:
@@ -85,7 +92,8 @@ def safe_name(name: str) -> str:
     >>> safe_name("gpt2"), safe_name("openai-community/gpt2")
     ('gpt2', 'openai-community-gpt2-198df6d6')
     """
-    plain = _UNSAFE.sub("-", name).lstrip(".")[:_LONGEST_NAME]
-    if plain == name:
+    plain = _UNSAFE.sub("-", name).lstrip(".-")[:_LONGEST_NAME]
+    if plain and plain == name:
         return plain
-    return f"{plain[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"

@@ -141,7 +141,9 @@ def _create(connection: sqlite3.Connection) -> None:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute("INSERT INTO meta VALUES ('queue', ?), ('submission', '0')", (uuid.uuid4().hex[:12],))
+            connection.execute(
+                "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (uuid.uuid4().hex[:12],)
+            )
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")

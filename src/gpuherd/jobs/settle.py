@@ -19,6 +19,7 @@ class Blameless(StrEnum):
 
     STOPPED = "stopped by us; it waits again"
     NEVER_WENT = "gpuherd ended before it gave the go-ahead; it waits again"
+    COPIED = "it runs in the folder of which this one is a copy; here it waits again"
     REBOOT = "the machine was restarted while it ran; it waits again"
 
 

@@ -6,12 +6,13 @@ dispatcher.
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuherd.engines.local import PROGRESS_FILE, STATUS_FILE, Exit, Launch, LocalProcess, adopt, read_exit, start
+from gpuherd.engines.local import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.processes import boot_id
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
@@ -29,7 +30,7 @@ class Attempt:
 
     record: AttemptRecord
     process: LocalProcess
-    folder: Path
+    progress_file: Path
     adopted: bool = False
     kill_at: float | None = None
     timed_out: bool = False
@@ -37,7 +38,7 @@ class Attempt:
 
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
-        return read_progress(self.folder / PROGRESS_FILE)
+        return read_progress(self.progress_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Supervisor:
     run: RunDirectory
     queue_id: str
     grace_s: float = GRACE_S
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     running: dict[int, Attempt] = field(default_factory=dict)
 
     @property
@@ -80,10 +82,9 @@ class Supervisor:
         at: float,
         mono: float,
     ) -> Attempt:
-        """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart and OSError (folder, log)."""
+        """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
         number = queued.attempts + 1
-        folder = self.run.attempt_dir(attempt_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        progress = self.run.attempt_progress(attempt_id)
         log = self.run.attempt_log(queued.job.name, number)
         process = start(
             Launch(
@@ -92,11 +93,13 @@ class Supervisor:
                 env=queued.job.env,
                 cwd=queued.job.cwd,
                 log=log,
-                folder=folder,
+                status=self.run.attempt_status(attempt_id),
+                progress=progress,
                 gpus=tuple(gpus),
                 lease_fds=tuple(lease_fds),
                 threads=threads,
-            )
+            ),
+            self.inherited,
         )
         record = AttemptRecord(
             id=attempt_id,
@@ -109,23 +112,28 @@ class Supervisor:
             started_at=at,
             started_mono=mono,
         )
-        return Attempt(record, process, folder)
+        return Attempt(record, process, progress)
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run; it is recorded by now."""
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
-    def take_over(self, record: AttemptRecord) -> Attempt | LostAttempt:
-        """An attempt that a dead dispatcher left: running still, or ended meanwhile."""
-        folder = self.run.attempt_dir(record.id)
+    def take_over(self, record: AttemptRecord, *, copied: bool) -> Attempt | LostAttempt:
+        """An attempt that a dead dispatcher left: running still, or ended meanwhile.
+
+        ``copied``: the queue is a copy of another, whose attempts are none of ours.
+        """
+        status = self.run.attempt_status(record.id)
+        if copied:
+            return LostAttempt(record, Exit(started=True), Blameless.COPIED, None)
         if record.process.boot != boot_id():
             return LostAttempt(record, Exit(started=True), Blameless.REBOOT, None)
-        process = adopt(record.process, folder)
+        process = adopt(record.process, status)
         if process is None:
-            ended = read_exit(folder)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(folder))
-        attempt = Attempt(record, process, folder, adopted=True)
+            ended = read_exit(status)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(status))
+        attempt = Attempt(record, process, self.run.attempt_progress(record.id), adopted=True)
         self.running[process.pidfd] = attempt
         return attempt
 
@@ -172,8 +180,8 @@ def _deadline(attempt: Attempt) -> float | None:
     return None if limit is None else attempt.record.started_mono + limit
 
 
-def _last_change(folder: Path) -> float | None:
+def _last_change(file: Path) -> float | None:
     try:
-        return (folder / STATUS_FILE).stat().st_mtime
+        return file.stat().st_mtime
     except OSError:
         return None

@@ -1,0 +1,37 @@
+"""How much this machine can run at once for a set of jobs, and whether it can run any of them: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuherd.errors import JobCannotFit
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import GpuOptions
+from gpuherd.jobs.policy import Limits, WaitingJob, why_never
+
+
+def limits(options: GpuOptions, gpus: Sequence[Gpu] | None, cores: int) -> Limits:
+    """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give."""
+    cpu_slots = options.cpu_jobs or max(1, cores // 2)
+    return Limits(options.max_gpus, cpu_slots, cpu_only=gpus is not None and not gpus)
+
+
+def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
+    """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run here."""
+    first_of_kind = {(job.gpus, job.memory_mb): job for job in reversed(jobs)}
+    reasons = {
+        job.name: why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, limits) for job in first_of_kind.values()
+    }
+    if jobs and None not in reasons.values():
+        raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")
+
+
+def most_at_once(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> int:
+    """How many of these jobs can run side by side, at least 1: what the machine's cores are divided by."""
+    on_gpus = [job.gpus for job in jobs if job.gpus and not limits.cpu_only]
+    places = min(limits.max_gpus, len(gpus)) // min(on_gpus) if on_gpus else 0
+    if len(on_gpus) < len(jobs):
+        places += limits.cpu_slots
+    return max(1, min(places, len(jobs)))

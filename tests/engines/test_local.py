@@ -1,0 +1,224 @@
+"""Real processes: the go-ahead, the exit status that survives us, signals to the group, the environment."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, adopt, job_environment, read_exit, start
+from gpuherd.engines.processes import ProcessId, identify, tagged
+from gpuherd.gpus.state import Gpu
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Launch]:
+    def make(*argv: str, **more: object) -> Launch:
+        fields = {
+            "tag": "q/1",
+            "log": tmp_path / "log",
+            "status": tmp_path / "status",
+            "progress": tmp_path / "progress",
+        }
+        return Launch(argv=argv, **{**fields, **more})  # type: ignore[arg-type]
+
+    return make
+
+
+def ended(process: LocalProcess, within_s: float = 10.0) -> bool:
+    return bool(select.select([process.pidfd], [], [], within_s)[0])
+
+
+def run(launch: Launch) -> Exit:
+    process = start(launch, os.environ)
+    process.go()
+    assert ended(process)
+    return process.collect()
+
+
+def test_nothing_runs_before_the_go_ahead(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    process = start(launch("/usr/bin/touch", str(tmp_path / "ran")), os.environ)
+    assert not ended(process, 0.3)
+    assert not (tmp_path / "ran").exists()
+    process.go()
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=0)
+    assert (tmp_path / "ran").exists()
+    assert read_exit(tmp_path / "status") == Exit(started=True, code=0)
+
+
+def test_a_starter_that_dies_before_the_go_ahead_leaves_no_job(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    process = start(launch("/usr/bin/touch", str(tmp_path / "ran")), os.environ)
+    pidfd = os.dup(process.pidfd)
+    process.release()  # what the kernel does with the descriptors of a dead starter
+    assert select.select([pidfd], [], [], 10)[0]
+    assert not (tmp_path / "ran").exists()
+    assert read_exit(tmp_path / "status") == Exit(started=False)
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("code", [0, 1, 65, 75, 126])
+def test_exit_codes(launch: Callable[..., Launch], tmp_path: Path, code: int) -> None:
+    assert run(launch(sys.executable, "-c", f"raise SystemExit({code})")) == Exit(started=True, code=code)
+    assert read_exit(tmp_path / "status") == Exit(started=True, code=code)
+
+
+def test_a_job_killed_by_a_signal_says_which(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    ended_by = run(launch(sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+    assert ended_by == Exit(started=True, signal=signal.SIGSEGV)
+    assert read_exit(tmp_path / "status") == ended_by
+
+
+def test_a_signal_to_the_group_ends_the_job_and_is_recorded(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    script = (
+        "import signal,sys,time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(60)"
+    )
+    process = start(launch(sys.executable, "-c", script), os.environ)
+    process.go()
+    deadline = time.monotonic() + 10
+    while b"up" not in (tmp_path / "log").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.signal(signal.SIGTERM)
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=7)
+    assert read_exit(tmp_path / "status") == Exit(started=True, code=7)
+
+
+def test_words_are_never_seen_by_a_shell(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    words = ["$(touch x)", ";", "a b", "`id`", "", "-e", "\n", "'", '"', "\\", "*", "é", "$HOME"]
+    code = "import sys; sys.stdout.write(repr(sys.argv[1:]))"
+    assert run(launch(sys.executable, "-c", code, *words, cwd=str(tmp_path))) == Exit(started=True, code=0)
+    assert (tmp_path / "log").read_text() == repr(words)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("word", ["exit", "eval", "exec", "trap", ":", "set"])
+def test_a_shells_own_commands_are_no_programs(launch: Callable[..., Launch], word: str) -> None:
+    with pytest.raises(CannotStart, match="no such program"):
+        start(launch(word, "0"), {"PATH": "/nowhere"})
+
+
+def test_what_cannot_start_says_why(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="no such program: 'gpuherd-no-such'"):
+        start(launch("gpuherd-no-such"), os.environ)
+    with pytest.raises(CannotStart, match="no such program"):
+        start(launch("./absent", cwd=str(tmp_path)), os.environ)
+    with pytest.raises(CannotStart, match="absent"):
+        start(launch("/bin/true", cwd=str(tmp_path / "absent")), os.environ)
+    with pytest.raises(CannotStart) as too_long:
+        start(launch("/bin/echo", "x" * 3_000_000), os.environ)
+    assert not too_long.value.may_pass
+
+
+def test_a_status_that_cannot_be_written_means_never_started(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    made = tmp_path / "ran"
+    process = start(launch("/usr/bin/touch", str(made), status=tmp_path / "no" / "status"), os.environ)
+    process.go()
+    assert ended(process)
+    process.collect()
+    assert read_exit(tmp_path / "no" / "status") == Exit(started=False)
+    assert not made.exists()
+
+
+def test_adopting_after_the_starter_has_died(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """Another process starts the job and is killed; this one takes the job over and learns its exit code."""
+    starter = f"""
+import os, sys, time
+from pathlib import Path
+from gpuherd.engines.local import Launch, start
+here = Path({str(tmp_path)!r})
+process = start(Launch(tag="q/1", argv=("/bin/sh", "-c", "sleep 0.5; exit 7"), log=here / "log",
+                       status=here / "status", progress=here / "progress"), os.environ)
+process.go()
+print(process.identity.pid, process.identity.start_ticks, process.identity.boot, flush=True)
+time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    pid, ticks, boot = child.stdout.readline().split()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    process = adopt(ProcessId(int(pid), int(ticks), boot), tmp_path / "status")
+    assert process is not None
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=7)
+
+
+def test_a_pid_used_again_is_not_adopted(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert me.is_alive()
+    assert adopt(ProcessId(me.pid, me.start_ticks + 1, me.boot), tmp_path / "status") is None
+    assert adopt(ProcessId(me.pid, me.start_ticks, "another boot"), tmp_path / "status") is None
+
+
+def test_half_a_status_is_no_status(tmp_path: Path) -> None:
+    for text, expected in [
+        ("", Exit(started=False)),
+        ("started\n", Exit(started=True)),
+        ("started\nexit 1", Exit(started=True)),
+        ("started\nexit 12\n", Exit(started=True, code=12)),
+        ("started\nexit 137\n", Exit(started=True, signal=9)),
+    ]:
+        (tmp_path / "status").write_text(text)
+        assert read_exit(tmp_path / "status") == expected
+
+
+def test_the_jobs_environment(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    whole = Gpu(index=2, uuid="GPU-a", name="A", total_mb=1, used_mb=0, free_mb=1)
+    slice_ = Gpu(index=0, uuid="MIG-b", name="B", total_mb=1, used_mb=0, free_mb=1, mig_parent="GPU-c", mig_position=0)
+    inherited = {"CUDA_VISIBLE_DEVICES": "5", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "A": "1"}
+    got = job_environment(inherited, launch("x", gpus=(whole,), env={"CUDA_VISIBLE_DEVICES": "7", "B": "2"}, threads=3))
+    assert got["CUDA_VISIBLE_DEVICES"] == "2"
+    assert got["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert (got["A"], got["B"], got["GPUHERD_ATTEMPT"]) == ("1", "2", "q/1")
+    assert got["GPUHERD_PROGRESS"] == str(tmp_path / "progress")
+    assert got["OMP_NUM_THREADS"] == got["MKL_NUM_THREADS"] == got["OPENBLAS_NUM_THREADS"] == "3"
+    assert job_environment({}, launch("x", gpus=(slice_,)))["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    assert job_environment(inherited, launch("x"))["CUDA_VISIBLE_DEVICES"] == ""
+    assert inherited["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_the_users_own_thread_count_stands(launch: Callable[..., Launch]) -> None:
+    got = job_environment({"OMP_NUM_THREADS": "8"}, launch("x", threads=2))
+    assert got["OMP_NUM_THREADS"] == "8"
+    assert "MKL_NUM_THREADS" not in got
+
+
+def test_a_lease_lives_as_long_as_the_job(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    import fcntl
+
+    file = tmp_path / "lock"
+    file.touch()
+    lease = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(lease, fcntl.LOCK_EX)
+    process = start(launch("/bin/sleep", "0.4", lease_fds=(lease,)), os.environ)
+    os.close(lease)
+    process.go()
+    other = os.open(file, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert ended(process)
+    process.collect()
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+
+
+def test_what_sets_itself_apart_is_found_by_its_tag(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """A double fork with a session of its own: no process group finds it, the tag does."""
+    script = (
+        "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(30)\n os._exit(0)\nos.wait()"
+    )
+    tag = f"test-{os.getpid()}/1"
+    assert run(launch(sys.executable, "-c", script, tag=tag)) == Exit(started=True, code=0)
+    left = list(tagged(tag))
+    assert [found.attempt for found in left] == [tag]
+    os.kill(left[0].process.pid, signal.SIGKILL)

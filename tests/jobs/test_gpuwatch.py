@@ -1,0 +1,134 @@
+"""The eye on the GPUs, on simulated ones: rows of checks, holes in them, leases, the last look under the lease."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.jobs.options import GpuOptions
+from gpuherd.standin.machine import Machine
+
+OPTIONS = GpuOptions(max_checks=3, check_interval=1.0)
+
+
+@pytest.fixture
+def machine(standin: Callable[..., Machine]) -> Machine:
+    return standin("2x40GB")
+
+
+@pytest.fixture
+def watch(machine: Machine) -> GpuWatch:
+    return GpuWatch(OPTIONS, "queue")
+
+
+@pytest.fixture
+def ours(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "GPUHERD_ATTEMPT": "queue/1"}
+    )
+    yield child
+    child.kill()
+    child.wait()
+
+
+def verdicts(watch: GpuWatch, ours: tuple[str, ...] = ()) -> list[str | None]:
+    return [view.busy for view in watch.views(ours)]
+
+
+def test_free_after_as_many_looks_as_asked(watch: GpuWatch) -> None:
+    assert verdicts(watch) == ["not looked at yet"] * 2
+    watch.look(100.0, ())
+    assert verdicts(watch) == ["free for 1 of 3 checks"] * 2
+    watch.look(101.0, ())
+    watch.look(102.0, ())
+    assert verdicts(watch) == [None, None]
+
+
+def test_a_hole_in_the_row_begins_it_anew(watch: GpuWatch) -> None:
+    for now in (100.0, 101.0, 200.0):
+        watch.look(now, ())
+    assert verdicts(watch) == ["free for 1 of 3 checks"] * 2
+
+
+def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine) -> None:
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    occupation = machine.occupy(0, 900)
+    watch.look(103.0, ())
+    assert verdicts(watch) == ["900 MB used (threshold 500)", None]
+    occupation.release()
+    watch.look(104.0, ())
+    assert verdicts(watch)[0] == "free for 1 of 3 checks"
+
+
+def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(watch: GpuWatch, machine: Machine) -> None:
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    leases = watch.take(watch.gpus, "j")
+    assert leases is not None
+    machine.occupy(1, 5_000)
+    assert watch.still_free({gpu.uuid for gpu in watch.gpus}) == {machine.uuid(0)}
+    for lease in leases:
+        lease.close()
+    assert verdicts(watch) == [None, "5000 MB used (threshold 500)"]
+
+
+def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine: Machine) -> None:
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    other = LeaseFolder.default().acquire(machine.uuid(1))
+    assert other is not None
+    assert watch.take(watch.gpus, "j") is None
+    mine = LeaseFolder.default().acquire(machine.uuid(0))  # what was taken before the refusal was given back
+    assert mine is not None
+    mine.close()
+    assert verdicts(watch)[0] is None
+    assert f"(pid {os.getpid()})" in str(verdicts(watch)[1])
+    other.close()
+    watch.look(103.0, ())
+    assert verdicts(watch) == [None, None]
+
+
+def test_a_gpu_that_our_job_left_needs_one_clean_look(watch: GpuWatch, machine: Machine) -> None:
+    watch.look(100.0, (machine.uuid(0),))
+    occupation = machine.occupy(0, 3_000, pid=os.getpid())
+    watch.released((machine.uuid(0),), 100.5)
+    assert watch.haste_s == 0.0
+    occupation.release()
+    watch.hasty_look(())
+    assert verdicts(watch) == [None, "free for 1 of 3 checks"]  # the other's row is not hurried along
+    assert watch.haste_s is None
+
+
+def test_what_our_job_left_running_does_not_count_as_a_stranger(
+    watch: GpuWatch, machine: Machine, ours: subprocess.Popen[bytes]
+) -> None:
+    time.sleep(0.05)
+    machine.occupy(0, 3_000, pid=ours.pid)
+    watch.released((machine.uuid(0),), 100.0)
+    waits = []
+    for _ in range(6):
+        watch.hasty_look(())
+        waits.append(watch.haste_s)
+    assert verdicts(watch)[0] == "our own job is still leaving it"
+    assert waits == sorted(w for w in waits if w is not None)  # ever longer pauses, no busy waiting
+    ours.kill()
+    ours.wait()
+    watch.hasty_look(())
+    assert verdicts(watch)[0] is None
+
+
+def test_a_gpu_that_falls_off_the_bus(watch: GpuWatch, machine: Machine) -> None:
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    machine.lose(0)
+    watch.look(103.0, ())
+    assert "has a problem" in str(verdicts(watch)[0])
+    assert verdicts(watch)[1] is None

@@ -1,0 +1,116 @@
+"""What people see: counts, progress, reasons; and nothing of a job's text that a terminal would obey."""
+
+from __future__ import annotations
+
+import io
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gpuherd.engines.progress import Progress
+from gpuherd.errors import CannotWrite
+from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
+from gpuherd.jobs.live import PlainDisplay, cells, display, render, summary
+from gpuherd.jobs.records import Counts
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.runlog import run_log
+
+HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
+LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
+SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), "GPU 1: alice runs python (pid 4711, 900 MB)", 125.0, 60.0)
+
+
+def drawn(width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(render(SNAPSHOT))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_summary() -> None:
+    assert summary(SNAPSHOT) == (
+        "4 of 10 done, 1 failed, 2 running, 3 waiting, about 2 min 5 s left; "
+        "the next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
+    )
+    assert summary(RunSnapshot(Counts(done=2), (), None, 0.0, 1.0)) == "2 of 2 done, 0 running, 0 waiting"
+
+
+def test_a_running_job() -> None:
+    where, title, done, rest = cells(LINE)
+    assert (where, title) == ("GPU 0,3:1", "org/[bold]m odel")
+    assert done.endswith(" 3/12") and done.count("━") == 5
+    assert rest == "h.3[red], 3 min 3 s left"
+    assert cells(RunningLine("t", (), 5.0, None, None)) == ("CPU", "t", "", "for 5 s")
+    assert cells(RunningLine("t", (), 5.0, Progress(7), None))[2] == "7 done"
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_the_picture_fits_and_escapes(width: int) -> None:
+    text = drawn(width)
+    assert "\x1b[2J" not in text and "\x07" not in text
+    assert "[bold]" in drawn(200)
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_plain_lines_when_it_is_no_terminal() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    event = Event(kind=EventKind.FAILED, at=0.0, text=f"{HOSTILE}: failed [red]" + "x" * 100)
+    with display(console, plain_every_s=0.0) as shown:
+        assert isinstance(shown, PlainDisplay)
+        shown.event(event)
+        shown.snapshot(SNAPSHOT)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines == ["org/[bold]m odel: failed [red]" + "x" * 100, summary(SNAPSHOT)]
+
+
+def test_counts_come_only_now_and_then() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    shown = PlainDisplay(console, 3600.0)
+    shown.snapshot(SNAPSHOT)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == ""
+
+
+def test_on_a_terminal_failures_scroll_and_starts_do_not() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    with display(console) as shown:
+        shown.event(Event(kind=EventKind.STARTED, at=0.0, text="a: started"))
+        shown.event(Event(kind=EventKind.FAILED, at=0.0, text="b: failed"))
+        shown.snapshot(SNAPSHOT)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "b: failed" in text and "4 of 10 done" in text
+    assert "a: started" not in text
+
+
+def test_the_runs_own_log(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    with run_log(run, "esd_experiment", datetime(2026, 11, 21, 9, 8, 7)) as path:
+        logging.getLogger("gpuherd.jobs").info("something happened")
+    logging.getLogger("gpuherd.jobs").warning("after the end")
+    assert path.name == "esd_experiment_20261121_090807.log"
+    assert "INFO gpuherd.jobs: something happened" in path.read_text()
+    assert "after the end" not in path.read_text()
+    with pytest.raises(CannotWrite), run_log(RunDirectory(tmp_path / "no"), "x", datetime.now()):
+        pass
+
+
+def test_the_runs_log_makes_standard_error_no_louder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    handler = logging.StreamHandler(sys.stderr)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [handler])
+    run = RunDirectory(tmp_path)
+    run.create()
+    with run_log(run, "x", datetime.now()):
+        logging.getLogger("gpuherd.jobs").info("quiet")
+        logging.getLogger("gpuherd.jobs").warning("loud")
+    assert capsys.readouterr().err == "loud\n"

@@ -1,0 +1,42 @@
+"""The figures of gpu_metrics.json from known attempts."""
+
+from __future__ import annotations
+
+import json
+
+from gpuherd.jobs.metrics import metrics
+from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
+
+
+def row(job: str, state: str, gpus: str, wait_s: float, run_s: float | None, number: int = 1) -> AttemptRow:
+    failure = "crash" if state == "failed" else None
+    labels = tuple(filter(None, gpus.split(",")))
+    uuids = tuple(f"GPU-{label}" for label in labels)
+    return AttemptRow(job, number, 1, AttemptState(state), uuids, labels, wait_s, 0.0, run_s, run_s, failure)
+
+
+def test_the_figures() -> None:
+    attempts = [
+        row("a", "failed", "0", 2.0, 10.0),
+        row("a", "done", "1", 1.0, 20.0, 2),
+        row("b", "done", "0,1", 6.0, 30.0),
+        row("c", "requeued", "0", 0.0, None),
+    ]
+    got = metrics(Counts(waiting=1, done=2, failed=1), attempts, [(1000.0, 1050.0), (2000.0, 2050.0)], 3000.0)
+    assert (got["total_jobs"], got["successful_jobs"], got["failed_jobs"]) == (4, 2, 1)
+    assert got["success_rate"] == 2 / 3
+    assert got["failure_rate"] == 1 / 3
+    assert (got["total_wait_time"], got["avg_wait_time"], got["max_wait_time"]) == (9.0, 3.0, 6.0)
+    assert (got["total_runtime"], got["runs"]) == (100.0, 2)
+    assert got["failed_attempts_by_class"] == {"crash": 1}
+    assert got["job_run_time"] == {"mean": 25.0, "median": 25.0, "min": 20.0, "max": 30.0}
+    assert got["gpus"]["0"] == {"uuid": "GPU-0", "attempts": 3, "busy_seconds": 40.0, "busy_share": 0.4}
+    assert got["gpus"]["1"]["busy_share"] == 0.5
+    assert got["gpu_hours"] == 0.025
+    assert (got["start_time"], got["timestamp"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:50:00+00:00")
+    json.dumps(got)
+
+
+def test_a_run_without_jobs_has_no_figures_rather_than_noughts() -> None:
+    got = metrics(Counts(), [], [], 0.0)
+    assert got["success_rate"] is got["avg_wait_time"] is got["job_run_time"] is got["start_time"] is None

@@ -1,0 +1,162 @@
+"""What must hold for every decision, whatever the machine and the queue look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.gpus.choose import choose
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.policy import Decision, GpuView, Limits, WaitingJob, decide, why_never
+
+LARGE = Limits(max_gpus=99, cpu_slots=99)
+
+
+def gpu(index: int, total_mb: int = 40_000, used_mb: int = 0) -> Gpu:
+    return Gpu(
+        index=index, uuid=f"GPU-{index}", name="G", total_mb=total_mb, used_mb=used_mb, free_mb=total_mb - used_mb
+    )
+
+
+def pick(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
+    return choose(candidates, count, memory_mb=memory_mb)
+
+
+def views(free: int, ours: int = 0, busy: int = 0) -> list[GpuView]:
+    made = [GpuView(gpu(i)) for i in range(free)]
+    made += [GpuView(gpu(free + i), busy="we", ours=True) for i in range(ours)]
+    return made + [GpuView(gpu(free + ours + i), busy="alice runs python") for i in range(busy)]
+
+
+def started(decision: Decision) -> list[int]:
+    return [start.job for start in decision.starts]
+
+
+jobs_strategy = st.lists(
+    st.builds(
+        WaitingJob,
+        id=st.integers(1, 10_000),
+        gpus=st.integers(0, 5),
+        memory_mb=st.sampled_from([None, 10_000, 30_000, 90_000]),
+        priority=st.integers(-2, 2),
+        avoid=st.frozensets(st.sampled_from([f"GPU-{i}" for i in range(8)]), max_size=3),
+    ),
+    max_size=12,
+    unique_by=lambda job: job.id,
+)
+views_strategy = st.lists(
+    st.tuples(st.sampled_from(["free", "ours", "busy"]), st.sampled_from([24_000, 80_000])), max_size=8
+).map(
+    lambda kinds: [
+        GpuView(gpu(i, total), None if kind == "free" else kind, kind == "ours")
+        for i, (kind, total) in enumerate(kinds)
+    ]
+)
+limits_strategy = st.builds(Limits, max_gpus=st.integers(1, 8), cpu_slots=st.integers(1, 3), cpu_only=st.just(False))
+
+
+@given(jobs_strategy, views_strategy, limits_strategy, st.integers(0, 3))
+def test_every_decision_keeps_the_rules(
+    jobs: list[WaitingJob], gpus: list[GpuView], limits: Limits, cpu_running: int
+) -> None:
+    decision = decide(jobs, gpus, limits, pick, cpu_running=cpu_running)
+    by_id = {job.id: job for job in jobs}
+    free = {view.gpu.uuid: view.gpu for view in gpus if view.busy is None}
+    taken = [chosen.uuid for start in decision.starts for chosen in start.gpus]
+    # No GPU twice, none that is busy or ours, each job as many as it asks for, none too small.
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= free.keys()
+    for start in decision.starts:
+        job = by_id[start.job]
+        assert len(start.gpus) == job.gpus
+        assert all(job.memory_mb is None or chosen.free_mb >= job.memory_mb for chosen in start.gpus)
+    # Never more than max_gpus and cpu_slots.
+    assert len(taken) + sum(view.ours for view in gpus) <= limits.max_gpus or not taken
+    on_cpu = sum(not start.gpus for start in decision.starts)
+    assert on_cpu + cpu_running <= limits.cpu_slots or on_cpu == 0
+    # Every job is answered once, every answer that is no start has a reason.
+    answered = [*started(decision), *(w.job for w in decision.waits), *(w.job for w in decision.refused)]
+    assert sorted(answered) == sorted(by_id)
+    assert all(wait.reason for wait in (*decision.waits, *decision.refused))
+    # Refused is exactly what could never run.
+    never = {job.id for job in jobs if why_never(job, [view.gpu for view in gpus], limits) is not None}
+    assert {wait.job for wait in decision.refused} == never
+
+
+@given(jobs_strategy, views_strategy, limits_strategy)
+def test_of_equal_jobs_the_first_in_order_start(jobs: list[WaitingJob], gpus: list[GpuView], limits: Limits) -> None:
+    """Jobs that differ only in priority and age: those that start come before all that wait."""
+    alike = [WaitingJob(job.id, 1, priority=job.priority) for job in jobs]
+    decision = decide(alike, gpus, limits, pick)
+    order = [job.id for job in sorted(alike, key=lambda job: (-job.priority, job.id))]
+    assert started(decision) == order[: len(decision.starts)] or decision.refused
+
+
+@given(jobs_strategy, views_strategy, limits_strategy)
+def test_no_gpu_idles_that_the_next_one_gpu_job_could_use(
+    jobs: list[WaitingJob], gpus: list[GpuView], limits: Limits
+) -> None:
+    singles = [replace(job, gpus=1, memory_mb=None, avoid=frozenset()) for job in jobs]
+    decision = decide(singles, gpus, limits, pick)
+    free = sum(view.busy is None for view in gpus)
+    room = limits.max_gpus - sum(view.ours for view in gpus)
+    assert len(decision.starts) == max(0, min(len(singles), free, room))
+
+
+def test_a_large_job_is_not_starved_by_small_ones() -> None:
+    """Small jobs keep coming; as each of our jobs ends its GPU is kept until the large job has its two."""
+    large, running = WaitingJob(1, 2), {"GPU-0", "GPU-1"}
+    for step in range(2):
+        freed = {f"GPU-{i}" for i in range(step)}
+        seen = [GpuView(gpu(i), None if f"GPU-{i}" in freed else "we", f"GPU-{i}" not in freed) for i in range(2)]
+        small = [WaitingJob(10 + step, 1)]
+        assert started(decide([large, *small], seen, LARGE, pick)) == [], (step, running)
+    assert started(decide([large, WaitingJob(20, 1)], views(free=2), LARGE, pick)) == [1]
+
+
+def test_a_large_job_that_waits_for_others_holds_nothing_back() -> None:
+    decision = decide([WaitingJob(1, 2), WaitingJob(2, 1)], views(free=1, busy=1), LARGE, pick)
+    assert started(decision) == [2]
+    assert "alice runs python" in decision.waits[0].reason
+
+
+def test_a_large_jobs_part_of_max_gpus_is_kept() -> None:
+    limits = Limits(max_gpus=2, cpu_slots=1)
+    decision = decide([WaitingJob(1, 2), WaitingJob(2, 1)], views(free=3, ours=1), limits, pick)
+    assert started(decision) == []
+
+
+def test_small_jobs_use_what_a_large_one_cannot() -> None:
+    seen = [GpuView(gpu(0, 24_000)), GpuView(gpu(1, 80_000), "we", True), GpuView(gpu(2, 80_000))]
+    decision = decide([WaitingJob(1, 2, memory_mb=50_000), WaitingJob(2, 1)], seen, LARGE, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 0)]
+
+
+def test_a_failed_job_goes_elsewhere_if_there_is_an_elsewhere() -> None:
+    job = WaitingJob(1, 1, avoid=frozenset({"GPU-0"}))
+    assert decide([job], views(free=2), LARGE, pick).starts[0].gpus[0].uuid == "GPU-1"
+    assert decide([job], views(free=1), LARGE, pick).starts[0].gpus[0].uuid == "GPU-0"
+    assert decide([job], views(free=1, busy=1), LARGE, pick).starts[0].gpus[0].uuid == "GPU-0"
+    assert decide([job], views(free=1, ours=1), LARGE, pick).starts == ()
+
+
+def test_jobs_without_gpus_and_machines_without_gpus() -> None:
+    limits = Limits(max_gpus=4, cpu_slots=2, cpu_only=True)
+    decision = decide([WaitingJob(i, i % 2) for i in range(4)], [], limits, pick, cpu_running=1)
+    assert started(decision) == [0]
+    assert why_never(WaitingJob(1, 2), [], limits) == "asks for 2 GPUs; this machine has none"
+
+
+def test_reasons_that_can_never_change() -> None:
+    gpus = [gpu(0, 24_000), gpu(1, 80_000)]
+    assert why_never(WaitingJob(1, 3), gpus, LARGE) == "asks for 3 GPUs; there are 2 to use"
+    assert why_never(WaitingJob(1, 2), gpus, Limits(1, 1)) == "asks for 2 GPUs; max_gpus is 1"
+    assert why_never(WaitingJob(1, 2, memory_mb=50_000), gpus, LARGE) == (
+        "asks for 50000 MB on 2 GPUs; 1 of the GPUs have as much"
+    )
+    mig = [replace(gpu(i), uuid=f"MIG-{i}", mig_parent="GPU-9", mig_position=i) for i in range(2)]
+    assert "one MIG instance at most" in str(why_never(WaitingJob(1, 2), mig, LARGE))
+    assert why_never(WaitingJob(1, 1), mig, LARGE) is None

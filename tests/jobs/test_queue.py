@@ -1,0 +1,280 @@
+"""The queue on a real file: submitting again, transitions, needs, files that are no good."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuherd.engines.processes import ProcessId
+from gpuherd.errors import QueueBusy, QueueUnreadable, UsageError
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.queue import ImpossibleTransition, Queue
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    made = Queue(tmp_path / "queue.sqlite")
+    yield made
+    made.close()
+
+
+def job(name: str, *argv: str, **more: object) -> Job:
+    return Job(name=name, argv=argv or ("true",), **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def start(queue: Queue) -> Callable[[str], AttemptRecord]:
+    run = queue.begin_run(time.time(), 0.0)
+
+    def begin(name: str) -> AttemptRecord:
+        queued = next(q for q in queue.head(1000, time.time()) if q.job.name == name)
+        record = AttemptRecord(
+            id=queue.last_attempt() + 1,
+            queued=queued,
+            number=queued.attempts + 1,
+            gpus=("GPU-a",),
+            labels=("0",),
+            process=ProcessId(1, 2, "boot"),
+            log="log",
+            started_at=time.time(),
+            started_mono=5.0,
+        )
+        queue.record_start(record, run, wait_s=1.0, leased_mono=4.0)
+        return record
+
+    return begin
+
+
+def end(
+    queue: Queue, record: AttemptRecord, state: AttemptState, job_state: JobState, **more: object
+) -> tuple[str, ...]:
+    times = {"ended_at": time.time(), "ended_mono": 7.0}
+    return queue.record_end(
+        AttemptEnd(attempt=record.id, state=state, job_state=job_state, **{**times, **more})  # type: ignore[arg-type]
+    )
+
+
+def test_order_is_priority_then_age(queue: Queue) -> None:
+    queue.submit([job("a"), job("b", priority=5), job("c"), job("d", priority=5), job("e", gpus=0)])
+    assert [q.job.name for q in queue.head(10, time.time())] == ["b", "d", "a", "c", "e"]
+    assert [q.job.name for q in queue.head(1, time.time())] == ["b", "e"]
+
+
+def test_a_job_comes_back_as_it_went_in(queue: Queue) -> None:
+    full = job(
+        "n", "p", "é", "", gpus=2, memory_mb=3, priority=-1, retries=4, timeout_s=1.5,
+        env={"A": "b"}, cwd="/", result="/r", title="t",
+    )  # fmt: skip
+    queue.submit([full])
+    assert queue.head(1, time.time())[0].job == full
+
+
+def test_submitting_again(queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path) -> None:
+    result = tmp_path / "r"
+    jobs = [job("done", result=str(result)), job("failed"), job("running"), job("waiting")]
+    queue.submit(jobs)
+    result.touch()
+    end(queue, start("done"), AttemptState.DONE, JobState.DONE)
+    end(queue, start("failed"), AttemptState.FAILED, JobState.FAILED, reason="why")
+    start("running")
+    queue.submit(jobs)
+    assert queue.states() == {"done": "done", "failed": "waiting", "running": "running", "waiting": "waiting"}
+    failed = next(q for q in queue.head(9, time.time()) if q.job.name == "failed")
+    assert (failed.tries, failed.attempts) == (0, 1)  # fresh tries, but the log names go on
+    result.unlink()
+    queue.submit(jobs)
+    assert queue.states()["done"] == "waiting"
+
+
+def test_a_done_job_runs_again_when_asked_or_changed(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a", "x")])
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE)
+    queue.submit([job("a", "x", priority=3)])  # another place in the line is no other work
+    assert queue.states() == {"a": JobState.DONE}
+    queue.submit([job("a", "x")], rerun={"a"})
+    assert queue.states() == {"a": JobState.WAITING}
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE)
+    queue.submit([job("a", "y")])
+    assert queue.head(1, time.time())[0].job.argv == ("y",)
+
+
+def test_a_relative_result_is_found_from_anywhere(
+    queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "r").touch()
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here"))])
+    monkeypatch.chdir(tmp_path / "here")
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here")), job("b", result="r")])
+    assert {q.job.result for q in queue.head(9, time.time())} == {str(tmp_path / "here" / "r")}
+    end(queue, start("b"), AttemptState.DONE, JobState.DONE)
+    monkeypatch.chdir(tmp_path)
+    queue.submit([job("b", result="here/r")])
+    assert queue.states()["b"] is JobState.DONE
+
+
+def test_a_running_job_keeps_its_command(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a", "x")])
+    start("a")
+    queue.submit([job("a", "y")])
+    assert queue.running()[0].queued.job.argv == ("x",)
+
+
+def test_what_is_no_longer_listed_is_cancelled_and_can_come_back(queue: Queue) -> None:
+    queue.submit([job("a"), job("b")])
+    queue.submit([job("b")])
+    assert queue.states() == {"a": JobState.CANCELLED, "b": JobState.WAITING}
+    assert queue.counts().total == 1
+    queue.submit([job("a"), job("b")])
+    assert queue.counts().waiting == 2
+
+
+def test_needs(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    chain = [job("c", needs=("b",)), job("b", needs=("a",)), job("a"), job("x", needs=("a", "c"))]
+    queue.submit(chain)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["a"]
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
+    assert set(end(queue, start("b"), AttemptState.FAILED, JobState.FAILED)) == {"c", "x"}
+    assert queue.states() == {"a": "done", "b": "failed", "c": "cancelled", "x": "cancelled"}
+    queue.submit(chain)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
+    end(queue, start("b"), AttemptState.DONE, JobState.DONE)
+    end(queue, start("c"), AttemptState.DONE, JobState.DONE)
+    end(queue, start("x"), AttemptState.DONE, JobState.DONE)
+    assert queue.counts().done == 4
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([job("a"), job("a")], "two jobs are named 'a'"),
+        ([job("a", needs=("b",))], "needs 'b', and there is no such job"),
+        ([job("a", needs=("a",))], "circle: 'a' needs 'a'"),
+        (
+            [job("x"), job("a", needs=("b",)), job("b", needs=("c",)), job("c", needs=("a",))],
+            "'a' needs 'b' needs 'c' needs 'a'",
+        ),
+    ],
+)
+def test_bad_needs_change_nothing(queue: Queue, jobs: list[Job], message: str) -> None:
+    queue.submit([job("kept")])
+    with pytest.raises(UsageError, match=message):
+        queue.submit(jobs)
+    assert queue.states() == {"kept": JobState.WAITING}
+
+
+def test_a_chain_of_ten_thousand_needs_is_no_problem(queue: Queue) -> None:
+    names = [f"j{i}" for i in range(10_000)]
+    queue.submit(
+        [job(name, needs=(before,) if before else ()) for before, name in zip(["", *names], names, strict=False)]
+    )
+    assert [q.job.name for q in queue.head(9, time.time())] == ["j0"]
+
+
+def test_impossible_transitions_are_refused(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a"), job("b")])
+    record = start("a")
+    with pytest.raises(ImpossibleTransition):
+        queue.record_start(record, 1, wait_s=0, leased_mono=None)  # it runs already
+    end(queue, record, AttemptState.DONE, JobState.DONE)
+    before = (queue.states(), list(queue.attempts()))
+    with pytest.raises(ImpossibleTransition):
+        end(queue, record, AttemptState.FAILED, JobState.WAITING)  # it has ended already
+    with pytest.raises(ImpossibleTransition):
+        queue.fail_waiting(record.queued.id, "x")
+    assert (queue.states(), list(queue.attempts())) == before
+
+
+def test_back_off_hides_a_job_and_a_clock_set_back_does_not_for_ever(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.submit([job("a")])
+    now = time.time()
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING, not_before=now + 50)
+    assert queue.head(1, now) == ()
+    assert queue.next_not_before(now) == pytest.approx(now + 50)
+    assert queue.head(1, now + 51)[0].tries == 1
+    a_year_back = now - 365 * 86_400
+    assert queue.head(1, a_year_back)[0].job.name == "a"
+    assert queue.next_not_before(a_year_back) is None
+
+
+def test_a_foreign_a_newer_and_a_damaged_file_are_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE t (x)")
+    db.close()
+    newer = tmp_path / "newer.sqlite"
+    Queue(newer).close()
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    junk = tmp_path / "junk.sqlite"
+    junk.write_bytes(b"this is no database at all" * 100)
+    torn = tmp_path / "torn.sqlite"
+    whole = Queue(torn)
+    whole.submit([job(f"j{i}") for i in range(2000)])
+    whole.close()
+    torn.write_bytes(torn.read_bytes()[:-50_000])
+    for path, message in [(other, "no gpuherd queue"), (newer, "newer gpuherd"), (junk, "damaged"), (torn, "damaged")]:
+        before = path.read_bytes()
+        with pytest.raises(QueueUnreadable, match=message):
+            Queue(path)
+        assert path.read_bytes() == before
+
+
+def test_two_openers_make_one_queue(tmp_path: Path) -> None:
+    code = "import sys; from gpuherd.jobs.queue import Queue; q = Queue(sys.argv[1]); print(q.tag)"
+    path = str(tmp_path / "q.sqlite")
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    assert len({child.communicate()[0] for child in children}) == 1
+
+
+def test_a_copied_queue_knows_that_it_is_one(queue: Queue, tmp_path: Path) -> None:
+    queue.begin_run(time.time(), 0.0)
+    assert not Queue(queue.path).copied
+    copy = tmp_path / "copy.sqlite"
+    with sqlite3.connect(copy) as target, sqlite3.connect(queue.path) as source:
+        source.backup(target)
+    target.close()
+    source.close()
+    opened = Queue(copy)
+    assert opened.copied
+    assert opened.tag != queue.tag
+    opened.close()
+
+
+def test_one_dispatcher_a_queue(tmp_path: Path) -> None:
+    lock = DispatcherLock(tmp_path / "lock")
+    with pytest.raises(QueueBusy, match=f"pid {os.getpid()}"):
+        DispatcherLock(tmp_path / "lock")
+    lock.close()
+    DispatcherLock(tmp_path / "lock").close()
+
+
+def test_a_hundred_thousand_jobs(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    began = time.process_time()
+    queue.submit([job(f"j{i}", priority=i % 7) for i in range(100_000)])
+    assert time.process_time() - began < 10
+    queue.head(20, time.time())
+    best = min(_timed(lambda: queue.head(20, time.time())) for _ in range(5))
+    assert best < 0.005
+    assert min(_timed(queue.counts) for _ in range(5)) < 0.05
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
