@@ -116,6 +116,21 @@ def test_identity_decides_where_a_job_has_one(queue: Queue, start: Callable[[str
     assert queue.states() == {"a": JobState.WAITING}
 
 
+def test_a_relative_result_is_found_from_anywhere(
+    queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "r").touch()
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here"))])
+    monkeypatch.chdir(tmp_path / "here")
+    queue.submit([job("a", result="r", cwd=str(tmp_path / "here")), job("b", result="r")])
+    assert {q.job.result for q in queue.head(9, time.time())} == {str(tmp_path / "here" / "r")}
+    end(queue, start("b"), AttemptState.DONE, JobState.DONE)
+    monkeypatch.chdir(tmp_path)
+    queue.submit([job("b", result="here/r")])
+    assert queue.states()["b"] is JobState.DONE
+
+
 def test_a_running_job_keeps_its_command(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
     queue.submit([job("a", "x")])
     start("a")

@@ -258,7 +258,7 @@ class Dispatcher:
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob]) -> None:
         self._waiting_for = clean(waits[0].reason) if waits else None
         was = self._waits_for_gpu
-        self._waits_for_gpu = self._watch is not None and any(head[wait.job].job.gpus for wait in waits)
+        self._waits_for_gpu = not self._limits.cpu_only and any(head[wait.job].job.gpus for wait in waits)
         if self._waits_for_gpu and not was and self._watch is not None:
             now = clock.mono()
             self._check_at = max(self._check_at, now)

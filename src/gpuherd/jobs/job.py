@@ -34,7 +34,8 @@ class Job:
         timeout_s: wall-clock seconds after which the job is stopped; None for no limit.
         env: variables added to the job's environment.
         cwd: working directory, None for the dispatcher's.
-        result: a file that exists when the job has succeeded; a job is done only while it is there.
+        result: a file that exists when the job has succeeded; a job is done only while it is there. A relative path is
+            one in ``cwd``.
         title: what progress lines call it, when that is not the name.
         identity: what its result depends on: a job that is done is done again when this changes. None: its command, the
             additions to its environment, and its working directory.

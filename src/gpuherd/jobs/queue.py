@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Queue:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(submission),))
             now = time.time()
             for job in jobs:
-                self._submit_one(job, job.name in again, submission, now)
+                self._submit_one(_anchored(job), job.name in again, submission, now)
             self._link_needs(jobs)
             self._db.execute(
                 "UPDATE jobs SET state = 'cancelled', reason = 'no longer in the list'"
@@ -367,6 +367,12 @@ def _same_work(old: str, new: str) -> bool:
         return spec["argv"], spec["env"], spec["cwd"], spec["result"]
 
     return work(json.loads(old)) == work(json.loads(new))
+
+
+def _anchored(job: Job) -> Job:
+    """The job with absolute paths: the next call may come from another folder."""
+    cwd = None if job.cwd is None else str(Path(job.cwd).absolute())
+    return replace(job, cwd=cwd, result=None if job.result is None else str(Path(cwd or ".", job.result).absolute()))
 
 
 def _has_result(job: Job) -> bool:
