@@ -55,6 +55,10 @@ class CudaAlreadyStarted(GpuherdError, RuntimeError):
     """CUDA_VISIBLE_DEVICES was to be changed after this process had started CUDA, when it has no effect any more."""
 
 
+class MissingExtra(UsageError, ImportError):
+    """A part of gpuherd is used whose libraries were not installed with it."""
+
+
 class BadModel(GpuherdError):
     """A model or adapter can't be analysed: bad id, damaged or unsupported weights. Another try can't help."""
 

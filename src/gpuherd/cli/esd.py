@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from gpuherd.esd.experiment import ESDExperiment
+    from gpuherd.esd import ESDExperiment
 
     # With --json standard output belongs to the JSON alone.
     experiment = ESDExperiment(config, console=Console(stderr=args.json))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.errors import MissingExtra
+
 if TYPE_CHECKING:
     from gpuherd.esd.config import ExperimentConfig
     from gpuherd.esd.experiment import ESDExperiment
@@ -39,11 +41,22 @@ __all__ = [
 ]
 
 
+# What this room's modules import that comes with the extra gpuherd[esd].
+_EXTRA = ("numpy", "scipy", "safetensors", "huggingface_hub", "torch")
+
+
 def __getattr__(name: str) -> Any:
-    """Loads a public name from its module."""
+    """Loads a public name from its module. Raises MissingExtra where gpuherd[esd] is not installed."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRA:
+            raise
+        raise MissingExtra(
+            f"{missing.name} is not installed; pip install 'gpuherd[esd]' brings what esd needs"
+        ) from None
 
 
 def __dir__() -> list[str]:
