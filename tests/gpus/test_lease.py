@@ -428,3 +428,40 @@ def test_a_lock_file_that_its_owner_has_closed_is_told(shared: Path) -> None:
     answer = as_user(ALICE, lambda: LeaseFolder(shared).acquire(UUID))
     assert "CannotWrite" in answer
     assert "readable for all" in answer
+
+
+@ROOT
+def test_a_taker_that_is_killed_while_it_makes_the_lock_file_leaves_the_gpu_to_others(shared: Path) -> None:
+    """The worst instant: the file is there but not yet opened to other users, and the umask is strict."""
+
+    def die_when_a_file_is_opened_to_others(event: str, _: object) -> None:
+        if event == "os.chmod":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_and_die() -> None:
+        sys.addaudithook(die_when_a_file_is_opened_to_others)
+        LeaseFolder(shared).acquire(UUID)
+
+    assert as_user(ALICE, take_and_die) == ""
+    assert as_user(BOB, lambda: LeaseFolder(shared).acquire(UUID) is not None) == "True"
+
+
+def test_takers_that_are_killed_leave_no_growing_litter(folder: LeaseFolder) -> None:
+    code = f"""
+import os, signal, sys
+from gpuherd.gpus.lease import LeaseFolder
+def die(event, _):
+    if event == "os.rename":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+LeaseFolder.default().acquire({UUID!r})
+"""
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert len(list(folder.path.iterdir())) == 2  # the lock, and one note that got no name
+    with folder.acquire(UUID) or pytest.fail("free"):
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert holder.since is not None
+    assert {path.suffix for path in folder.path.iterdir()} == {".lock", ".note"}
+    assert len(list(folder.path.iterdir())) == 2
