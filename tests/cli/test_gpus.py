@@ -68,6 +68,7 @@ def test_free_busy_and_lost_gpus_with_the_reason(standin: Standin) -> None:
     assert "unusable: it has fallen off the bus" in rows["3"]
     assert "N/A" in rows["3"]
     assert "someone: a process (pid" in text
+    assert text.count(f"pid {os.getpid()}") == 1, "what is told as the reason is not told again"
 
 
 def test_the_table_is_whole_in_eighty_columns(standin: Standin) -> None:

@@ -249,6 +249,8 @@ def _state(row: Row, now: float) -> Text:
     """Free, taken, or busy or unusable and why, and a line for each process."""
     from rich.text import Text
 
+    from gpuherd.gpus.idle import describe
+
     text = Text()
     if row.gpu.mig_instances:
         text.append(row.check.reason)
@@ -261,6 +263,8 @@ def _state(row: Row, now: float) -> Text:
     if row.holder is not None:
         text.append(("\n" if text else "") + _told(row.holder, now), style="cyan")
     for process in row.gpu.processes:
+        if row.check.reason == describe(process):
+            continue  # told already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"
         text.append(
