@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -247,6 +248,53 @@ def test_a_lock_file_that_is_removed_under_us_never_gives_a_lease_on_a_file_nobo
     assert lease is not None
     assert os.fstat(lease.fd).st_ino == lock.stat().st_ino
     lease.close()
+
+
+AT_THE_LOCK = f"""
+import fcntl, os, sys
+from gpuherd.gpus.lease import LeaseFolder
+folder = LeaseFolder.default()
+folder.acquire({UUID!r}).close()
+lock = folder.path / "{UUID}.lock"
+calls = 0
+def when_locking(event, _):
+    global calls
+    if event == "fcntl.flock":
+        calls += 1
+        at_call(calls)
+"""
+REMOVED = """
+def at_call(number):
+    if number == 1:
+        lock.unlink()
+sys.addaudithook(when_locking)
+lease = folder.acquire(sys.argv[1])
+assert os.fstat(lease.fd).st_ino == lock.stat().st_ino
+"""
+LOOKED_AT = """
+looker = os.open(lock, os.O_RDONLY)
+def at_call(number):
+    if number == 1:  # someone looks just now, and is done when we try again
+        fcntl.flock(looker, fcntl.LOCK_SH)
+    if number == 3:
+        os.close(looker)
+sys.addaudithook(when_locking)
+assert folder.acquire(sys.argv[1]) is not None
+"""
+
+
+@pytest.mark.parametrize("what_happens", [REMOVED, LOOKED_AT], ids=["removed", "looked at"])
+def test_between_opening_and_locking_the_file(folder: LeaseFolder, what_happens: str) -> None:
+    """The two things that can happen in that instant: the file is removed, or someone looks whether it is locked."""
+    subprocess.run([sys.executable, "-c", AT_THE_LOCK + what_happens, UUID], check=True, timeout=60)
+
+
+def test_two_that_look_at_once_do_not_take_each_other_for_a_holder(folder: LeaseFolder) -> None:
+    with folder.acquire(UUID) or pytest.fail("free"):
+        pass
+    with (folder.path / f"{UUID}.lock").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert folder.holder(UUID) is None
 
 
 @pytest.mark.parametrize("kind", ["symlink", "folder", "fifo"])
