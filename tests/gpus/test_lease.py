@@ -446,6 +446,32 @@ def test_a_second_user_can_neither_take_nor_remove_nor_forge_a_lease(shared: Pat
 
 
 @ROOT
+def test_two_users_who_both_claim_a_taker_that_has_ended_are_not_believed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(shared))
+    taker = subprocess.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert taker.stdout is not None
+    assert taker.stdin is not None
+    job, other = map(int, taker.stdout.readline().split())
+    with taker.stdin, taker.stdout, killed_in_the_end(job), killed_in_the_end(other):
+        taker.kill()
+        taker.wait()
+        note = {"pid": taker.pid, "uid": BOB, "since": time.time() + 1e6, "job": "forged"}
+        path = shared / f"{UUID}.{BOB}.note"
+
+        def forge() -> None:
+            path.write_text(json.dumps(note))
+            path.chmod(0o644)
+
+        as_user(BOB, forge)
+        assert path.exists()
+        holder = LeaseFolder(shared).holder(UUID)
+        assert holder is not None
+        assert (holder.user, holder.job) == (None, None)
+
+
+@ROOT
 def test_a_note_in_place_of_anothers_is_not_believed(shared: Path) -> None:
     """Bob was first to write a note under Alice's name; it counts for nothing and does not stop her."""
     forged = json.dumps({"pid": 1, "uid": ALICE, "since": 0, "job": "forged"})
