@@ -65,9 +65,10 @@ def test_free_busy_and_lost_gpus_with_the_reason(standin: Standin) -> None:
     assert rows["0"].rstrip().endswith("free")
     assert "busy: 1234 MB used (threshold 500)" in rows["1"]
     assert re.search(rf"busy: \S+ runs \S+ \(pid {os.getpid()}, 300 MB\)", rows["2"])
-    assert "busy: has a problem: it has fallen off the bus" in rows["3"]
+    assert "unusable: it has fallen off the bus" in rows["3"]
     assert "N/A" in rows["3"]
     assert "someone: a process (pid" in text
+    assert text.count(f"pid {os.getpid()}") == 1, "what is told as the reason is not told again"
 
 
 def test_the_table_is_whole_in_eighty_columns(standin: Standin) -> None:
@@ -118,6 +119,7 @@ def test_mig_instances_stand_under_their_gpu(standin: Standin) -> None:
     labels = [line[:5].strip() for line in lines[1:]]
     assert labels == ["0", "0:0", "0:1", "1"]
     assert "split into MIG instances" in lines[1]
+    assert lines[2].split()[:3] == ["0:0", "MIG", "20000MB"]
     assert [gpu["label"] for gpu in as_json()["gpus"]] == labels
 
 
@@ -140,7 +142,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
 
 def test_hidden_gpus_are_shown_and_told(standin: Standin) -> None:
     standin("3x40GB")
-    assert "CUDA_VISIBLE_DEVICES=1 hides from jobs started here: GPU 0, 2" in table(CUDA_VISIBLE_DEVICES="1")
+    assert "CUDA_VISIBLE_DEVICES='1' hides from jobs started here: GPU 0, 2" in table(CUDA_VISIBLE_DEVICES="1")
     assert [gpu["visible"] for gpu in as_json(CUDA_VISIBLE_DEVICES="1")["gpus"]] == [False, True, False]
     assert "hides" not in table()
 
@@ -192,6 +194,8 @@ def test_watching_on_a_terminal_renews_the_table_and_ctrl_c_ends_it_cleanly(stan
     rest = drain(ours)
     assert child.wait(20) == 0
     assert "Traceback" not in rest
+    # A terminal writes ^C where the cursor is: a full last line would make it wrap and spoil the picture.
+    assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", rest).rstrip().endswith("every 0.1 s; Ctrl-C ends it")
     os.close(ours)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given
@@ -130,3 +131,45 @@ def test_more_gpus_than_can_be_compared_still_give_a_well_linked_set() -> None:
     chosen = indices(choose(linked(quads, 40), 8))
     assert chosen == list(range(chosen[0], chosen[0] + 8))
     assert chosen[0] % 8 == 0
+
+
+def test_memory_that_others_use_is_not_there() -> None:
+    gpus = [gpu(0, used_mb=30_000), gpu(1, used_mb=1_000)]
+    assert indices(choose(gpus, 1, preference=[gpus[0].uuid], memory_mb=20_000)) == [1]
+    assert choose(gpus, 2, memory_mb=20_000) is None
+
+
+def test_on_equal_links_gpus_of_one_numa_node_go_together() -> None:
+    gpus = [replace(each, numa_node=each.index % 2) for each in linked({}, 4)]
+    gpus[0] = replace(gpus[0], used_mb=400)  # counts less than the node
+    assert indices(choose(gpus, 2)) == [1, 3]
+
+
+def test_what_preferred_gpus_have_free_counts_for_the_memory_of_all() -> None:
+    gpus = [gpu(0), gpu(1, used_mb=20_960)]
+    assert indices(choose(gpus, 2, preference=[gpus[1].uuid], total_mb=60_960)) == [1, 0]
+    assert choose(gpus, 2, preference=[gpus[1].uuid], total_mb=60_961) is None
+
+
+def test_a_gpu_preferred_twice_has_its_first_place() -> None:
+    gpus = [gpu(0), gpu(1)]
+    assert indices(choose(gpus, 1, preference=[gpus[1].uuid, gpus[0].uuid, gpus[1].uuid])) == [1]
+
+
+def islands(count: int, number: int) -> list[Gpu]:
+    """So many GPUs; those whose index leaves the same remainder by ``number`` are joined by NVLink."""
+    pairs = {(one, two): 4 for one, two in combinations(range(count), 2) if one % number == two % number}
+    return linked(pairs, count)
+
+
+def test_with_too_many_sets_to_compare_an_island_is_still_found() -> None:
+    gpus = islands(32, 4)  # more than ten million sets of eight
+    gpus[1] = replace(gpus[1], used_mb=100)
+    assert indices(choose(gpus[1:], 8)) == list(range(2, 32, 4))
+
+
+def test_with_too_many_sets_to_compare_memory_is_found_wherever_it_is() -> None:
+    roomy = {3, 8, 13, 14, 20, 25, 26, 31}  # two of each island: no linked set has the memory
+    gpus = [gpu(each.index, used_mb=0 if each.index in roomy else 40_000, peers=each.peers) for each in islands(32, 4)]
+    chosen = choose(gpus, 8, total_mb=8 * 40_960)
+    assert set(indices(chosen)) == roomy

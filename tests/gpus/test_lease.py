@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -249,6 +250,53 @@ def test_a_lock_file_that_is_removed_under_us_never_gives_a_lease_on_a_file_nobo
     lease.close()
 
 
+AT_THE_LOCK = f"""
+import fcntl, os, sys
+from gpuherd.gpus.lease import LeaseFolder
+folder = LeaseFolder.default()
+folder.acquire({UUID!r}).close()
+lock = folder.path / "{UUID}.lock"
+calls = 0
+def when_locking(event, _):
+    global calls
+    if event == "fcntl.flock":
+        calls += 1
+        at_call(calls)
+"""
+REMOVED = """
+def at_call(number):
+    if number == 1:
+        lock.unlink()
+sys.addaudithook(when_locking)
+lease = folder.acquire(sys.argv[1])
+assert os.fstat(lease.fd).st_ino == lock.stat().st_ino
+"""
+LOOKED_AT = """
+looker = os.open(lock, os.O_RDONLY)
+def at_call(number):
+    if number == 1:  # someone looks just now, and is done when we try again
+        fcntl.flock(looker, fcntl.LOCK_SH)
+    if number == 3:
+        os.close(looker)
+sys.addaudithook(when_locking)
+assert folder.acquire(sys.argv[1]) is not None
+"""
+
+
+@pytest.mark.parametrize("what_happens", [REMOVED, LOOKED_AT], ids=["removed", "looked at"])
+def test_between_opening_and_locking_the_file(folder: LeaseFolder, what_happens: str) -> None:
+    """The two things that can happen in that instant: the file is removed, or someone looks whether it is locked."""
+    subprocess.run([sys.executable, "-c", AT_THE_LOCK + what_happens, UUID], check=True, timeout=60)
+
+
+def test_two_that_look_at_once_do_not_take_each_other_for_a_holder(folder: LeaseFolder) -> None:
+    with folder.acquire(UUID) or pytest.fail("free"):
+        pass
+    with (folder.path / f"{UUID}.lock").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert folder.holder(UUID) is None
+
+
 @pytest.mark.parametrize("kind", ["symlink", "folder", "fifo"])
 def test_what_is_no_plain_file_is_refused(folder: LeaseFolder, tmp_path: Path, kind: str) -> None:
     lock = folder.path / f"{UUID}.lock"
@@ -398,6 +446,32 @@ def test_a_second_user_can_neither_take_nor_remove_nor_forge_a_lease(shared: Pat
 
 
 @ROOT
+def test_two_users_who_both_claim_a_taker_that_has_ended_are_not_believed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(shared))
+    taker = subprocess.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert taker.stdout is not None
+    assert taker.stdin is not None
+    job, other = map(int, taker.stdout.readline().split())
+    with taker.stdin, taker.stdout, killed_in_the_end(job), killed_in_the_end(other):
+        taker.kill()
+        taker.wait()
+        note = {"pid": taker.pid, "uid": BOB, "since": time.time() + 1e6, "job": "forged"}
+        path = shared / f"{UUID}.{BOB}.note"
+
+        def forge() -> None:
+            path.write_text(json.dumps(note))
+            path.chmod(0o644)
+
+        as_user(BOB, forge)
+        assert path.exists()
+        holder = LeaseFolder(shared).holder(UUID)
+        assert holder is not None
+        assert (holder.user, holder.job) == (None, None)
+
+
+@ROOT
 def test_a_note_in_place_of_anothers_is_not_believed(shared: Path) -> None:
     """Bob was first to write a note under Alice's name; it counts for nothing and does not stop her."""
     forged = json.dumps({"pid": 1, "uid": ALICE, "since": 0, "job": "forged"})
@@ -428,3 +502,40 @@ def test_a_lock_file_that_its_owner_has_closed_is_told(shared: Path) -> None:
     answer = as_user(ALICE, lambda: LeaseFolder(shared).acquire(UUID))
     assert "CannotWrite" in answer
     assert "readable for all" in answer
+
+
+@ROOT
+def test_a_taker_that_is_killed_while_it_makes_the_lock_file_leaves_the_gpu_to_others(shared: Path) -> None:
+    """The worst instant: the file is there but not yet opened to other users, and the umask is strict."""
+
+    def die_when_a_file_is_opened_to_others(event: str, _: object) -> None:
+        if event == "os.chmod":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_and_die() -> None:
+        sys.addaudithook(die_when_a_file_is_opened_to_others)
+        LeaseFolder(shared).acquire(UUID)
+
+    assert as_user(ALICE, take_and_die) == ""
+    assert as_user(BOB, lambda: LeaseFolder(shared).acquire(UUID) is not None) == "True"
+
+
+def test_takers_that_are_killed_leave_no_growing_litter(folder: LeaseFolder) -> None:
+    code = f"""
+import os, signal, sys
+from gpuherd.gpus.lease import LeaseFolder
+def die(event, _):
+    if event == "os.rename":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+LeaseFolder.default().acquire({UUID!r})
+"""
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert len(list(folder.path.iterdir())) == 2  # the lock, and one note that got no name
+    with folder.acquire(UUID) or pytest.fail("free"):
+        holder = folder.holder(UUID)
+        assert holder is not None
+        assert holder.since is not None
+    assert {path.suffix for path in folder.path.iterdir()} == {".lock", ".note"}
+    assert len(list(folder.path.iterdir())) == 2

@@ -242,6 +242,84 @@ def test_a_driver_reload_under_us_is_survived(standin: Standin) -> None:
     thread.join()
 
 
+ErrorOf = Callable[[str, int], None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> ErrorOf:
+    """``answers(name, code)``: from now on this one function of the driver answers this code and nothing else."""
+
+    def answer(name: str, code: int) -> None:
+        monkeypatch.setitem(pynvml._nvmlGetFunctionPointer_cache, name, lambda *_: code)
+
+    return answer
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetNumGpuCores",
+        "nvmlDeviceGetMemoryAffinity",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+    ],
+)
+def test_a_figure_that_fails_for_good_costs_neither_the_gpu_nor_time(
+    standin: Standin, answers: ErrorOf, name: str, code: int
+) -> None:
+    standin("2x40GB,nvlink=2")
+    answers(name, code)
+    started = time.monotonic()
+    seen = Nvml().snapshot(topology=True)
+    assert time.monotonic() - started < 0.02
+    assert [(gpu.total_mb, gpu.problem, len(gpu.peers)) for gpu in seen.gpus] == [(40_960, None, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperatureV"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+        ("nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion_v2"),
+    ],
+)
+def test_an_old_driver_without_newer_questions_tells_the_same(
+    standin: Standin, answers: ErrorOf, missing: tuple[str, ...]
+) -> None:
+    simulated = standin("1x40GB")
+    simulated.occupy(0, 700, pid=os.getpid())
+    before = Nvml().snapshot()
+    for name in missing:
+        answers(name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert Nvml().snapshot().gpus == before.gpus
+    assert before.gpus[0].temperature_c is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (pynvml.NVML_ERROR_INSUFFICIENT_POWER, "power cables"),
+        (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt"),
+        (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error"),
+    ],
+)
+def test_gpus_that_the_driver_never_opens_are_told_and_cost_no_more_waiting(
+    standin: Standin, answers: ErrorOf, code: int, sentence: str
+) -> None:
+    standin("2x40GB")
+    driver = Nvml()
+    answers("nvmlDeviceGetHandleByIndex_v2", code)
+    assert [sentence in str(gpu.problem) for gpu in driver.snapshot().gpus] == [True, True]
+    started = time.monotonic()
+    assert [gpu.index for gpu in driver.snapshot().gpus] == [0, 1]
+    assert time.monotonic() - started < 0.02
+
+
 def test_without_a_driver_there_are_no_gpus_and_one_sentence() -> None:
     code = "from gpuherd.gpus import machine; m = machine(); print(len(m.gpus), m.problem)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

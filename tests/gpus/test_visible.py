@@ -130,6 +130,19 @@ def test_a_beginning_that_fits_two_gpus_is_refused_with_both() -> None:
         find(FOUR, ["GPU-222"])
 
 
+def test_a_beginning_that_fits_a_whole_and_a_split_gpu_is_refused_too() -> None:
+    machine = [gpu(0, uuid="GPU-00000009-aaaa"), *split(1, [0, 2])]
+    for gpus in (machine, visible(machine, None)):
+        with pytest.raises(NoSuchGpu, match=r"fits several GPUs: 0 \(GPU-00000009-aaaa\), 1 \(GPU-00000001-aaaa\)"):
+            find(gpus, ["GPU-0000000"])
+
+
+def test_a_whole_uuid_is_meant_though_it_begins_another() -> None:
+    instances = [gpu(0, uuid=f"MIG-GPU-a/1/{number}", mig_parent="GPU-a", mig_position=number) for number in (1, 10)]
+    assert labels(find(instances, ["MIG-GPU-a/1/1"])) == ["0:1"]
+    assert labels(visible(instances, "MIG-GPU-a/1/1")) == ["0:1"]
+
+
 def test_without_gpus_the_refusal_says_so() -> None:
     with pytest.raises(NoSuchGpu, match="no GPU is available"):
         find([], ["0"])

@@ -162,10 +162,21 @@ def _print_tables(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
             time.sleep(watch)
             console.print(as_table(look(driver, threshold_mb)))
         return
-    with Live(as_table(look(driver, threshold_mb)), console=console, auto_refresh=False) as live:
+    with Live(_watched(look(driver, threshold_mb), watch), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(watch)
-            live.update(as_table(look(driver, threshold_mb)), refresh=True)
+            live.update(_watched(look(driver, threshold_mb), watch), refresh=True)
+
+
+def _watched(view: View, watch: float) -> RenderableType:
+    """The table, and when it was made. The short last line leaves room for the terminal's own ``^C``, which would else
+    move the cursor to a line of its own and spoil the last picture.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    at = time.strftime("%H:%M:%S", time.localtime(view.at))
+    return Group(as_table(view), Text(f"{at}, every {watch:g} s; Ctrl-C ends it", style="dim"))
 
 
 def as_json(view: View) -> dict[str, Any]:
@@ -213,11 +224,14 @@ def as_table(view: View) -> RenderableType:
     for heading, width in (("Used/total MB", 13), ("Util", 5), ("Temp", 4), ("Power", 5)):
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)
     table.add_column("State and users", overflow="fold", min_width=16)
+    names = {row.gpu.uuid: row.gpu.name for row in view.rows}
     for row in view.rows:
         gpu = row.gpu
+        # Under its GPU's name an instance needs only what tells it apart: "MIG 1g.5gb".
+        name = gpu.name.removeprefix(names.get(gpu.mig_parent or "", "")).strip()
         table.add_row(
             gpu.label if gpu.mig_parent is None else f" {gpu.label}",
-            Text(gpu.name.removeprefix("NVIDIA ")),
+            Text(name.removeprefix("NVIDIA ")),
             "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
             _figure(gpu.utilisation_percent, "%"),
             _figure(gpu.temperature_c, "C"),
@@ -232,19 +246,25 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _state(row: Row, now: float) -> Text:
-    """Free, taken or busy and why, and a line for each process."""
+    """Free, taken, or busy or unusable and why, and a line for each process."""
     from rich.text import Text
+
+    from gpuherd.gpus.idle import describe
 
     text = Text()
     if row.gpu.mig_instances:
         text.append(row.check.reason)
+    elif row.gpu.problem is not None:
+        text.append(f"unusable: {row.gpu.problem}", style="red")
     elif row.free:
         text.append("free", style="green")
     elif not row.check.free:
-        text.append(f"busy: {row.check.reason}", style="yellow" if row.gpu.problem is None else "red")
+        text.append(f"busy: {row.check.reason}", style="yellow")
     if row.holder is not None:
         text.append(("\n" if text else "") + _told(row.holder, now), style="cyan")
     for process in row.gpu.processes:
+        if row.check.reason == describe(process):
+            continue  # told already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"
         text.append(
@@ -278,7 +298,7 @@ def _remarks(view: View) -> list[Text]:
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        remarks.append(f"CUDA_VISIBLE_DEVICES={value} hides from jobs started here: GPU {', '.join(hidden)}")
+        remarks.append(f"CUDA_VISIBLE_DEVICES={value!r} hides from jobs started here: GPU {', '.join(hidden)}")
     if view.lease_problem is not None:
         remarks.append(f"What gpuherd holds is not known: {view.lease_problem}")
     return [Text(remark, style="yellow") for remark in remarks]

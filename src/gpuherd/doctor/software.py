@@ -42,7 +42,7 @@ def libraries(versions: Mapping[str, str | None]) -> CheckResult:
         return CheckResult("libraries", Status.OK, detail)
     detail = f"not installed: {', '.join(missing)}" + (f" (there are {detail})" if detail else "")
     if any(name in CORE for name in missing):
-        return CheckResult("libraries", Status.FAIL, detail, "pip install --force-reinstall gpuherd")
+        return CheckResult("libraries", Status.FAIL, detail, f"pip install {' '.join(missing)}")
     return CheckResult("libraries", Status.WARN, f"{detail}; gpuherd esd needs them", _ADD_ESD)
 
 

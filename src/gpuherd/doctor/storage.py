@@ -24,7 +24,7 @@ LEAST_GB = 10.0
 def config_round_trip(config: ExperimentConfig) -> CheckResult:
     """Whether a config comes back equal from JSON, the way it takes to a worker and into a run's record."""
     name = "config"
-    remedy = "pip install --force-reinstall gpuherd"
+    remedy = "report this: options would reach workers changed; a fresh installation may mend it"
     try:
         back = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
     except (TypeError, ValueError, GpuherdError) as problem:

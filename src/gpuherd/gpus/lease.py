@@ -4,8 +4,8 @@ The lock (``flock`` on ``<uuid>.lock``) belongs to the open file, not to a proce
 its file descriptor to the job, so that it lives as long as any process of the job, outlives a dispatcher that is
 killed, and ends with the last of them, by the kernel and without any cleaning up. The file's content means nothing.
 
-Knows locks and nothing of GPUs. Nothing here is ever unlinked: a lock file that another process has open would become a
-lock that nobody else can see. Containers share leases only if they share the folder.
+Knows locks and nothing of GPUs. No lock file is ever unlinked: one that another process has open would become a lock
+that nobody else can see. Containers share leases only if they share the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import fcntl
 import os
 import re
 import stat
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +25,8 @@ from gpuherd.errors import CannotWrite
 from gpuherd.gpus.lease_notes import Note, owner_of_process, pid_in_kernel_table, read_notes, write_note
 from gpuherd.gpus.lease_place import existing_place, make_place, refuse_unsafe, user_name
 
-# How often a lock file may be found replaced, or not yet readable, before we say that something is wrong.
+# How often a lock file may be found replaced or removed before we say that something is wrong.
 _TRIES = 50
-_PAUSE_S = 0.002
 # Someone who only looks whether a GPU is taken holds its lock for some microseconds.
 _LOOKERS = 3
 _LOOK_PAUSE_S = 0.0005
@@ -170,7 +171,6 @@ def _file_name(uuid: str) -> str:
 
 def _open_lock(path: Path) -> int:
     """The lock file, made if need be, open for reading, which is enough to lock it."""
-    reason = "it comes and goes"
     for _ in range(_TRIES):
         try:
             # Without O_CREAT first: fs.protected_regular forbids it on another user's file in a sticky folder.
@@ -180,22 +180,34 @@ def _open_lock(path: Path) -> int:
             if fd is not None:
                 return fd
         except PermissionError as error:
-            reason = f"{error.strerror}; its owner should make it readable for all"
-            time.sleep(_PAUSE_S)  # perhaps another user has made it this instant and not yet opened it to us
+            hint = "its owner should make it readable for all"
+            raise CannotWrite(f"GPU lock {path} can't be opened: {error.strerror}; {hint}") from None
         except OSError as error:
             raise CannotWrite(f"GPU lock {path} can't be opened: {error.strerror}; remove it") from None
-    raise CannotWrite(f"GPU lock {path} can't be opened: {reason}")
+    raise CannotWrite(f"GPU lock {path} can't be opened: it comes and goes; is something clearing {path.parent}?")
 
 
 def _create_lock(path: Path) -> int | None:
-    """A new lock file, open; None if another process was faster."""
+    """A new lock file, open; None if another process was faster.
+
+    It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
+    behind that is closed to the others for good.
+    """
     try:
-        fd = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return None
+        fd, fresh = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
     except OSError as error:
         raise CannotWrite(f"GPU lock {path} can't be made: {error.strerror}") from None
-    os.fchmod(fd, 0o644)  # whatever the umask says, other users must be able to open it
+    try:
+        os.fchmod(fd, 0o644)
+        os.link(fresh, path)
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, FileExistsError):
+            return None
+        raise CannotWrite(f"GPU lock {path} can't be made: {error.strerror}") from None
+    finally:
+        with suppress(FileNotFoundError):
+            Path(fresh).unlink()
     return fd
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,17 +30,22 @@ class Note:
 
 
 def write_note(folder: Path, name: str, note: Note) -> None:
-    """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing."""
+    """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing.
+
+    Only who holds the lock may call it: two at a time would be in each other's way.
+    """
+    fresh = folder / f".{_file_name(name, note.uid)}"
     with suppress(OSError):
+        fresh.unlink(missing_ok=True)  # from a taker that was killed here
         # No fsync: like the lock that it describes, the note means nothing after a power cut.
-        fd, fresh = tempfile.mkstemp(prefix=".note-", dir=folder)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(note), file)
+            os.fchmod(fd, 0o644)
         try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(asdict(note), file)
-                os.fchmod(fd, 0o644)
-            Path(fresh).replace(folder / _file_name(name, note.uid))
+            fresh.replace(folder / _file_name(name, note.uid))
         except OSError:
-            Path(fresh).unlink()
+            fresh.unlink()
 
 
 def read_notes(folder: Path, name: str) -> Iterator[Note]:

@@ -25,7 +25,13 @@ PAUSES_S = (0.02, 0.1, 0.3)
 
 # Errors of one GPU that no second try mends.
 _GPU_GONE = frozenset(
-    {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NO_PERMISSION}
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_INSUFFICIENT_POWER,
+        pynvml.NVML_ERROR_IRQ_ISSUE,
+    }
 )
 # Errors of the driver that no second try mends, as long as it has never answered.
 _NO_DRIVER = frozenset(
@@ -50,6 +56,8 @@ _GPU_SENTENCES = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "it has fallen off the bus; only a reboot or a driver reload brings it back",
     pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (sudo nvidia-smi --gpu-reset)",
     pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use it",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "its power cables are not plugged in right",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel has an interrupt problem with it; see the kernel's log",
 }
 
 
@@ -82,7 +90,7 @@ class _Try:
     topology: bool
     failing: set[str] = field(default_factory=set)
 
-    def gives_up(self, error: pynvml.NVMLError, uuid: str | None = None) -> bool:
+    def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
         """Whether this error of one GPU is reported rather than tried again."""
         return error.value in _GPU_GONE or self.last or uuid in self.failing
 
@@ -172,14 +180,17 @@ class Nvml:
             _shut_down()
 
     def _open_device(self, number: int, attempt: _Try) -> _Device:
+        never_seen = Fixed(uuid=f"GPU-unreadable-{number}", name="unreadable GPU")
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
             fixed = read_fixed(handle)
         except pynvml.NVMLError as error:
-            if not attempt.gives_up(error):
+            known = self._seen.get(number, never_seen)
+            if not attempt.gives_up(error, known.uuid):
                 raise
-            never_seen = Fixed(uuid=f"GPU-unreadable-{number}", name="unreadable GPU")
-            return _Device(number, self._seen.get(number, never_seen), None, _gpu_sentence(error))
+            attempt.failing.add(known.uuid)
+            return _Device(number, known, None, _gpu_sentence(error))
+        attempt.failing.discard(never_seen.uuid)
         self._seen[number] = fixed
         return _Device(number, fixed, handle)
 

@@ -7,6 +7,7 @@ retries or other GPUs; the caller holds the driver open.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -30,6 +31,9 @@ _NO_ANSWER = frozenset(
         pynvml.NVML_ERROR_NO_DATA,
     }
 )
+# What people only look at, and what only ranks GPUs, may fail for good by itself: a GPU whose power meter is broken, or
+# whose place on the bus the driver can't find out, still computes.
+_NO_FIGURE = _NO_ANSWER | {pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_ARGUMENT}
 
 # Compute cores of one multiprocessor, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
 _CORES_OF_EXACT = {(6, 0): 64, (8, 0): 64}
@@ -65,23 +69,30 @@ class Fixed:
     multi_processor_count: int | None = None
 
 
-def answer_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+def answer_or_none(query: Callable[..., Any], *arguments: Any, none_for: AbstractSet[int] = _NO_ANSWER) -> Any | None:
     """The driver's answer, or None when it has none to this question for this GPU and user."""
     try:
         return query(*arguments)
     except pynvml.NVMLError as error:
-        if error.value in _NO_ANSWER:
+        if error.value in none_for:
             return None
         raise
 
 
-def _first_answer(queries: Sequence[Callable[..., Any]], *arguments: Any) -> Any | None:
+def _first_answer(
+    queries: Sequence[Callable[..., Any]], *arguments: Any, none_for: AbstractSet[int] = _NO_ANSWER
+) -> Any | None:
     """The answer of the first query that has one."""
     for query in queries:
-        answer = answer_or_none(query, *arguments)
+        answer = answer_or_none(query, *arguments, none_for=none_for)
         if answer is not None:
             return answer
     return None
+
+
+def _figure_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The answer to a question that a GPU can do without."""
+    return answer_or_none(query, *arguments, none_for=_NO_FIGURE)
 
 
 def _text(value: Any) -> str:
@@ -99,7 +110,7 @@ def read_fixed(handle: Any) -> Fixed:
         pci_bus_id=None if pci is None else _text(pci.busId),
         numa_node=_numa_node(handle),
         compute_capability=capability,
-        multi_processor_count=multiprocessors(answer_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
+        multi_processor_count=multiprocessors(_figure_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
     )
 
 
@@ -117,7 +128,7 @@ def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> in
 
 def _numa_node(handle: Any) -> int | None:
     """The nearest NUMA node of host memory: the lowest bit of the driver's set of 64 nodes."""
-    nodes = answer_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    nodes = _figure_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
     if not nodes or not nodes[0]:
         return None
     return int(nodes[0] & -nodes[0]).bit_length() - 1
@@ -167,11 +178,11 @@ def _described(index: int, fixed: Fixed) -> dict[str, Any]:
 
 
 def _sensors(handle: Any) -> dict[str, Any]:
-    utilisation = answer_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power_mw = answer_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
+    utilisation = _figure_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = _figure_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
     return {
         "utilisation_percent": None if utilisation is None else int(utilisation.gpu),
-        "temperature_c": _first_answer(_TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU),
+        "temperature_c": _first_answer(_TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU, none_for=_NO_FIGURE),
         "power_w": None if power_mw is None else power_mw / 1000,
     }
 
@@ -184,9 +195,7 @@ def _read_split(index: int, fixed: Fixed, handle: Any, instances: Sequence[Gpu])
         used_mb=sum(gpu.used_mb for gpu in instances) if memory is None else memory.used // MB,
         free_mb=sum(gpu.free_mb for gpu in instances) if memory is None else memory.free // MB,
         mig_instances=tuple(gpu.uuid for gpu in instances),
-        problem=None
-        if instances
-        else "it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)",
+        problem=None if instances else _NO_INSTANCES,
         **_described(index, fixed),
         **_sensors(handle),
     )
@@ -204,7 +213,7 @@ def _read_instances(index: int, parent: Fixed, handle: Any, identify: Identify) 
 
 def _read_instance(index: int, place: int, parent: Fixed, handle: Any, identify: Identify) -> Gpu:
     memory = _first_answer(_MEMORY_QUERIES, handle)
-    attributes = answer_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
+    attributes = _figure_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
     own = Fixed(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         name=_text(answer_or_none(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG"),
@@ -252,7 +261,7 @@ def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
     links = {fixed.uuid: _read_nvlinks(handle) for fixed, handle in handles.items()}
     peers: dict[str, list[Peer]] = {fixed.uuid: [] for fixed in handles}
     for (one, one_handle), (two, two_handle) in combinations(handles.items(), 2):
-        level = answer_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
+        level = _figure_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
         proximity = Proximity(level) if level in _LEVELS else Proximity.SYSTEM
         straight = 0 if two.pci_bus_id is None else links[one.uuid].to_gpus.get(two.pci_bus_id, 0)
         # A switch joins every GPU on it with all the links that both have to it.
@@ -265,20 +274,17 @@ def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
 def _read_nvlinks(handle: Any) -> _NvLinks:
     found = _NvLinks({})
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active = pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
-        except pynvml.NVMLError as error:
-            if error.value in _NO_ANSWER or error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                break  # no NVLink at all, or no more of them
-            raise
-        if not active:
+        state = _figure_or_none(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            break  # no NVLink at all, or no more of them
+        if state != pynvml.NVML_FEATURE_ENABLED:
             continue
-        if answer_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
+        if _figure_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
             pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
         ):
             found.to_switches += 1
             continue
-        remote = answer_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        remote = _figure_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if remote is not None:
             bus_id = _text(remote.busId)
             found.to_gpus[bus_id] = found.to_gpus.get(bus_id, 0) + 1

@@ -85,24 +85,24 @@ def find(gpus: Sequence[Gpu], ids: Sequence[str | int]) -> tuple[Gpu, ...]:
 def _named_by_user(gpus: Sequence[Gpu], wanted: str) -> Sequence[Gpu]:
     if wanted.startswith(("GPU-", "MIG-")):
         named = _by_uuid(gpus, wanted)
-        if len(named) > 1:
-            several = ", ".join(f"{gpu.label} ({gpu.uuid})" for gpu in named)
-            raise NoSuchGpu(f"GPU id {wanted!r} fits several GPUs: {several}; write more of the UUID")
     else:
         named = [gpu for gpu in gpus if gpu.label == wanted]
     # A split GPU is meant whether it is in the list itself or only its instances are.
-    instances = [gpu for gpu in gpus if gpu.mig_parent is not None and _is_parent(gpu, wanted)]
-    if len({gpu.mig_parent for gpu in instances}) == 1:
-        return instances
-    if not named:
+    instances = [gpu for gpu in gpus if _is_parent(gpu, wanted)]
+    meant = {gpu.uuid: gpu.label for gpu in named} | {gpu.mig_parent: str(gpu.index) for gpu in instances}
+    if len(meant) > 1:
+        several = ", ".join(f"{label} ({uuid})" for uuid, label in meant.items())
+        raise NoSuchGpu(f"GPU id {wanted!r} fits several GPUs: {several}; write more of the UUID")
+    if not meant:
         raise NoSuchGpu(f"there is no GPU {wanted!r} here; {_those_that_are(gpus)}")
-    return named
+    return instances or named
 
 
 def _is_parent(instance: Gpu, wanted: str) -> bool:
-    """Whether ``wanted`` names the GPU that this MIG instance is a part of."""
-    parent = instance.mig_parent or ""
-    return str(instance.index) == wanted or (wanted.startswith("GPU-") and parent.startswith(wanted))
+    """Whether this is a MIG instance and ``wanted`` names the GPU that it is a part of."""
+    if instance.mig_parent is None:
+        return False
+    return str(instance.index) == wanted or (wanted.startswith("GPU-") and instance.mig_parent.startswith(wanted))
 
 
 def _those_that_are(gpus: Sequence[Gpu]) -> str:
