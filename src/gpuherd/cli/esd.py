@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from gpuherd.cli.parsing import Parser, add_command, add_options, build
+from gpuherd.cli.parsing import add_command
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.flags import Parser, add_options, build
 
 DESCRIPTION = """\
 Computes the spectra of the weight matrices of models and fits power laws to their tails, one job a model, on GPUs
