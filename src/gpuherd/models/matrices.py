@@ -33,6 +33,8 @@ _HEAD = re.compile(
 )
 # Matrices whose names don't end in .weight: torch.nn.MultiheadAttention's.
 _BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight)")
+# More experts or kernel positions than this in one tensor are no mixture and no convolution; each is a matrix to us.
+MAX_PIECES = 1 << 16
 _EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 
@@ -118,13 +120,14 @@ def _classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool
     if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if _EXPERTS.fullmatch(name) and axes == 3:
-        return "expert", None
+        return ("expert", None) if info.shape[0] <= MAX_PIECES else ("other", f"{info.shape[0]} experts, too many")
     if _STACKED.fullmatch(name):
         return "expert", None
     if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name)):
         return "linear", None
     if axes in (3, 4, 5) and name.endswith("weight"):
-        return "conv", None
+        positions = math.prod(info.shape[2:])
+        return ("conv", None) if positions <= MAX_PIECES else ("other", f"{positions} kernel positions, too many")
     return "other", "a parameter or buffer that no rule knows as a weight matrix"
 
 
@@ -197,7 +200,7 @@ def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
     """How many experts lie below each other in a 2-D tensor (DBRX)."""
     ffn = config.get("ffn_config")
     count = ffn.get("moe_num_experts") if isinstance(ffn, Mapping) else None
-    return count if type(count) is int and count > 0 and info.shape[0] % count == 0 else None
+    return count if type(count) is int and 0 < count <= MAX_PIECES and info.shape[0] % count == 0 else None
 
 
 def _down_shape(name: str, tensors: Mapping[str, TensorInfo]) -> Shape | None:
