@@ -131,7 +131,7 @@ def test_a_model_of_embeddings_alone(tmp_path: Path) -> None:
 def test_a_small_file_of_millions_of_matrices(tmp_path: Path, shape: tuple[int, ...]) -> None:
     weights = {"mlp.experts.up_proj" if shape[2] == 1 else "conv.weight": np.ones(shape, np.float16)}
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(BadModel, match="2000000 .*, too many"):
+    with pytest.raises(BadModel, match=r"2000000 .*, too many"):
         examine(str(tmp_path))
 
 
