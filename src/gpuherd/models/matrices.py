@@ -1,7 +1,8 @@
 """The weight matrices of a model, found by tensor name and shape, in order, each readable by itself.
 
 Goes by tensors, not by module classes, so that fused experts are not missed. Reads headers only; a matrix's numbers
-are read when its ``slices()`` is called, and nothing is kept. Names, splits and what is skipped: docs/models.md.
+are read when its ``slices()`` is called. Nothing is kept, but a fused tensor until its last part was asked for. Names,
+splits and what is skipped: docs/models.md.
 """
 
 from __future__ import annotations
@@ -151,10 +152,11 @@ def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mappin
     if layout is None:
         yield _matrix(longname, kind, shape, lambda: [source.read(name)], name)
         return
+    shared = _SharedRead(lambda: source.read(name), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        yield _matrix(
-            longname + suffix, kind, layout.part_shape(shape, number), _part(source, name, layout, number), name
-        )
+        shape_of_part, block = layout.part_shape(shape, number), layout.block(number)
+        read = shared.part(number) if block is None else _rows(source, name, *block)
+        yield _matrix(longname + suffix, kind, shape_of_part, read, name)
 
 
 def _matrix(
@@ -163,12 +165,34 @@ def _matrix(
     return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor)
 
 
-def _part(source: TensorSource, name: str, layout: Layout, number: int) -> Callable[[], list[FloatArray]]:
-    """Reads one part of a fused tensor; a part that is a block of rows without the others."""
-    block = layout.block(number)
-    if block is not None:
-        return lambda: [source.read_part(name, *block)]
-    return lambda: [layout.take(source.read(name), number)]
+def _rows(source: TensorSource, name: str, start: int, stop: int) -> Callable[[], list[FloatArray]]:
+    """Reads a block of rows without the others."""
+    return lambda: [source.read_part(name, start, stop)]
+
+
+class _SharedRead:
+    """One read for all parts of a fused tensor: it is kept from the first part asked for until the last is given.
+
+    A part that is asked for a second time is read anew, and nothing is kept. For one caller at a time.
+    """
+
+    def __init__(self, read: Callable[[], FloatArray], layout: Layout) -> None:
+        self._read = read
+        self._layout = layout
+        self._left = set(range(len(layout.parts)))
+        self._tensor: FloatArray | None = None
+
+    def part(self, number: int) -> Callable[[], list[FloatArray]]:
+        """The reader of one part."""
+        return lambda: [self._take(number)]
+
+    def _take(self, number: int) -> FloatArray:
+        if number not in self._left:
+            return self._layout.take(self._read(), number)
+        tensor = self._read() if self._tensor is None else self._tensor
+        self._left.remove(number)
+        self._tensor = tensor if self._left else None
+        return self._layout.take(tensor, number)
 
 
 def _experts(
@@ -191,9 +215,10 @@ def _experts(
         if layout is None:
             yield _matrix(longname, "expert", each, _listed(read), name)
             continue
+        shared = _SharedRead(read, layout)
         for number, (suffix, _) in enumerate(layout.parts):
             shape = layout.part_shape(each, number)
-            yield _matrix(_renamed(longname, suffix), "expert", shape, _taken(read, layout, number), name)
+            yield _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
 
 
 def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
@@ -230,10 +255,6 @@ def _expert(source: TensorSource, name: str, start: int, stop: int, shape: Shape
 
 def _listed(read: Callable[[], FloatArray]) -> Callable[[], list[FloatArray]]:
     return lambda: [read()]
-
-
-def _taken(read: Callable[[], FloatArray], layout: Layout, number: int) -> Callable[[], list[FloatArray]]:
-    return lambda: [layout.take(read(), number)]
 
 
 def _convolution(source: TensorSource, info: TensorInfo) -> WeightMatrix:
