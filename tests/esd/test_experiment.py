@@ -22,7 +22,9 @@ from rich.console import Console
 from gpuherd.engines.processes import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
+from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
+from gpuherd.esd.plan import job_name
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
@@ -108,6 +110,19 @@ def test_a_result_that_has_gone_is_made_anew(tmp_path: Path, make_model: MakeMod
     ESDExperiment(config, console=quiet()).run()
     assert len(started(tmp_path / "out")) == 3
     assert results(tmp_path / "out") == before
+
+
+def test_a_file_alone_is_no_result(tmp_path: Path, make_model: MakeModel) -> None:
+    """The queue and the file together say that a model is done."""
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
+    experiment = ESDExperiment(config, console=quiet())
+    experiment.run()
+    names = {job_name(config, planned): planned for planned in experiment.plan.models}
+    assert len(gather(experiment.directory, names)) == 1
+    with sqlite3.connect(experiment.directory.queue) as queue:
+        queue.execute("UPDATE jobs SET state = 'failed'")
+    queue.close()
+    assert gather(experiment.directory, names) == []
 
 
 def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -> None:
