@@ -27,10 +27,25 @@ class ExitCode(IntEnum):
     TERMINATED = 143  # 128 + SIGTERM
 
 
+def printable(text: str) -> str:
+    """The text with all that is not printable written as Python escapes: one line, no terminal codes.
+
+    >>> printable("evil\\x1b[31m\\nname")
+    'evil\\\\x1b[31m\\\\nname'
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
 class GpuherdError(Exception):
-    """Base of all errors that gpuherd raises on purpose. ``exit_code`` is what the command line exits with."""
+    """Base of all errors that gpuherd raises on purpose. ``exit_code`` is what the command line exits with.
+
+    Its text is always one printable line: messages quote names and settings out of files that strangers made.
+    """
 
     exit_code: ExitCode = ExitCode.FAILED
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(GpuherdError):

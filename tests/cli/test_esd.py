@@ -210,6 +210,14 @@ def test_json_has_standard_output_for_itself(tmp_path: Path, make_model: MakeMod
     assert Path(told["models"][0]["stats"]).exists()
 
 
+def test_json_also_tells_what_stopped_it(tmp_path: Path) -> None:
+    ran = gpuherd("esd", "--single-model", "./absent", "--output-dir", tmp_path / "out", "--json", cwd=tmp_path)
+    assert ran.returncode == ExitCode.MISSING
+    told = json.loads(ran.stdout)
+    assert told["exit_code"] == ExitCode.MISSING
+    assert told["error"] in ran.stderr
+
+
 def test_a_failed_model_is_told_with_its_reason_and_log(tmp_path: Path, make_model: MakeModel) -> None:
     zero = make_model("zero", fill=0.0)
     models = write_list(tmp_path / "models.csv", [(make_model("a"), "", ""), (zero, "", "")])

@@ -154,3 +154,9 @@ def test_flags_of_the_production_example() -> None:
         dry_run=True,
         embeddings=True,
     )
+
+
+@pytest.mark.parametrize("folder", ["", "a\0b", "a\udcffb"])
+def test_folders_that_no_record_could_name(folder: str) -> None:
+    with pytest.raises(UsageError, match="no usable name"):
+        ExperimentConfig(single_model="gpt2", output_dir=folder)

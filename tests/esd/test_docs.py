@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.cli.main import build_parser
-from gpuherd.cli.parsing import build, option_fields, spellings
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.flags import build, option_fields, spellings
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,19 +7,24 @@ import io
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gpuherd.engines.processes import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
+from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
+from gpuherd.esd.plan import job_name
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
@@ -107,6 +112,19 @@ def test_a_result_that_has_gone_is_made_anew(tmp_path: Path, make_model: MakeMod
     assert results(tmp_path / "out") == before
 
 
+def test_a_file_alone_is_no_result(tmp_path: Path, make_model: MakeModel) -> None:
+    """The queue and the file together say that a model is done."""
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
+    experiment = ESDExperiment(config, console=quiet())
+    experiment.run()
+    names = {job_name(config, planned): planned for planned in experiment.plan.models}
+    assert len(gather(experiment.directory, names)) == 1
+    with sqlite3.connect(experiment.directory.queue) as queue:
+        queue.execute("UPDATE jobs SET state = 'failed'")
+    queue.close()
+    assert gather(experiment.directory, names) == []
+
+
 def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -> None:
     config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
     ESDExperiment(config, console=quiet()).run()
@@ -114,6 +132,35 @@ def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -
     with closing(DispatcherLock(tmp_path / "out" / "queue.lock")), pytest.raises(QueueBusy):
         ESDExperiment(config, console=quiet()).run()
     assert (tmp_path / "out" / "run.json").read_bytes() == record
+
+
+def test_half_written_files_go_when_nobody_can_be_writing(tmp_path: Path, make_model: MakeModel) -> None:
+    """A worker killed while saving leaves its temporary file."""
+    out = tmp_path / "out"
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=out, device_map="cpu")
+    ESDExperiment(config, console=quiet()).run()
+    before = results(out)
+    strays = [out / "stats" / ".a.csv.x1y2.tmp", out / ".esd_results_summary.csv.x1y2.tmp"]
+    for stray in strays:
+        stray.write_text("half")
+    written_now = out / "stats" / ".b.csv.x1y2.tmp"
+    written_now.write_text("by hand")
+    os.utime(written_now, (time.time() + 60, time.time() + 60))
+    with sqlite3.connect(out / "queue.sqlite") as queue:  # a worker of an earlier run that may still write
+        queue.execute("UPDATE attempts SET state = 'running', ended_at = NULL")
+    queue.close()
+    with closing(Queue(out / "queue.sqlite")) as opened:
+        assert opened.running()
+    ESDExperiment(config, console=quiet())._tidy(time.time())
+    assert all(stray.exists() for stray in strays)
+    with sqlite3.connect(out / "queue.sqlite") as queue:
+        queue.execute("UPDATE attempts SET state = 'done', ended_at = 0")
+    queue.close()
+    ESDExperiment(config, console=quiet()).run()
+    assert not any(stray.exists() for stray in strays)
+    assert written_now.read_text() == "by hand"
+    written_now.unlink()
+    assert results(out) == before
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path: Path, make_model: MakeModel) -> None:
@@ -143,48 +190,82 @@ def wait_for(there: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def killed_and_started_again(tmp_path: Path, models: Path, kills: int, seed: int) -> tuple[Path, Path]:
-    """Runs the list undisturbed in one folder, and with kills at random moments in another. Returns both folders."""
+def killed_and_started_again(
+    tmp_path: Path, models: Path, kills: int, seed: int, *, workers_too: bool = False
+) -> tuple[Path, Path]:
+    """Runs the list undisturbed in one folder, and in another with kills at random moments while it is at work.
+
+    Returns both folders.
+    """
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
-    common = [
-        "--simulate",
-        "4x40GB",
-        "esd",
-        "--model-list",
-        str(models),
-        "--check-interval",
-        "0.02",
-        "--max-checks",
-        "2",
-    ]
+    words = ["--simulate", "4x40GB", "esd", "--model-list", str(models), "--check-interval", "0.02"]
+    words += ["--max-checks", "2", "--output-dir"]
     began = time.monotonic()
-    assert start([*common, "--output-dir", str(calm)]).wait(110) == 0
+    assert start([*words, str(calm)]).wait(110) == 0
     length = time.monotonic() - began
     moments = random.Random(seed)
+    hits = 0
     for _ in range(kills):
-        process = start([*common, "--output-dir", str(stormy)])
-        time.sleep(moments.uniform(0, length))
+        process = start([*words, str(stormy)])
+        time.sleep(moments.uniform(0.2 * length / kills, 1.2 * length / kills))
+        hits += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert start([*common, "--output-dir", str(stormy)]).wait(110) == 0
+        if workers_too and (stormy / "queue.sqlite").exists():
+            kill_workers(stormy)
+    assert hits >= min(kills, 3)
+    assert start([*words, str(stormy)]).wait(110) == 0
     return calm, stormy
 
 
+def kill_workers(out: Path) -> None:
+    with closing(Queue(out / "queue.sqlite")) as queue:
+        tag = queue.tag
+    for found in tagged(f"{tag}/"):
+        with suppress(ProcessLookupError):
+            os.kill(found.process.pid, signal.SIGKILL)
+
+
 def check_nothing_was_lost_or_done_twice(calm: Path, stormy: Path, number: int) -> None:
+    """By the results, by the queue's own account, and by the workers' logs."""
     assert results(stormy) == results(calm)
     done = [name for name, state in started(stormy) if state is AttemptState.DONE]
     assert len(done) == len(set(done)) == number
+
+
+def saved(out: Path) -> Counter[str]:
+    """How often each model was analysed to the end, by the workers' logs."""
+    logs = [path for path in (out / "logs").glob("*.log") if not path.name.startswith("esd_experiment_")]
+    times = Counter[str]()
+    for path in logs:
+        times[path.name.rsplit(".", 3)[0]] += path.read_text().count("\nSaved: ")
+    return times
 
 
 def test_sigkill_of_the_command_loses_nothing(tmp_path: Path, make_model: MakeModel) -> None:
     models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=16) for n in range(6)])
     calm, stormy = killed_and_started_again(tmp_path, models, kills=2, seed=1)
     check_nothing_was_lost_or_done_twice(calm, stormy, 6)
+    assert set(saved(stormy).values()) == {1}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigkill_five_times_over_twenty_models(tmp_path: Path, make_model: MakeModel) -> None:
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_sigkill_five_times_over_twenty_models(tmp_path: Path, make_model: MakeModel, seed: int) -> None:
     models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=48) for n in range(20)])
-    calm, stormy = killed_and_started_again(tmp_path, models, kills=5, seed=2)
+    calm, stormy = killed_and_started_again(tmp_path, models, kills=5, seed=seed)
     check_nothing_was_lost_or_done_twice(calm, stormy, 20)
+    assert saved(stormy) == saved(calm)
+    assert set(saved(calm).values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [5, 6])
+def test_sigkill_of_the_command_and_its_workers(tmp_path: Path, make_model: MakeModel, seed: int) -> None:
+    """A worker killed between its last write and its end is not known to have ended: that model is analysed again."""
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=48) for n in range(20)])
+    calm, stormy = killed_and_started_again(tmp_path, models, kills=5, seed=seed, workers_too=True)
+    check_nothing_was_lost_or_done_twice(calm, stormy, 20)
+    assert min(saved(stormy).values()) >= 1

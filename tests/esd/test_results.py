@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import unicodedata
 from dataclasses import fields
 from pathlib import Path
 
@@ -76,12 +77,24 @@ def test_a_float_reads_back_bit_for_bit(value: float) -> None:
     assert math.copysign(1, float(cell_text(value))) == math.copysign(1, value)
 
 
-@given(st.text())
+# Control characters are written as escapes; tab, line feed and carriage return are text.
+PLAIN_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], include_characters="\n\t\r"))
+PLAIN_CELL = PLAIN_TEXT.filter(lambda text: "\r" not in text)
+
+
+@given(PLAIN_TEXT)
 def test_text_reads_back_and_is_no_formula(text: str) -> None:
     cell = cell_text(text)
     assert plain(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
     if cell[:1] in ("=", "+", "-", "@", "\t"):
         float(cell)  # the only such text is a number
+
+
+@given(st.text())
+def test_no_cell_drives_a_terminal(text: str) -> None:
+    cell = cell_text(text)
+    assert not any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t" for sign in cell)
+    assert cell_text("a\x1b[31m\x9bb") == r"a\x1b[31m\x9bb"
 
 
 def test_numbers_in_extra_columns_stay_numbers() -> None:
@@ -92,7 +105,7 @@ def test_numbers_in_extra_columns_stay_numbers() -> None:
 
 @given(
     st.lists(
-        st.dictionaries(st.sampled_from("abcd"), st.text(st.characters(codec="utf-8", exclude_characters="\r"))),
+        st.dictionaries(st.sampled_from("abcd"), PLAIN_CELL),
         min_size=1,
     )
 )

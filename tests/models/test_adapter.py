@@ -171,6 +171,25 @@ def test_a_tied_head_trained_beside_its_embedding(tiny: Tiny, tmp_path: Path) ->
     assert "lm_head" in {m.longname for m in matrices(source) if m.skip is None}
 
 
+def test_a_changed_tensor_is_no_longer_tied(tmp_path: Path) -> None:
+    """Two names for one storage in the base; the adapter changes one of them."""
+    from gpuherd.models.matrices import matrices
+
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    folder.mkdir()
+    shared = torch.ones(6, 4)
+    torch.save({"a.weight": shared, "b.weight": shared}, base / "pytorch_model.bin")
+    factors = {"lora_A": torch.ones(2, 4), "lora_B": torch.ones(6, 2)}
+    tensors = {f"base_model.model.b.{name}.weight": tensor for name, tensor in factors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    assert [m.longname for m in matrices(open_checkpoint(base)) if m.skip is None] == ["a"]
+    merged = merge(open_checkpoint(base), folder)
+    assert [m.longname for m in matrices(merged) if m.skip is None] == ["a", "b"]
+    assert np.array_equal(merged.read("b.weight"), np.full((6, 4), 3.0))
+
+
 def test_a_classification_head_is_new(tiny: Tiny, tmp_path: Path) -> None:
     _, base_folder = tiny("llama")
     merged = train(
@@ -271,8 +290,10 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Map
         ({"r": 0}, "r must be a whole number"),
         ({"rank_pattern": {"q_proj": "4"}}, "r must be a whole number"),
         ({"rank_pattern": [1]}, "must be tables"),
-        ({"lora_alpha": "big"}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"q_proj": None}}, "lora_alpha must be a number"),
+        ({"lora_alpha": "big"}, "lora_alpha must be a finite number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a finite number"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a finite number"),
+        ({"alpha_pattern": {"q_proj": None}}, "lora_alpha must be a finite number"),
         ({"modules_to_save": "lm_head"}, "must be a list of names"),
         ({"target_parameters": [3]}, "must be a list of names"),
         ({"r": 5}, "do not fit"),

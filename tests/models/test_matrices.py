@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,29 @@ def test_parts_that_are_blocks_of_rows_are_read_alone(tiny: Tiny) -> None:
     before = _bytes_read()
     read_now = sum(part.slices()[0].nbytes for part in parts)
     assert _bytes_read() - before < read_now + 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("gpt2", [f"transformer.h.0.attn.c_attn_{p}" for p in "qkv"]),
+        ("gpt_neox", [f"gpt_neox.layers.0.attention.query_key_value_{p}" for p in "qkv"]),
+        ("gpt_oss", [f"model.layers.0.mlp.experts.1.{p}_proj" for p in ("gate", "up")]),
+    ],
+)
+def test_all_parts_of_a_fused_tensor_come_of_one_read(tiny: Tiny, model: str, names: list[str]) -> None:
+    """Also when they are asked for again, which reads anew and keeps nothing."""
+    found = {m.longname: m for m in matrices(open_checkpoint(tiny(model)[1]))}
+    stored = 4 * sum(found[name].params for name in names)
+    before = _bytes_read()
+    parts = [read(found[name]) for name in names]
+    assert stored <= _bytes_read() - before < stored + 4096
+    again = [read(found[name]) for name in reversed(names)]
+    assert _bytes_read() - before >= stored * (1 + len(names))
+    assert all(np.array_equal(one, other) for one, other in zip(parts, reversed(again), strict=True))
+    freed = [weakref.ref(part if part.base is None else part.base) for part in parts]
+    del parts
+    assert not any(array() is not None for array in freed)
 
 
 def _bytes_read() -> int:

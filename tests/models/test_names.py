@@ -64,6 +64,19 @@ def test_any_text_gives_a_reference_or_our_error(text: str) -> None:
     assert ref.text == text
 
 
+@pytest.mark.parametrize("text", ["org/a@x/../y", "org/a@x..y", "org/a@x//y"])
+def test_a_revision_stays_where_it_is(text: str) -> None:
+    with pytest.raises(BadModel, match="no revision"):
+        parse_model(text)
+
+
+@pytest.mark.parametrize("text", ["a\x1b[31mb", "a\x9bb", "a\x7fb", "m/\udcff", "a\u0085b"])
+def test_what_no_terminal_or_file_should_see(text: str) -> None:
+    with pytest.raises(BadModel, match=r"control character|not in UTF-8") as told:
+        parse_model(text)
+    assert str(told.value).isprintable()
+
+
 def test_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model dir; odd").mkdir()
     (tmp_path / "w.safetensors").write_bytes(b"")

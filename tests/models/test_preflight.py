@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.preflight import Preflight, examine
@@ -115,4 +117,26 @@ def test_nothing_to_analyse(tmp_path: Path) -> None:
 
     save_file({"norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(BadModel, match="no weight matrix"):
+        examine(str(tmp_path))
+
+
+def test_a_model_of_embeddings_alone(tmp_path: Path) -> None:
+    save_file({"model.embed_tokens.weight": np.ones((6, 4), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match=r"no weight matrix to analyse; model.embed_tokens .*use --embeddings"):
+        examine(str(tmp_path))
+    assert examine(str(tmp_path), embeddings=True).num_matrices == 1
+
+
+@pytest.mark.parametrize("shape", [(2_000_000, 1, 1), (1, 1, 2_000_000)])
+def test_a_small_file_of_millions_of_matrices(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    weights = {"mlp.experts.up_proj" if shape[2] == 1 else "conv.weight": np.ones(shape, np.float16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match=r"2000000 .*, too many"):
+        examine(str(tmp_path))
+
+
+def test_a_config_that_would_fill_memory(tmp_path: Path) -> None:
+    save_file({"a.weight": np.ones((6, 4), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"a": [' + "[]," * 2_000_000 + "[]]}")
+    with pytest.raises(BadModel, match="too many for such a file"):
         examine(str(tmp_path))

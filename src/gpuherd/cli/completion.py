@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from gpuherd.cli.parsing import Parser, add_command
+from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode
+from gpuherd.flags import Parser
 
 DESCRIPTION = """\
 Prints a completion script.

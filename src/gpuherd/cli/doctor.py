@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import Parser, add_command
+from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode
+from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console

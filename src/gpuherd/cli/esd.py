@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import Parser, add_command, add_options, build
+from gpuherd.cli.parsing import add_command
+from gpuherd.errors import GpuherdError
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.flags import Parser, add_options, build
+
+if TYPE_CHECKING:
+    from gpuherd.esd import ESDExperiment
 
 DESCRIPTION = """\
 Computes the spectra of the weight matrices of models and fits power laws to their tails, one job a model, on GPUs
@@ -34,6 +40,19 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the experiment. Returns its exit code."""
+    try:
+        experiment = _experiment(args)
+        outcome = experiment.run()
+    except GpuherdError as problem:
+        if args.json:
+            print(json.dumps({"exit_code": int(problem.exit_code), "error": str(problem)}, indent=2))
+        raise
+    if args.json:
+        print(json.dumps(experiment.to_dict(), indent=2, allow_nan=False))
+    return outcome.exit_code
+
+
+def _experiment(args: argparse.Namespace) -> ESDExperiment:
     config = build(ExperimentConfig, args)
 
     from rich.console import Console
@@ -41,8 +60,4 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.esd import ESDExperiment
 
     # With --json standard output belongs to the JSON alone.
-    experiment = ESDExperiment(config, console=Console(stderr=args.json))
-    outcome = experiment.run()
-    if args.json:
-        print(json.dumps(experiment.to_dict(), indent=2))
-    return outcome.exit_code
+    return ESDExperiment(config, console=Console(stderr=args.json))

@@ -12,8 +12,9 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import Parser, add_command, add_options, build
+from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode
+from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from gpuherd import __version__
-from gpuherd.cli.parsing import Parser
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
 COMMANDS = ("esd", "gpus", "doctor", "completion")

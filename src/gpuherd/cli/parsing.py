@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpuherd.flags import ConfigT, Parser, add_options, build, option_fields, spellings
-
-__all__ = ["ConfigT", "Parser", "add_command", "add_options", "build", "option_fields", "spellings"]
+from gpuherd.flags import Parser
 
 
 def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summary: str, description: str) -> Parser:

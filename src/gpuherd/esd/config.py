@@ -172,8 +172,9 @@ class ExperimentConfig(GpuOptions, AnalysisOptions, RunOptions):
 
 
 def _text(name: str, value: str | os.PathLike[str]) -> str:
-    """A path or id as text. Raises UsageError when it is empty or no file name could be so."""
+    """A path or id as text. Raises UsageError when it is empty, no file name could be so, or it is not in UTF-8, which
+    neither the queue nor a result file could hold."""
     text = os.fspath(value)
-    if not text or "\0" in text:
+    if not text or "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UsageError(f"{name}={text!r} is no usable name")
     return text

@@ -36,7 +36,8 @@ from gpuherd.esd.plan import (
     run_directory,
     worker_command,
 )
-from gpuherd.jobs.durable import append_line
+from gpuherd.jobs import clock
+from gpuherd.jobs.durable import append_line, remove_strays
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.live import display
 from gpuherd.jobs.lock import DispatcherLock
@@ -110,6 +111,7 @@ class ESDExperiment:
             self.outcome = ExperimentOutcome(None, self.plan.refused)
             self._print_plan()
             return self.outcome
+        began = clock.wall()
         self._check_convention()
         self.directory.create()
         with experiment_log(self.directory.logs, datetime.now()) as log:
@@ -120,6 +122,7 @@ class ESDExperiment:
             done_before = len(self._done_before())
             outcome = self._run_jobs(jobs) if jobs else None
             results = self._collect()
+            self._tidy(began)
             self.outcome = ExperimentOutcome(outcome, self.plan.refused, results, done_before)
             logger.info("%s; log: %s", self.headline(), log)
         self._print_summary()
@@ -267,6 +270,20 @@ class ESDExperiment:
         results = gather(self.directory, names)
         write_summary(self.directory, results)
         return tuple(results)
+
+    def _tidy(self, began: float) -> None:
+        """Removes half-written files of workers that were killed before this run began.
+
+        Not while a job of the queue runs: a worker of an earlier run, stopped for a while, could go on writing. What
+        workers have written since, also those that people run by hand, is not looked at.
+        """
+        if not self.directory.queue.exists():
+            return
+        with closing(Queue(self.directory.queue)) as queue:
+            if queue.running():
+                return
+        for folder in (self.directory.root, self.directory.stats):
+            remove_strays(folder, began)
 
     # --- the dry run --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -245,6 +246,6 @@ def _base_problem(text: str, kind: Relation | None) -> str | None:
     if text and kind is Relation.ADAPTER:
         problem = _id_problem(text)
         return None if problem is None else f"its base: {problem}"
-    if any(ord(letter) < 32 for letter in text):
+    if any(unicodedata.category(letter) == "Cc" for letter in text):
         return f"its base {shown(text)} contains a control character or a line break"
     return None

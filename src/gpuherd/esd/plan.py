@@ -84,10 +84,10 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
         BadModel, MissingModel: the model of --single-model can't be analysed.
     """
     if config.single_model is not None:
-        return Plan((PlannedModel(*_looked_at(single_row(config))),), ())
+        return Plan((_looked_at(single_row(config), config),), ())
     assert config.model_list is not None  # noqa: S101 - ExperimentConfig has one of the two
     read = read_model_list(config.model_list, limit=config.limit)
-    return _plan_of(read, track)
+    return _plan_of(read, config, track)
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
@@ -98,20 +98,21 @@ def single_row(config: ExperimentConfig) -> ModelRow:
     return ModelRow(line=None, model_id=str(config.single_model), source_model=base, relation=relation, kind=kind)
 
 
-def _plan_of(read: ModelList, track: Track[ModelRow]) -> Plan:
+def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
     models: list[PlannedModel] = []
     refused = [_refusal(problem) for problem in read.problems]
     for row in track(read.rows, "looking at models"):
         try:
-            models.append(PlannedModel(*_looked_at(row)))
+            models.append(_looked_at(row, config))
         except BadModel as problem:
             refused.append(Refusal(row.line, row.model_id, str(problem)))
     return Plan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
 
 
-def _looked_at(row: ModelRow) -> tuple[ModelRow, Preflight]:
+def _looked_at(row: ModelRow, config: ExperimentConfig) -> PlannedModel:
     relation = row.kind.value if row.kind is Relation.ADAPTER else None
-    return row, examine(row.model_id, base=row.source_model, relation=relation)
+    facts = examine(row.model_id, base=row.source_model, relation=relation, embeddings=config.embeddings)
+    return PlannedModel(row, facts)
 
 
 def _refusal(problem: RowProblem) -> Refusal:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.errors import printable
 from gpuherd.models.names import safe_filename
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
 FORMULA_STARTS = tuple("=+-@\t'")
+# C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
 CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "embeddings", "gpuherd_version")
@@ -113,12 +117,13 @@ def cell_text(value: Any) -> str:
     """A value as a cell: floats by repr (exact), None as nothing, text so that no spreadsheet runs it.
 
     A carriage return becomes a line feed: Python's csv would write it without quotes and read it as the end of the row.
+    Other control characters are written as escapes: a tensor's name must not drive the terminal that shows the file.
     """
     if value is None:
         return ""
     if isinstance(value, float):
         return repr(value)
-    text = str(value).replace("\r\n", "\n").replace("\r", "\n")
+    text = _CONTROL.sub(lambda found: printable(found[0]), str(value).replace("\r\n", "\n").replace("\r", "\n"))
     return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_number(text) else text
 
 

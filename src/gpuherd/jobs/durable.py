@@ -30,6 +30,17 @@ def atomic_write(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def remove_strays(folder: Path, before: float) -> None:
+    """Removes what ``atomic_write`` left in ``folder`` when it was killed, if last written before this wall-clock time.
+
+    The caller knows that nobody who began before then still writes here.
+    """
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_mtime < before:
+                path.unlink()
+
+
 def append_line(path: Path, line: str) -> None:
     """Adds one line to a log of records, in one write, so that two writers' lines don't mix. Raises OSError."""
     data = (line.replace("\n", " ") + "\n").encode("utf-8", "backslashreplace")

@@ -21,6 +21,7 @@ from gpuherd.models.checkpoint import ADAPTER_CONFIG, read_json, read_weight_fil
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.lora import Edit, Factors, bias_edit, expert_edit, matrix_edit
 from gpuherd.models.naming import BaseNames
+from gpuherd.models.patterns import first_matches
 from gpuherd.models.source import TensorInfo, TensorSource
 from gpuherd.models.stored import StoredTensor, read_stored
 
@@ -31,6 +32,8 @@ _MODEL_FILES = (
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
 )
+
+MAX_ALPHA = 1e30
 
 _OTHER_METHODS = {
     "use_qalora": "QALoRA",
@@ -105,8 +108,11 @@ def merge(base: TensorSource, adapter_path: Path) -> TensorSource:
     config, modules, whole = _open(folder)
     names = BaseNames(base.tensors, base.config)
     edits: dict[str, Edit] = {}
+    ranks = _configured(folder, config, "rank_pattern", "r", modules)
+    alphas = _configured(folder, config, "alpha_pattern", "lora_alpha", modules)
     for module, found in modules.items():
-        for name, edit in _edits(folder, config, base, names, module, found.parts):
+        factors = _factors(config, found.parts, ranks[module], alphas[module])
+        for name, edit in _edits(folder, config, base, names, module, factors, found.parts.get("B_bias")):
             if name in edits:
                 raise BadModel(f"{folder}: two adapter modules change {name!r}")
             edits[name] = edit
@@ -144,12 +150,17 @@ def _check_method(folder: Path, config: Mapping[str, Any]) -> None:
         raise BadModel(f"{folder}/{ADAPTER_CONFIG}: rank_pattern and alpha_pattern must be tables")
     if not all(type(rank) is int and rank > 0 for rank in (config.get("r"), *ranks.values())):
         raise BadModel(f"{folder}/{ADAPTER_CONFIG}: r must be a whole number above 0, in rank_pattern too")
-    if not all(type(alpha) in (int, float) for alpha in (config.get("lora_alpha"), *alphas.values())):
-        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: lora_alpha must be a number, in alpha_pattern too")
+    if not all(_is_sane(alpha) for alpha in (config.get("lora_alpha"), *alphas.values())):
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: lora_alpha must be a finite number, in alpha_pattern too")
     for key in ("modules_to_save", "target_parameters"):
         names = config.get(key) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise BadModel(f"{folder}/{ADAPTER_CONFIG}: {key} must be a list of names")
+
+
+def _is_sane(alpha: object) -> bool:
+    """Whether it is a number that can be a factor in float32; JSON's can be NaN, infinite or of a thousand digits."""
+    return isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) < MAX_ALPHA
 
 
 def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _Found], dict[str, StoredTensor]]:
@@ -189,26 +200,45 @@ def _check_parts(file: Path, module: str, parts: Mapping[str, StoredTensor]) -> 
         raise BadModel(f"{file}: module {module!r} lacks one of its two LoRA factors")
 
 
+def _configured(
+    folder: Path, config: Mapping[str, Any], pattern: str, default: str, modules: Iterable[str]
+) -> dict[str, Any]:
+    """The rank or alpha of each module: of the first pattern that matches the end of its name, else the default."""
+    names, values = list(modules), config.get(pattern) or {}
+    try:
+        matches = first_matches(list(values), names)
+    except BadModel as problem:
+        raise BadModel(f"{folder}/{ADAPTER_CONFIG}: {pattern}: {problem}") from None
+    return {
+        name: config[default] if match is None else values[match] for name, match in zip(names, matches, strict=True)
+    }
+
+
+def _factors(config: Mapping[str, Any], parts: Mapping[str, StoredTensor], rank: int, alpha: float) -> Factors:
+    """One module's factors and settings together."""
+    embedding = "embedding_A" in parts
+    return Factors(
+        a=parts["embedding_A" if embedding else "A"],
+        b=parts["embedding_B" if embedding else "B"],
+        magnitude=parts.get("magnitude"),
+        rank=rank,
+        alpha=alpha,
+        rank_stabilised=config.get("use_rslora") is True,
+        embedding=embedding,
+    )
+
+
 def _edits(
     folder: Path,
     config: Mapping[str, Any],
     base: TensorSource,
     names: BaseNames,
     module: str,
-    parts: Mapping[str, StoredTensor],
+    factors: Factors,
+    trained_bias: StoredTensor | None,
 ) -> Iterable[tuple[str, Edit]]:
     """What the adapter does to the tensors of one module: to its weight and, with lora_bias, to its bias."""
     where = f"{folder}: module {module!r}"
-    embedding = "embedding_A" in parts
-    factors = Factors(
-        a=parts["embedding_A" if embedding else "A"],
-        b=parts["embedding_B" if embedding else "B"],
-        magnitude=parts.get("magnitude"),
-        rank=_configured(config, "rank_pattern", module, config["r"]),
-        alpha=_configured(config, "alpha_pattern", module, config["lora_alpha"]),
-        rank_stabilised=config.get("use_rslora") is True,
-        embedding=embedding,
-    )
     plain = module.replace(".base_layer", "")
     name = names.weight(plain)
     if name is None:
@@ -217,22 +247,11 @@ def _edits(
         return
     fan_in_fan_out = names.stores_transpose(plain, config.get("fan_in_fan_out") is True)
     yield name, matrix_edit(where, base.tensors[name], factors, fan_in_fan_out)
-    if "B_bias" in parts:
+    if trained_bias is not None:
         bias = names.tensor(f"{plain}.bias")
         if bias is None:
             raise BadModel(f"{where} has a trained bias, but the base has no bias there")
-        yield bias, bias_edit(parts["B_bias"], factors)
-
-
-def _configured(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
-    """The rank or alpha of a module: of the first pattern that matches the end of its name, as PEFT matches them."""
-    for key, value in (config.get(pattern) or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({key})$", module):
-                return value
-        except re.error:
-            raise BadModel(f"{ADAPTER_CONFIG}: {key!r} in {pattern} is no regular expression") from None
-    return default
+        yield bias, bias_edit(trained_bias, factors)
 
 
 def _replacements(

@@ -7,6 +7,7 @@ Knows which files of a folder are the weights and what can be wrong with them. T
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from gpuherd.models import safetensors_file, torch_file
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import StoredTensor, read_stored
+from gpuherd.models.stored import StoredTensor, opened, read_stored
 
 ADAPTER_CONFIG = "adapter_config.json"
-MAX_JSON_BYTES = 200_000_000
+# Many times the largest in use. Parsed JSON can take twenty times its size, so that a limit is needed.
+MAX_CONFIG_BYTES = 5_000_000
+MAX_INDEX_BYTES = 50_000_000
 
 # In the order of preference; safetensors before pickles, as transformers does.
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -102,15 +105,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, stored)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises MissingModel or BadModel, naming the file."""
+def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """A JSON object from a file of at most ``limit`` bytes. Raises MissingModel or BadModel, naming the file."""
+    with opened(path) as (fd, stamp):
+        if stamp.size > limit:
+            raise BadModel(f"{path} has {stamp.size} bytes, too many for such a file (at most {limit})")
+        text = os.pread(fd, limit, 0)
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise BadModel(f"{path} has {path.stat().st_size} bytes, too many for such a file")
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise MissingModel(f"{path} is not there") from None
-    except (OSError, ValueError, RecursionError) as problem:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise BadModel(f"{path} can't be read as JSON: {problem}") from None
     if not isinstance(content, dict):
         raise BadModel(f"{path} holds no JSON object")
@@ -143,7 +146,7 @@ def _read_folder(folder: Path) -> Mapping[str, StoredTensor]:
 
 
 def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadModel(f"{index} has no weight_map")
     shards: dict[str, None] = {}

@@ -54,10 +54,12 @@ class Layout:
         return start, start + self.parts[part][1]
 
     def take(self, tensor: FloatArray, part: int) -> FloatArray:
-        """A copy of one part, so that the fused tensor can be let go."""
+        """One part: a view of the tensor where it is one block of it, else a copy."""
         rows, columns = tensor.shape
         start = sum(size for _, size in self.parts[:part])
         stop = start + self.parts[part][1]
+        if self.groups == 1:
+            return tensor[start:stop] if self.axis == 0 else tensor[:, start:stop]
         if self.axis == 0:
             grouped = tensor.reshape(self.groups, rows // self.groups, columns)
             return np.array(grouped[:, start:stop]).reshape(-1, columns)

@@ -1,7 +1,8 @@
 """The weight matrices of a model, found by tensor name and shape, in order, each readable by itself.
 
 Goes by tensors, not by module classes, so that fused experts are not missed. Reads headers only; a matrix's numbers
-are read when its ``slices()`` is called, and nothing is kept. Names, splits and what is skipped: docs/models.md.
+are read when its ``slices()`` is called. Nothing is kept, but a fused tensor until its last part was asked for. Names,
+splits and what is skipped: docs/models.md.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _HEAD = re.compile(
 )
 # Matrices whose names don't end in .weight: torch.nn.MultiheadAttention's.
 _BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight)")
+# More experts or kernel positions than this in one tensor are no mixture and no convolution; each is a matrix to us.
+MAX_PIECES = 1 << 16
 _EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 
@@ -118,13 +121,14 @@ def _classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool
     if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if _EXPERTS.fullmatch(name) and axes == 3:
-        return "expert", None
+        return ("expert", None) if info.shape[0] <= MAX_PIECES else ("other", f"{info.shape[0]} experts, too many")
     if _STACKED.fullmatch(name):
         return "expert", None
     if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name)):
         return "linear", None
     if axes in (3, 4, 5) and name.endswith("weight"):
-        return "conv", None
+        positions = math.prod(info.shape[2:])
+        return ("conv", None) if positions <= MAX_PIECES else ("other", f"{positions} kernel positions, too many")
     return "other", "a parameter or buffer that no rule knows as a weight matrix"
 
 
@@ -148,10 +152,11 @@ def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mappin
     if layout is None:
         yield _matrix(longname, kind, shape, lambda: [source.read(name)], name)
         return
+    shared = _SharedRead(lambda: source.read(name), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        yield _matrix(
-            longname + suffix, kind, layout.part_shape(shape, number), _part(source, name, layout, number), name
-        )
+        shape_of_part, block = layout.part_shape(shape, number), layout.block(number)
+        read = shared.part(number) if block is None else _rows(source, name, *block)
+        yield _matrix(longname + suffix, kind, shape_of_part, read, name)
 
 
 def _matrix(
@@ -160,12 +165,34 @@ def _matrix(
     return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor)
 
 
-def _part(source: TensorSource, name: str, layout: Layout, number: int) -> Callable[[], list[FloatArray]]:
-    """Reads one part of a fused tensor; a part that is a block of rows without the others."""
-    block = layout.block(number)
-    if block is not None:
-        return lambda: [source.read_part(name, *block)]
-    return lambda: [layout.take(source.read(name), number)]
+def _rows(source: TensorSource, name: str, start: int, stop: int) -> Callable[[], list[FloatArray]]:
+    """Reads a block of rows without the others."""
+    return lambda: [source.read_part(name, start, stop)]
+
+
+class _SharedRead:
+    """One read for all parts of a fused tensor: it is kept from the first part asked for until the last is given.
+
+    A part that is asked for a second time is read anew, and nothing is kept. For one caller at a time.
+    """
+
+    def __init__(self, read: Callable[[], FloatArray], layout: Layout) -> None:
+        self._read = read
+        self._layout = layout
+        self._left = set(range(len(layout.parts)))
+        self._tensor: FloatArray | None = None
+
+    def part(self, number: int) -> Callable[[], list[FloatArray]]:
+        """The reader of one part."""
+        return lambda: [self._take(number)]
+
+    def _take(self, number: int) -> FloatArray:
+        if number not in self._left:
+            return self._layout.take(self._read(), number)
+        tensor = self._read() if self._tensor is None else self._tensor
+        self._left.remove(number)
+        self._tensor = tensor if self._left else None
+        return self._layout.take(tensor, number)
 
 
 def _experts(
@@ -188,16 +215,17 @@ def _experts(
         if layout is None:
             yield _matrix(longname, "expert", each, _listed(read), name)
             continue
+        shared = _SharedRead(read, layout)
         for number, (suffix, _) in enumerate(layout.parts):
             shape = layout.part_shape(each, number)
-            yield _matrix(_renamed(longname, suffix), "expert", shape, _taken(read, layout, number), name)
+            yield _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
 
 
 def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
     """How many experts lie below each other in a 2-D tensor (DBRX)."""
     ffn = config.get("ffn_config")
     count = ffn.get("moe_num_experts") if isinstance(ffn, Mapping) else None
-    return count if type(count) is int and count > 0 and info.shape[0] % count == 0 else None
+    return count if type(count) is int and 0 < count <= MAX_PIECES and info.shape[0] % count == 0 else None
 
 
 def _down_shape(name: str, tensors: Mapping[str, TensorInfo]) -> Shape | None:
@@ -227,10 +255,6 @@ def _expert(source: TensorSource, name: str, start: int, stop: int, shape: Shape
 
 def _listed(read: Callable[[], FloatArray]) -> Callable[[], list[FloatArray]]:
     return lambda: [read()]
-
-
-def _taken(read: Callable[[], FloatArray], layout: Layout, number: int) -> Callable[[], list[FloatArray]]:
-    return lambda: [layout.take(read(), number)]
 
 
 def _convolution(source: TensorSource, info: TensorInfo) -> WeightMatrix:

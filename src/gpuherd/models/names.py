@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,8 +61,12 @@ def parse_model(text: str) -> ModelRef:
     """
     if not text.strip():
         raise BadModel("the model id is empty")
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+    if any(unicodedata.category(letter) == "Cc" for letter in text):
         raise BadModel(f"model {shown(text)} contains a control character or a line break")
+    if any(unicodedata.category(letter) == "Cs" for letter in text):
+        raise BadModel(
+            f"model {shown(text)}: its path is not in UTF-8, so that no result file could name it; rename it"
+        )
     if text.startswith("-"):
         raise BadModel(f"model {shown(text)} starts with a dash; for a local folder write ./{shown(text)[1:-1]}")
     if len(text) > MAX_PATH:

@@ -31,7 +31,7 @@ class Preflight:
         total_bytes: all weights as stored, with the base's for an adapter; None when unknown.
         largest_matrix_bytes: the largest matrix to analyse, as float64; None when unknown.
         largest_side: the largest min(rows, columns) of these matrices: the size of its Gram matrix; None when unknown.
-        num_matrices: matrices to analyse without embeddings; None when unknown.
+        num_matrices: matrices to analyse; None when unknown.
     """
 
     kind: Literal["model", "adapter"]
@@ -43,11 +43,11 @@ class Preflight:
     num_matrices: int | None = None
 
 
-def examine(model: str, *, base: str | None = None, relation: str | None = None) -> Preflight:
+def examine(model: str, *, base: str | None = None, relation: str | None = None, embeddings: bool = False) -> Preflight:
     """The facts of a model, or of an adapter with its base.
 
-    ``base`` is the list's ``source_model``, ``relation`` its ``base_model_relation``. Raises BadModel or MissingModel
-    with a one-line reason.
+    ``base`` is the list's ``source_model``, ``relation`` its ``base_model_relation``; ``embeddings`` counts embedding
+    matrices in. Raises BadModel or MissingModel with a one-line reason.
     """
     ref = parse_model(model)
     wanted = (relation or "").strip().lower() in ADAPTER_RELATIONS
@@ -56,16 +56,16 @@ def examine(model: str, *, base: str | None = None, relation: str | None = None)
             parse_model(base)
         return Preflight("adapter" if wanted else "model", "hub", base=(base or None) if wanted else None)
     if is_adapter(ref.path):
-        return _examine_adapter(ref, ref.path, base)
+        return _examine_adapter(ref, ref.path, base, embeddings)
     if wanted:
         raise BadModel(
             f"model {shown(model)} is listed as {relation}, but has no adapter_config.json; "
             "a whole model has the relation finetune or none"
         )
-    return _facts("model", open_checkpoint(ref.path), None)
+    return _facts("model", ref, open_checkpoint(ref.path), None, embeddings)
 
 
-def _examine_adapter(ref: ModelRef, path: Path, base: str | None) -> Preflight:
+def _examine_adapter(ref: ModelRef, path: Path, base: str | None, embeddings: bool) -> Preflight:
     named = base or adapter_base(path)
     if not named:
         raise BadModel(
@@ -78,15 +78,19 @@ def _examine_adapter(ref: ModelRef, path: Path, base: str | None) -> Preflight:
             return Preflight("adapter", "local", base=named)
         if is_adapter(base_ref.path):
             raise BadModel("it is itself an adapter; merge that one first")
-        return _facts("adapter", merge(open_checkpoint(base_ref.path), path), named)
+        return _facts("adapter", ref, merge(open_checkpoint(base_ref.path), path), named, embeddings)
     except BadModel as problem:
         raise type(problem)(f"adapter {shown(ref.text)}, base {shown(named)}: {problem}") from None
 
 
-def _facts(kind: Literal["model", "adapter"], source: TensorSource, base: str | None) -> Preflight:
-    analysed = [matrix for matrix in matrices(source) if matrix.skip is None]
+def _facts(
+    kind: Literal["model", "adapter"], ref: ModelRef, source: TensorSource, base: str | None, embeddings: bool
+) -> Preflight:
+    found = list(matrices(source, embeddings=embeddings))
+    analysed = [matrix for matrix in found if matrix.skip is None]
     if not analysed:
-        raise BadModel("there is no weight matrix to analyse in it")
+        first = f"; {found[0].longname} is not analysed: {found[0].skip}" if found else ""
+        raise BadModel(f"model {shown(ref.text)} has no weight matrix to analyse{first}")
     return Preflight(
         kind,
         "local",

@@ -172,7 +172,7 @@ def _read_zip(file: IO[bytes], path: Path) -> tuple[Any, dict[str, int]]:
         root = pickles[0].removesuffix("data.pkl")
         if f"{root}constants.pkl" in names:
             raise BadModel(f"{path} is a TorchScript program, not a file of weights")
-        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+        if f"{root}byteorder" in names and _beginning(archive, f"{root}byteorder") != b"little":
             raise BadModel(f"{path} was written on a big-endian machine; its weights can't be read here")
         if names[pickles[0]].file_size > MAX_PICKLE_BYTES:
             raise BadModel(f"{path}: its pickle of {names[pickles[0]].file_size} bytes is over the limit")
@@ -184,6 +184,12 @@ def _read_zip(file: IO[bytes], path: Path) -> tuple[Any, dict[str, int]]:
         if name.startswith(f"{root}data/") and not info.is_dir()
     }
     return content, starts
+
+
+def _beginning(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The first bytes of a small member, which may claim to be large."""
+    with archive.open(name) as stream:
+        return stream.read(16)
 
 
 def _data_start(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> int:

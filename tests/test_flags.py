@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.cli.parsing import Parser, add_options, build
 from gpuherd.errors import ExitCode
+from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions, count
 from gpuherd.options import option
 

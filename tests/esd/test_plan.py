@@ -1,0 +1,36 @@
+"""How a row becomes a job: its name, and the GPU memory it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.model_list import ModelRow
+from gpuherd.esd.plan import CUDA_CONTEXT_MB, PANELS_MB, PlannedModel, gpu_memory_mb, job_name
+from gpuherd.models.preflight import Preflight
+
+FACTS = Preflight("adapter", "local", base="org/base", largest_side=4096)
+PLANNED = PlannedModel(ModelRow(line=2, model_id="org/a"), FACTS)
+CONFIG = ExperimentConfig(single_model="org/a")
+
+
+def test_a_job_is_the_same_only_for_the_same_model_base_and_convention() -> None:
+    name = job_name(CONFIG, PLANNED)
+    assert name.startswith("org--a.")
+    assert job_name(replace(CONFIG, max_gpus=2, device_map="cpu"), PLANNED) == name
+    others = {
+        job_name(CONFIG, replace(PLANNED, facts=replace(FACTS, base="org/other"))),
+        job_name(CONFIG, replace(PLANNED, row=replace(PLANNED.row, model_id="org/b"))),
+        job_name(replace(CONFIG, bins=50), PLANNED),
+        job_name(replace(CONFIG, embeddings=True), PLANNED),
+    }
+    assert len(others | {name}) == 5
+
+
+def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
+    gram_mb = 4096 * 4096 * 8 // 2**20
+    one = gpu_memory_mb(FACTS, parallel=False)
+    two = gpu_memory_mb(FACTS, parallel=True)
+    assert one == CUDA_CONTEXT_MB + 3 * gram_mb + PANELS_MB
+    assert two == CUDA_CONTEXT_MB + 2 * (3 * gram_mb + PANELS_MB)
+    assert gpu_memory_mb(replace(FACTS, largest_side=None), parallel=True) is None
