@@ -19,7 +19,9 @@ from gpuherd.standin.machine import Machine
 
 # Runs the jobs of a JSON file; its exit code is the outcome's.
 _DISPATCHER = """
-import json, sys
+import json, signal, sys
+# A test run in the background of something may itself have it ignored.
+signal.signal(signal.SIGINT, signal.SIG_IGN if "ignore" in sys.argv else signal.default_int_handler)
 from pathlib import Path
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
@@ -54,14 +56,13 @@ class User:
         words = ["/bin/sh", "-c", _JOB, "job", f"{self.root.name}-{name}", str(self.events), result, str(seconds)]
         return {"name": name, "argv": words, "result": result, "retries": 1, **more}
 
-    def start(self, jobs: list[dict[str, object]]) -> subprocess.Popen[str]:
+    def start(self, jobs: list[dict[str, object]], *, ignore_interrupt: bool = False) -> subprocess.Popen[str]:
         """Starts gpuherd on these jobs; what it tells comes on its standard output."""
         plan = self.root.parent / f"{self.root.name}.json"
         wanted = {"jobs": jobs, "options": self.options, "root": str(self.root), "grace_s": self.grace_s}
         plan.write_text(json.dumps(wanted))
-        return subprocess.Popen(
-            [sys.executable, "-c", _DISPATCHER, str(plan)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-        )
+        words = [sys.executable, "-c", _DISPATCHER, str(plan), *(["ignore"] if ignore_interrupt else [])]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
     def run(self, jobs: list[dict[str, object]]) -> tuple[int, str]:
         """The same, to the end: exit code and what was told."""

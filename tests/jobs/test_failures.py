@@ -43,7 +43,6 @@ CASES = [
     (Ending(signal=15, timeout_s=60.0, log_tail="CUDA out of memory"), FailureClass.TIMEOUT, True, True),
     (Ending(code=0, missing_result="/x/y.csv"), FailureClass.NO_RESULT, True, False),
     (Ending(started=False), FailureClass.NEVER_STARTED, True, False),
-    (Ending(started=False, cannot_start="no such program: 'x'"), FailureClass.NEVER_STARTED, False, False),
 ]
 
 
