@@ -88,3 +88,14 @@ def test_a_hostile_log_is_judged_in_no_time() -> None:
 def test_back_off_grows_and_ends() -> None:
     assert [back_off_s(tries) for tries in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert back_off_s(50) == 60
+
+
+def test_our_own_workers_prefix_is_no_part_of_the_reason() -> None:
+    said = "Loading\nerror: model a: none of its 1 matrices has a valid fit\n"
+    assert classify(Ending(code=65, log_tail=said)).reason == "model a: none of its 1 matrices has a valid fit"
+    full = classify(Ending(code=1, log_tail="error: [Errno 28] No space left on device"))
+    assert full.reason == "[Errno 28] No space left on device"
+
+
+def test_bytes_that_are_no_utf8_can_be_shown() -> None:
+    clean("a\udcff").encode()
