@@ -224,8 +224,8 @@ def test_what_sets_itself_apart_is_found_by_its_tag(launch: Callable[..., Launch
     os.kill(left[0].process.pid, signal.SIGKILL)
 
 
-def test_a_start_that_fails_half_way_leaves_no_shell_and_no_descriptor(launch: Callable[..., Launch]) -> None:
-    """Out of descriptors at each step in turn: a shell that waited on would hold its leases for ever."""
+def test_a_start_for_want_of_descriptors_leaves_no_shell_and_none_open(launch: Callable[..., Launch]) -> None:
+    """At each step that needs one in turn; the dispatcher then tries again a second later, for days if need be."""
     program = """
 import os, resource, sys
 from pathlib import Path

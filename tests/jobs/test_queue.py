@@ -317,3 +317,11 @@ def test_what_is_due_is_found_by_indexes_however_long_the_queue(queue: Queue) ->
 def test_a_name_that_is_no_text_is_refused() -> None:
     with pytest.raises(UsageError, match="no UTF-8 text"):
         job("n\udcff")
+
+
+def test_only_a_failure_costs_a_try(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a")])
+    end(queue, start("a"), AttemptState.REQUEUED, JobState.WAITING)
+    assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(0, 1)]
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
+    assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(1, 2)]
