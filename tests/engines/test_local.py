@@ -222,3 +222,37 @@ def test_what_sets_itself_apart_is_found_by_its_tag(launch: Callable[..., Launch
     left = list(tagged(tag))
     assert [found.attempt for found in left] == [tag]
     os.kill(left[0].process.pid, signal.SIGKILL)
+
+
+def test_a_start_for_want_of_descriptors_leaves_no_shell_and_none_open(launch: Callable[..., Launch]) -> None:
+    """At each step that needs one in turn; the dispatcher then tries again a second later, for days if need be."""
+    program = """
+import os, resource, sys
+from pathlib import Path
+from gpuherd.engines.local import CannotStart, Launch, start
+folder = Path(sys.argv[1])
+launch = Launch(tag="q/1", argv=("/bin/true",), log=folder / "log", status=folder / "s", progress=folder / "p")
+start(launch, os.environ).release()  # imports and caches are warm
+before = sorted(os.listdir("/proc/self/fd"))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+failed = 0
+for spare in range(12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + spare, hard))
+    try:
+        start(launch, os.environ).release()
+    except (CannotStart, OSError) as problem:
+        failed += 1
+        assert not isinstance(problem, CannotStart) or problem.may_pass, problem
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+assert sorted(os.listdir("/proc/self/fd")) == before
+try:
+    os.waitpid(-1, os.WNOHANG)
+    sys.exit("a child is left")
+except ChildProcessError:
+    print(failed)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(launch("x").log.parent)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert 4 <= int(done.stdout) < 12

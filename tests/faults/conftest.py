@@ -19,11 +19,20 @@ from gpuherd.standin.machine import Machine
 
 # Runs the jobs of a JSON file; its exit code is the outcome's.
 _DISPATCHER = """
-import json, sys
+import ctypes, json, os, signal, sys
+# A test run in the background of something may itself have it ignored.
+signal.signal(signal.SIGINT, signal.SIG_IGN if "ignore" in sys.argv else signal.default_int_handler)
 from pathlib import Path
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
 plan = json.loads(Path(sys.argv[1]).read_text())
+if plan["uid"] is not None:
+    # All that is imported late must be in before: another user may not be let into our folder of Python.
+    import encodings.ascii, gpuherd.jobs.gpuwatch, gpuherd.gpus.processes, psutil, pwd
+    from gpuherd.standin.machine import load_driver
+    load_driver()
+    os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of user takes away and exec gives back
 jobs = [Job(**{**job, "argv": tuple(job["argv"]), "needs": tuple(job.get("needs", ()))}) for job in plan["jobs"]]
 try:
     outcome = run_jobs(jobs, GpuOptions(**plan["options"]), RunDirectory(plan["root"]), grace_s=plan["grace_s"],
@@ -47,6 +56,7 @@ class User:
     events: Path
     options: dict[str, object] = field(default_factory=lambda: {"max_checks": 2, "check_interval": 0.02})
     grace_s: float = 0.5
+    uid: int | None = None
 
     def job(self, name: str, seconds: float = 0.05, **more: object) -> dict[str, object]:
         """A job that writes its start and end into the common file."""
@@ -54,14 +64,19 @@ class User:
         words = ["/bin/sh", "-c", _JOB, "job", f"{self.root.name}-{name}", str(self.events), result, str(seconds)]
         return {"name": name, "argv": words, "result": result, "retries": 1, **more}
 
-    def start(self, jobs: list[dict[str, object]]) -> subprocess.Popen[str]:
+    def start(self, jobs: list[dict[str, object]], *, ignore_interrupt: bool = False) -> subprocess.Popen[str]:
         """Starts gpuherd on these jobs; what it tells comes on its standard output."""
         plan = self.root.parent / f"{self.root.name}.json"
-        wanted = {"jobs": jobs, "options": self.options, "root": str(self.root), "grace_s": self.grace_s}
+        wanted = {
+            "jobs": jobs,
+            "options": self.options,
+            "root": str(self.root),
+            "grace_s": self.grace_s,
+            "uid": self.uid,
+        }
         plan.write_text(json.dumps(wanted))
-        return subprocess.Popen(
-            [sys.executable, "-c", _DISPATCHER, str(plan)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-        )
+        words = [sys.executable, "-c", _DISPATCHER, str(plan), *(["ignore"] if ignore_interrupt else [])]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
     def run(self, jobs: list[dict[str, object]]) -> tuple[int, str]:
         """The same, to the end: exit code and what was told."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +178,33 @@ def test_stopping_puts_running_jobs_back(
     assert user.processes() == []
     assert told.count("requeued") == 4
     assert all(line[0] == "start" for line in user.lines())
+
+
+def test_draining_costs_no_processor_time(new_user: NewUser, four_gpus: Machine) -> None:
+    """Jobs end while nothing new may be started: no reason for the loop to turn."""
+    user = new_user("run")
+    process = user.start([user.job("short", 0.6), *(user.job(f"j{i}", 2.5) for i in range(5))])
+    user.wait_until(lambda: len(user.lines()) == 4)
+    process.send_signal(signal.SIGINT)
+    user.wait_until(lambda: ["end", "run-short", "0"] in user.lines() or len(user.lines()) == 5)
+    before = cpu_s(process.pid)
+    time.sleep(1.0)
+    assert cpu_s(process.pid) - before < 0.2
+    process.communicate(timeout=30)
+    assert process.returncode == ExitCode.INTERRUPTED
+
+
+def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(new_user: NewUser, four_gpus: Machine) -> None:
+    """In the background of a script: Ctrl-C at the terminal is for the script."""
+    user = new_user("run")
+    process = user.start([user.job("j", 0.5), user.job("k", 0.1, needs=["j"])], ignore_interrupt=True)
+    user.wait_until(lambda: len(user.lines()) == 1)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -43,7 +43,6 @@ CASES = [
     (Ending(signal=15, timeout_s=60.0, log_tail="CUDA out of memory"), FailureClass.TIMEOUT, True, True),
     (Ending(code=0, missing_result="/x/y.csv"), FailureClass.NO_RESULT, True, False),
     (Ending(started=False), FailureClass.NEVER_STARTED, True, False),
-    (Ending(started=False, cannot_start="no such program: 'x'"), FailureClass.NEVER_STARTED, False, False),
 ]
 
 
@@ -89,3 +88,14 @@ def test_a_hostile_log_is_judged_in_no_time() -> None:
 def test_back_off_grows_and_ends() -> None:
     assert [back_off_s(tries) for tries in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert back_off_s(50) == 60
+
+
+def test_our_own_workers_prefix_is_no_part_of_the_reason() -> None:
+    said = "Loading\nerror: model a: none of its 1 matrices has a valid fit\n"
+    assert classify(Ending(code=65, log_tail=said)).reason == "model a: none of its 1 matrices has a valid fit"
+    full = classify(Ending(code=1, log_tail="error: [Errno 28] No space left on device"))
+    assert full.reason == "[Errno 28] No space left on device"
+
+
+def test_bytes_that_are_no_utf8_can_be_shown() -> None:
+    clean("a\udcff").encode()

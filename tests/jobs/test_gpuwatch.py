@@ -38,8 +38,8 @@ def ours(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-def verdicts(watch: GpuWatch, ours: tuple[str, ...] = ()) -> list[str | None]:
-    return [view.busy for view in watch.views(ours)]
+def verdicts(watch: GpuWatch, ours: tuple[str, ...] = (), *, now: float = 0.0) -> list[str | None]:
+    return [view.busy for view in watch.views(now, ours)]
 
 
 def test_free_after_as_many_looks_as_asked(watch: GpuWatch) -> None:
@@ -55,6 +55,17 @@ def test_a_hole_in_the_row_begins_it_anew(watch: GpuWatch) -> None:
     for now in (100.0, 101.0, 200.0):
         watch.look(now, ())
     assert verdicts(watch) == ["free for 1 of 3 checks"] * 2
+
+
+def test_a_gpu_that_was_free_an_hour_ago_is_not_free_now(watch: GpuWatch, machine: Machine) -> None:
+    """While nothing waits nobody looks; what was seen before that says nothing when a job comes back to be tried."""
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    watch.released([machine.uuid(1)], 3_699.0)
+    assert verdicts(watch, now=3_700.0) == ["not looked at lately", "our own job has just left it"]
+    watch.look(3_700.0, ())
+    # The second has the right to be taken after one check, for our own job has only just left it.
+    assert verdicts(watch, now=3_700.0) == ["free for 1 of 3 checks", None]
 
 
 def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine) -> None:

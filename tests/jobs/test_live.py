@@ -20,7 +20,7 @@ from gpuherd.jobs.runlog import run_log
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
 LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
-SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), "GPU 1: alice runs python (pid 4711, 900 MB)", 125.0, 60.0)
+SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), "GPU 1: alice runs python (pid 4711, 900 MB)", 125.0)
 
 
 def drawn(width: int = 100) -> str:
@@ -35,7 +35,7 @@ def test_the_summary() -> None:
         "4 of 10 done, 1 failed, 2 running, 3 waiting, about 2 min 5 s left; "
         "the next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
     )
-    assert summary(RunSnapshot(Counts(done=2), (), None, 0.0, 1.0)) == "2 of 2 done, 0 running, 0 waiting"
+    assert summary(RunSnapshot(Counts(done=2), (), None, 0.0)) == "2 of 2 done, 0 running, 0 waiting"
 
 
 def test_a_running_job() -> None:

@@ -160,3 +160,9 @@ def test_reasons_that_can_never_change() -> None:
     mig = [replace(gpu(i), uuid=f"MIG-{i}", mig_parent="GPU-9", mig_position=i) for i in range(2)]
     assert "one MIG instance at most" in str(why_never(WaitingJob(1, 2), mig, LARGE))
     assert why_never(WaitingJob(1, 1), mig, LARGE) is None
+
+
+def test_a_gpu_on_which_our_job_runs_is_never_free_whatever_the_last_look_said() -> None:
+    seen_free = [GpuView(gpu(0), busy=None, ours=True), GpuView(gpu(1))]
+    decision = decide([WaitingJob(1, 1), WaitingJob(2, 1)], seen_free, Limits(4, 1), pick)
+    assert [[chosen.index for chosen in start.gpus] for start in decision.starts] == [[1]]

@@ -287,3 +287,41 @@ def _timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+def test_a_queue_that_can_not_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "folder.sqlite").mkdir()
+    with pytest.raises(QueueUnreadable, match=r"can't open the queue .*folder\.sqlite"):
+        Queue(tmp_path / "folder.sqlite")
+
+
+def test_a_full_disk_is_told_as_such_and_takes_the_whole_transaction_back(queue: Queue) -> None:
+    queue.submit([job("a")])
+    pages = queue._db.execute("PRAGMA page_count").fetchone()[0]
+    queue._db.execute(f"PRAGMA max_page_count = {pages}")  # the file can't grow: SQLITE_FULL, as on a full disk
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        queue.submit([job(f"b{i}", "x" * 1000) for i in range(100)])
+    queue._db.execute(f"PRAGMA max_page_count = {pages + 1000}")
+    assert queue.states() == {"a": JobState.WAITING}
+    queue.submit([job("a"), job("b")])
+
+
+def test_what_is_due_is_found_by_indexes_however_long_the_queue(queue: Queue) -> None:
+    plan = queue._db.execute(
+        "EXPLAIN QUERY PLAN SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0"
+        " AND not_before > 5 AND not_before <= 9"
+    ).fetchall()
+    assert "jobs_later" in plan[0]["detail"]
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="no UTF-8 text"):
+        job("n\udcff")
+
+
+def test_only_a_failure_costs_a_try(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a")])
+    end(queue, start("a"), AttemptState.REQUEUED, JobState.WAITING)
+    assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(0, 1)]
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
+    assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(1, 2)]

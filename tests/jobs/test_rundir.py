@@ -107,3 +107,8 @@ def test_lines_of_two_writers_do_not_mix(tmp_path: Path) -> None:
     assert set(lines) == {"a" * 500, "b" * 500}
     append_line(file, "x\ny")
     assert file.read_text().endswith("x y\n")
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotWrite, match="no UTF-8 text"):
+        RunDirectory(tmp_path / "r\udcff").create()

@@ -189,10 +189,16 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         raise CannotStart(f"can't start {launch.argv[0]!r}: {problem}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
-    identity = identify(child.pid)
-    if identity is None:
-        raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
-    return LocalProcess(identity, launch.status, child, write_end)
+    try:
+        identity = identify(child.pid)
+        if identity is None:
+            raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
+        return LocalProcess(identity, launch.status, child, write_end)
+    except BaseException:
+        # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
+        os.close(write_end)
+        child.wait()
+        raise
 
 
 def adopt(identity: ProcessId, status: Path) -> LocalProcess | None:

@@ -158,9 +158,12 @@ class Dispatcher:
             self._decide_at = now
 
     def _time_to_next(self) -> float | None:
-        times = [self._supervisor.next_deadline(), self._leftovers.due_at, self._decide_at]
-        if self._waits_for_gpu and self._asked is Ask.GO_ON:
-            times += [self._check_at, self._haste_at]
+        times = [self._supervisor.next_deadline(), self._leftovers.due_at]
+        if self._asked is Ask.GO_ON:
+            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
+            times.append(self._decide_at)
+            if self._waits_for_gpu:
+                times += [self._check_at, self._haste_at]
         if self._tell.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
@@ -380,7 +383,7 @@ class Dispatcher:
         return GpuWatch(self._options, self._queue.tag)
 
     def _views(self) -> tuple[GpuView, ...]:
-        return () if self._watch is None else self._watch.views(self._supervisor.gpus)
+        return () if self._watch is None else self._watch.views(clock.mono(), self._supervisor.gpus)
 
     def _choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         return None if self._watch is None else self._watch.choose(candidates, count, memory_mb)

@@ -67,4 +67,3 @@ class RunSnapshot:
     running: tuple[RunningLine, ...]
     waiting_for: str | None
     eta_s: float | None
-    elapsed_s: float

@@ -68,7 +68,8 @@ _BY_LOG = (
 _ERROR_LINE = re.compile(r"^[\w.]{1,80}(?:Error|Exception|Interrupt|Exit)\b|\b(?:error|fatal)\b[: ]", re.IGNORECASE)
 _SHELL_WORDS = re.compile(r"^(?:Killed|Terminated|Hangup|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?$")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+# Surrogates stand for bytes that are no UTF-8 (in a file name, say); nothing can print them.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _LONGEST_REASON = 300
 
 
@@ -82,7 +83,6 @@ class Ending:
         log_tail: the last part of its output.
         timeout_s: the limit, when we ended it for that.
         missing_result: the file that should be there after a success, when the command ended well without it.
-        cannot_start: why the command could not be started, when it could not.
     """
 
     started: bool = True
@@ -91,7 +91,6 @@ class Ending:
     log_tail: str = ""
     timeout_s: float | None = None
     missing_result: str | None = None
-    cannot_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +106,12 @@ class Diagnosis:
 def classify(ending: Ending) -> Diagnosis:
     """Diagnoses an attempt that did not succeed."""
     failure, reason = _judge(ending)
-    # A command that could not be started will not be there on the second try either.
-    retry = failure not in _FOR_GOOD and ending.cannot_start is None
+    retry = failure not in _FOR_GOOD
     return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE)
 
 
 def _judge(ending: Ending) -> tuple[FailureClass, str]:
     line = telling_line(ending.log_tail)
-    if ending.cannot_start is not None:
-        return FailureClass.NEVER_STARTED, ending.cannot_start
     if ending.timeout_s is not None:
         return FailureClass.TIMEOUT, f"stopped after its time limit of {ending.timeout_s:g} s"
     if not ending.started:
@@ -149,16 +145,22 @@ def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:
 
 
 def telling_line(log_tail: str) -> str | None:
-    """The last line of a log that names an error, else the last line that says anything, cleaned; None for none."""
+    """The last line of a log that names an error, else the last line that says anything; None for none.
+
+    Cleaned, and without the "error: " that our own workers begin with: who reads a reason knows that it is one.
+
+    >>> telling_line("error: the model has no weights\\n")
+    'the model has no weights'
+    """
     lines = [cleaned for line in log_tail.splitlines() if (cleaned := clean(line)) and not _SHELL_WORDS.match(cleaned)]
     for line in reversed(lines):
         if _ERROR_LINE.search(line):
-            return line
+            return line.removeprefix("error: ")
     return lines[-1] if lines else None
 
 
 def clean(text: str) -> str:
-    """One line that is safe on a terminal: no escape, control or direction characters, at most 300 long."""
+    """One line that any terminal can show safely: no escape, control or direction characters, at most 300 long."""
     plain = " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
     return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
 
@@ -171,5 +173,5 @@ def back_off_s(tries: int) -> float:
 def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
     for line in reversed(text.splitlines()):
         if pattern.search(line):
-            return clean(line)
+            return clean(line).removeprefix("error: ")
     return None

@@ -58,23 +58,26 @@ class GpuWatch:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
 
-    def labels(self, uuids: Sequence[str]) -> tuple[str, ...]:
-        """The short names of GPUs; the UUID of one that is no longer there."""
-        return tuple(self._gpus[uuid].label if uuid in self._gpus else uuid for uuid in uuids)
-
     # --- looking ----------------------------------------------------------------------------------------------
 
     def look(self, now: float, ours: Collection[str]) -> None:
         """A regular check: all GPUs are observed together, but those that our own jobs use (``ours``)."""
-        hole = max(_LONGEST_HOLE_S, 5 * self._rule.check_interval_s)
-        if now - self._looked_at > hole:
-            recent = {uuid: n for uuid, n in self._streaks.left.items() if now - self._left_at[uuid] <= hole}
-            self._streaks = idle.Streaks(left=recent)
+        self._forget_old_checks(now)
         self._looked_at = now
         self._refresh()
         for uuid in list(self._held):
             self._note_holder(uuid)
         self._observe(uuid for uuid in self._gpus if uuid not in ours)
+
+    def _forget_old_checks(self, now: float) -> None:
+        """Ends every row of checks when there was none for long; a GPU that our job has left since keeps its right."""
+        hole = max(_LONGEST_HOLE_S, 5 * self._rule.check_interval_s)
+        if now - self._looked_at <= hole or not (self._streaks.clean or self._streaks.left):
+            return
+        recent = {uuid: n for uuid, n in self._streaks.left.items() if now - self._left_at[uuid] <= hole}
+        forgotten = (self._streaks.clean.keys() | self._streaks.left.keys()) - recent.keys()
+        self._streaks = idle.Streaks(left=recent)
+        self._busy |= dict.fromkeys(forgotten, "not looked at lately")
 
     def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
@@ -101,8 +104,9 @@ class GpuWatch:
         """Seconds until ``hasty_look`` is wanted, None for not at all."""
         return min(self._haste.values(), default=None)
 
-    def views(self, ours: Collection[str]) -> tuple[GpuView, ...]:
-        """Each GPU with the verdict of the last look."""
+    def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
+        """Each GPU with the verdict of the last look. One so long ago that it says nothing any more is forgotten."""
+        self._forget_old_checks(now)
         return tuple(GpuView(gpu, self._verdict(uuid), uuid in ours) for uuid, gpu in self._gpus.items())
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:

@@ -6,6 +6,7 @@ text: it is cleaned of control characters and never read as markup.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,9 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.reporter import Display
+from gpuherd.jobs.terminal import quiet_control_keys
+
+logger = logging.getLogger(__name__)
 
 _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELLED: "yellow", EventKind.NOTICE: "cyan"}
 _BAR = 20
@@ -29,8 +33,15 @@ def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Displa
     if not console.is_terminal:
         yield PlainDisplay(console, plain_every_s)
         return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveDisplay(live)
+    live = Live(console=console, auto_refresh=False, transient=True)
+    with quiet_control_keys():
+        with _although_unread():
+            live.start()
+        try:
+            yield LiveDisplay(live)
+        finally:
+            with _although_unread():
+                live.stop()
 
 
 class PlainDisplay:
@@ -51,7 +62,8 @@ class PlainDisplay:
             self._print(summary(snapshot))
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(clean(text)), soft_wrap=True)
+        with _although_unread():
+            self._console.print(Text(clean(text)), soft_wrap=True)
 
 
 class LiveDisplay:
@@ -65,11 +77,26 @@ class LiveDisplay:
     def event(self, event: Event) -> None:
         """Prints what should be read later too: failures, retries and notices."""
         if event.kind in _STYLES:
-            self._live.console.print(Text(clean(event.text), style=_STYLES[event.kind]), soft_wrap=True)
+            with _although_unread():
+                self._live.console.print(Text(clean(event.text), style=_STYLES[event.kind]), soft_wrap=True)
 
     def snapshot(self, snapshot: RunSnapshot) -> None:
         """Draws the run anew."""
-        self._live.update(render(snapshot), refresh=True)
+        with _although_unread():
+            self._live.update(render(snapshot), refresh=True)
+
+
+@contextmanager
+def _although_unread() -> Iterator[None]:
+    """Goes on when nobody reads any more (``gpuherd esd … | head -1``, a terminal that is gone).
+
+    The display is for people; the run must not depend on them. rich answers a closed pipe by falling silent for good
+    and raising SystemExit.
+    """
+    try:
+        yield
+    except (OSError, SystemExit) as problem:
+        logger.info("nobody reads what is shown any more (%r); the run goes on", problem)
 
 
 def render(snapshot: RunSnapshot) -> Group:

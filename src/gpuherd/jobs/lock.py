@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, QueueBusy
@@ -25,8 +26,9 @@ class DispatcherLock:
             raise QueueBusy(
                 f"another gpuherd (pid {pid}) works on {path.parent}; wait for it, stop it, or use another folder"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: the lock is a lock without the pid too
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
         """Gives the lock back. The file stays: removing it would let two processes lock two files of one name."""

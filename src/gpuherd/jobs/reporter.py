@@ -59,7 +59,6 @@ class Reporter:
         self._run = run
         self._display = display
         self._on_event = on_event
-        self._began = clock.mono()
         self._done_s: list[float] = []
         self.failures: list[Failure] = []
 
@@ -167,7 +166,6 @@ class Reporter:
                 running=lines,
                 waiting_for=waiting_for,
                 eta_s=_time_left(self._done_s, counts.waiting, lines, at_once),
-                elapsed_s=now - self._began,
             )
         )
 

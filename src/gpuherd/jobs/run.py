@@ -60,9 +60,9 @@ def run_jobs(
     """
     run.create()
     with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
-        queue.submit(jobs, rerun)
-        reporter = Reporter(queue, run, display, on_event)
         try:
+            queue.submit(jobs, rerun)
+            reporter = Reporter(queue, run, display, on_event)
             try:
                 return Dispatcher(queue, run, options, reporter, jobs, grace_s=grace_s).run()
             finally:

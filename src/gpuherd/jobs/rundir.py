@@ -45,12 +45,17 @@ class RunDirectory:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""
         for folder in (self.root, self.logs, self.attempts):
             try:
+                str(folder).encode()
                 folder.mkdir(parents=True, exist_ok=True)
                 probe = folder / ".gpuherd-probe"
                 probe.touch()
                 probe.unlink(missing_ok=True)
             except OSError as problem:
                 raise CannotWrite(f"can't write in {folder}: {problem.strerror}; choose another folder") from problem
+            except UnicodeEncodeError as problem:
+                raise CannotWrite(
+                    f"the folder name {str(folder)!r} is no UTF-8 text; choose another folder"
+                ) from problem
 
     def write_run_record(self, record: Mapping[str, Any]) -> None:
         """Writes run.json: what was asked. Raises CannotWrite."""

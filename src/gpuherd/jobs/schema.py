@@ -46,6 +46,7 @@ CREATE TABLE jobs (
     reason TEXT
 );
 CREATE INDEX jobs_ready ON jobs ((gpus > 0), priority DESC, id) WHERE state = 'waiting' AND blocked = 0;
+CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0;
 CREATE INDEX jobs_count ON jobs (submission, state);
 CREATE TABLE needs (
     job INTEGER NOT NULL REFERENCES jobs (id),
@@ -98,6 +99,10 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection.row_factory = sqlite3.Row
         _prepare(connection, path)
+    except sqlite3.OperationalError as problem:
+        # Locked by another program, read-only, no space: nothing that says anything against the file itself.
+        connection.close()
+        raise QueueUnreadable(f"can't open the queue {path}: {problem}; it was left as it is") from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
         raise QueueUnreadable(
@@ -148,5 +153,6 @@ def _create(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise

@@ -45,13 +45,16 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._handle)
+                former = signal.getsignal(number)
+                # Ignored from the start: we run in the background of a script, and a Ctrl-C there is not for us.
+                if former is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._former:
+        if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._former_fd)
         for number, handler in self._former.items():
             signal.signal(number, handler)
