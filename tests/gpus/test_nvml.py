@@ -155,7 +155,10 @@ def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Sta
     assert gpus[1].uuid == whole.gpus[1].uuid
     assert "fallen off the bus" in str(gpus[1].problem)
     assert gpus[0].problem is None
+    # CUDA may leave the lost one out, and then count those after it differently.
+    assert [gpu.cuda_name for gpu in gpus] == ["0", "1", gpus[2].uuid]
     simulated.restore(1)
+    assert [gpu.cuda_name for gpu in driver.snapshot().gpus] == ["0", "1", "2"]
     assert replace(driver.snapshot().gpus[1], peers=whole.gpus[1].peers) == whole.gpus[1]
 
 

@@ -151,6 +151,8 @@ class Nvml:
         gpus: list[Gpu] = []
         for index, device in enumerate(session.devices):
             gpus += self._read_device(index, device, attempt)
+        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(gpus))
+        gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
         if attempt.topology:
             peers = self._peers(session)
             gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]

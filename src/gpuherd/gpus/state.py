@@ -56,6 +56,8 @@ class Gpu:
         mig_instances: UUIDs of the instances when this is a GPU in MIG mode (work then runs on those, not on it).
         mig_position: number of the instance on its parent, None for a whole GPU.
         problem: a sentence when the GPU can't be used (fallen off the bus, driver error), else None.
+        index_unsure: a GPU before it in PCI order has a problem, so that CUDA may leave that one out and count this one
+            differently.
     """
 
     index: int
@@ -77,6 +79,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     peers: tuple[Peer, ...] = ()
     problem: str | None = None
+    index_unsure: bool = False
 
     @property
     def label(self) -> str:
@@ -85,8 +88,9 @@ class Gpu:
 
     @property
     def cuda_name(self) -> str:
-        """What names this GPU in CUDA_VISIBLE_DEVICES under PCI_BUS_ID order: its index, or a MIG instance's UUID."""
-        return str(self.index) if self.mig_parent is None else self.uuid
+        """What names this GPU in CUDA_VISIBLE_DEVICES: its index under PCI_BUS_ID order; its UUID where CUDA may count
+        differently, and for a MIG instance."""
+        return self.uuid if self.mig_parent is not None or self.index_unsure else str(self.index)
 
 
 @dataclass(frozen=True, slots=True)

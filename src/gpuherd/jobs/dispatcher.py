@@ -213,7 +213,7 @@ class Dispatcher:
     def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
         if self._watch is None or not start.gpus:
             return ()
-        leases = self._watch.take(start.gpus, clean(queued.job.name))
+        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name))
         for lease in leases or ():
             held.enter_context(lease)
         return leases
