@@ -14,7 +14,7 @@ from gpuherd.doctor.result import CheckResult, Status
 from gpuherd.gpus.state import Machine
 
 CORE = ("nvidia-ml-py", "psutil", "rich", "shtab")
-ESD = ("huggingface_hub", "numpy", "safetensors", "scipy")
+ESD = ("huggingface_hub", "numpy", "scipy")
 _ADD_ESD = "pip install 'gpuherd[esd]'"
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 
 # What this room's modules import that comes with the extra gpuherd[esd].
-_EXTRA = ("numpy", "scipy", "safetensors", "huggingface_hub", "torch")
+_EXTRA = ("numpy", "scipy", "huggingface_hub", "torch")
 
 
 def __getattr__(name: str) -> Any:
