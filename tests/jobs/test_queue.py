@@ -325,3 +325,14 @@ def test_only_a_failure_costs_a_try(queue: Queue, start: Callable[[str], Attempt
     assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(0, 1)]
     end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
     assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(1, 2)]
+
+
+def test_starting_the_command_again_gives_a_running_job_fresh_tries_too(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.submit([job("a")])
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
+    start("a")
+    assert queue.running()[0].queued.tries == 1
+    queue.submit([job("a")])
+    assert queue.running()[0].queued.tries == 0

@@ -61,7 +61,7 @@ class Queue:
 
         A job that is new waits. One that succeeded with the same command stays done while its ``result`` is there, and
         waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
-        cancelled waits again with fresh tries. A running one is left alone. Jobs of earlier submissions that still wait
+        cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
         and are not named any more are cancelled. Raises UsageError for a name given twice and for ``needs`` that name
         no job or go in a circle; nothing is changed then.
         """
@@ -90,7 +90,8 @@ class Queue:
             )
             return
         if known["state"] == JobState.RUNNING:
-            self._db.execute("UPDATE jobs SET submission = ? WHERE id = ?", (submission, known["id"]))
+            # Fresh tries for it too: killed together with its dispatcher time and again, it must not fail for that.
+            self._db.execute("UPDATE jobs SET submission = ?, tries = 0 WHERE id = ?", (submission, known["id"]))
             return
         stays = known["state"] == JobState.DONE and not again and _same_work(known["spec"], spec) and _has_result(job)
         state = JobState.DONE if stays else JobState.WAITING
