@@ -58,10 +58,6 @@ class NoSuchGpu(UsageError, ValueError):
     """A GPU index, UUID or count was asked for that this machine does not have (or does not show to us)."""
 
 
-class NoGpuFree(GpuherdError):
-    """No GPU satisfies the request now."""
-
-
 class JobCannotFit(UsageError, ValueError):
     """A job asks for more than the machine has, so that it could never start."""
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import io
-import logging
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from gpuherd.engines.progress import Progress
-from gpuherd.errors import CannotWrite
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.live import PlainDisplay, cells, display, render, summary
 from gpuherd.jobs.records import Counts
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.runlog import run_log
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
 LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
@@ -85,32 +79,3 @@ def test_on_a_terminal_failures_scroll_and_starts_do_not() -> None:
     text = console.file.getvalue()
     assert "b: failed" in text and "4 of 10 done" in text
     assert "a: started" not in text
-
-
-def test_the_runs_own_log(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    run.create()
-    with run_log(run, "esd_experiment", datetime(2026, 11, 21, 9, 8, 7)) as path:
-        logging.getLogger("gpuherd.jobs").info("something happened")
-    logging.getLogger("gpuherd.jobs").warning("after the end")
-    assert path.name == "esd_experiment_20261121_090807.log"
-    assert "INFO gpuherd.jobs: something happened" in path.read_text()
-    assert "after the end" not in path.read_text()
-    with pytest.raises(CannotWrite), run_log(RunDirectory(tmp_path / "no"), "x", datetime.now()):
-        pass
-
-
-def test_the_runs_log_makes_standard_error_no_louder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    handler = logging.StreamHandler(sys.stderr)
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [handler])
-    run = RunDirectory(tmp_path)
-    run.create()
-    with run_log(run, "x", datetime.now()):
-        logging.getLogger("gpuherd.jobs").info("quiet")
-        logging.getLogger("gpuherd.jobs").warning("loud")
-    assert capsys.readouterr().err == "loud\n"
