@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,11 +28,19 @@ class Job:
         name: unique within a queue; submitting the same name again goes on with the job that is there.
         argv: the command as an argument list; never seen by a shell.
         gpus: how many GPUs it needs; 0 for a job that runs on the CPU.
+        gpus_at_most: when it runs out of memory it is tried on more GPUs, up to so many; None for never more.
         memory_mb: free memory that it needs on each GPU, None if unknown.
+        share: it may share its GPU with other jobs of this queue that say so too; ``memory_mb`` must be given.
         priority: higher runs first; equal priorities run in the order of submission.
         needs: names of jobs that must have succeeded before.
+        round: jobs of a round start when none of an earlier round waits or runs any more, however those ended.
+        cost: how long it is expected to take, in any unit that is the same for the whole queue (bytes of the model,
+            say); None if unknown. With ``order="longest"`` the costly ones start first.
+        family: jobs of one family are alike: the memory that one was seen to use is expected of the others.
         retries: how many further tries a failure that may pass (a crash, out of memory) gets.
-        timeout_s: wall-clock seconds after which the job is stopped; None for no limit.
+        timeout_s: seconds after which the job is stopped; None for no limit.
+        stage_timeout_s: seconds that it may stay in one stage of its progress; None for no limit.
+        heartbeat_s: seconds that it may go without telling its progress (``engines.progress``); None for no limit.
         env: variables added to the job's environment.
         cwd: working directory, None for the dispatcher's.
         result: a file that exists when the job has succeeded; a job is done only while it is there. A relative path is
@@ -44,11 +53,18 @@ class Job:
     name: str
     argv: tuple[str, ...]
     gpus: int = 1
+    gpus_at_most: int | None = None
     memory_mb: int | None = None
+    share: bool = False
     priority: int = 0
     needs: tuple[str, ...] = ()
+    round: int = 0
+    cost: float | None = None
+    family: str | None = None
     retries: int = 1
     timeout_s: float | None = None
+    stage_timeout_s: float | None = None
+    heartbeat_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     result: str | None = None
@@ -66,7 +82,17 @@ class Job:
             raise UsageError(f"job {self.name!r}: an argument contains a NUL byte, which no program can be given")
         if self.gpus < 0:
             raise JobCannotFit(f"job {self.name!r} asks for {self.gpus} GPUs; the least is 0")
+        if self.gpus_at_most is not None and self.gpus_at_most < max(1, self.gpus):
+            raise JobCannotFit(f"job {self.name!r} asks for {self.gpus} GPUs and at most {self.gpus_at_most}")
+        if self.memory_mb is not None and self.memory_mb < 1:
+            raise JobCannotFit(f"job {self.name!r} asks for {self.memory_mb} MB; the least is 1")
+        if self.share and (self.gpus != 1 or self.memory_mb is None):
+            raise UsageError(f"job {self.name!r}: share is for jobs on 1 GPU that say how much memory they need")
+        if self.cost is not None and not 0 <= self.cost < math.inf:
+            raise UsageError(f"job {self.name!r}: cost={self.cost}; it must be a finite number of 0 or more")
         if self.retries < 0:
             raise UsageError(f"job {self.name!r}: retries={self.retries}; the least is 0")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise UsageError(f"job {self.name!r}: timeout={self.timeout_s} s; it must be above 0")
+        for limit in ("timeout_s", "stage_timeout_s", "heartbeat_s"):
+            value = getattr(self, limit)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"job {self.name!r}: {limit.removesuffix('_s')}={value} s; it must be above 0")

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
+from gpuherd.quantities import duration_s, size_mb
+
+Order = Literal["age", "longest"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+YieldTo = Literal["ignore", "pause", "requeue"]
+YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
 
 
 def gpu_names(word: str) -> str:
@@ -100,3 +107,80 @@ class GpuOptions:
     def gpu_ids(self) -> tuple[str, ...]:
         """``gpu_list`` as single ids in order of preference, comma lists taken apart; () for all visible GPUs."""
         return tuple(part for entry in self.gpu_list for part in str(entry).split(","))
+
+
+def port(word: str) -> int:
+    """A TCP port that a user may listen on; 0 for any that is free."""
+    if not word.isascii() or not word.isdigit() or not (int(word) == 0 or 1024 <= int(word) <= 65535):
+        raise ValueError(f"{word!r} is not a port from 1024 to 65535 (or 0 for any)")
+    return int(word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchOptions(GpuOptions):
+    """All that can be said of a run of jobs: which GPUs, and how the dispatcher behaves."""
+
+    max_concurrent: int | None = option(
+        None, help="most jobs to run at once, on GPUs or not", parse=positive_int, metavar="N", group="jobs"
+    )
+    order: Order = option(
+        "age",
+        help="which of the waiting jobs of one priority goes first: the oldest, or the longest where costs are known",
+        choices=ORDERS,
+        group="jobs",
+    )
+    share: bool = option(False, help="let jobs that declare their memory share a GPU while the sum fits", group="jobs")
+    yield_to_others: YieldTo = option(
+        "ignore",
+        flag="yield",
+        help="when a stranger starts on a GPU of ours: only say so, pause our job, or put it back in the queue",
+        choices=YIELDS,
+        group="jobs",
+    )
+    timeout: float | None = option(
+        None, help="time limit for each job, like 90s or 2h", parse=duration_s, metavar="TIME", group="jobs"
+    )
+    stage_timeout: float | None = option(
+        None, help="time limit for each stage that a job tells of", parse=duration_s, metavar="TIME", group="jobs"
+    )
+    heartbeat: float | None = option(
+        None,
+        help="stop a job that has told no progress for so long",
+        parse=duration_s,
+        metavar="TIME",
+        group="jobs",
+    )
+    min_disk: int = option(
+        200,
+        help="with less free space than this, jobs are paused and none is started (MB, or like 2GB)",
+        parse=size_mb,
+        metavar="SIZE",
+        group="jobs",
+    )
+    prometheus: int | None = option(
+        None, help="serve metrics for Prometheus on this port of 127.0.0.1", parse=port, metavar="PORT", group="notices"
+    )
+    notify_command: str | None = option(
+        None,
+        help="run this command when all is over and when a job has failed (words, no shell; the notice is its input)",
+        metavar="COMMAND",
+        group="notices",
+    )
+    webhook: str | None = option(
+        None, help="post the same notices as JSON to this address", metavar="URL", group="notices"
+    )
+
+    def __post_init__(self) -> None:
+        GpuOptions.__post_init__(self)
+        if self.order not in ORDERS:
+            raise UsageError(f"order={self.order!r}; possible: {', '.join(ORDERS)}")
+        if self.yield_to_others not in YIELDS:
+            raise UsageError(f"yield={self.yield_to_others!r}; possible: {', '.join(YIELDS)}")
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise UsageError(f"max_concurrent={self.max_concurrent}; the least is 1")
+        for name in ("timeout", "stage_timeout", "heartbeat"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name}={value}; it must be above 0")
+        if self.min_disk < 0:
+            raise UsageError(f"min_disk={self.min_disk}; the least is 0")

@@ -1,0 +1,66 @@
+"""Sizes and times as people write them: ``20GB``, ``2h``, ``1h30m``. Pure; imports nothing of gpuherd.
+
+A megabyte is 2^20 bytes and a gigabyte 2^10 of those, with or without the i (``20GB`` = ``20GiB``): that is what GPU
+tools print.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE | re.ASCII)
+_MB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
+_DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?\s*(?:ms|s|m|h|d|w)\s*)+", re.IGNORECASE | re.ASCII)
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h|d|w)", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(r"(?:(\d{1,4})-)?(\d{1,6}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def size_mb(word: str) -> int:
+    """A size in MB (2^20 bytes), rounded up. A number without a unit is one of MB. Raises ValueError with a sentence.
+
+    >>> size_mb("20GB"), size_mb("1.5GiB"), size_mb("800"), size_mb("1k")
+    (20480, 1536, 800, 1)
+    """
+    found = _SIZE.fullmatch(word.strip())
+    value = float(found[1]) * _MB[(found[2] or "m").lower()] if found else 0.0
+    if value <= 0:
+        raise ValueError(f"{word!r} is not a size; write 20GB, 1.5GB or 800MB")
+    return -int(-value // 1)
+
+
+def duration_s(word: str) -> float:
+    """A length of time in seconds, above 0. A number without a unit is one of seconds; SLURM's forms are known too.
+    Raises ValueError with a sentence.
+
+    >>> duration_s("2h"), duration_s("1h30m"), duration_s("90"), duration_s("500ms"), duration_s("1-12:00:00")
+    (7200.0, 5400.0, 90.0, 0.5, 129600.0)
+    """
+    text = word.strip()
+    clock = _CLOCK.fullmatch(text)
+    if clock and (clock[4] or clock[1] is None):
+        days, first, second, third = (int(part or 0) for part in clock.groups())
+        # SLURM: "90:00" is minutes and seconds, "1:30:00" hours, minutes, seconds.
+        value = float(days * 86400 + first * 3600 + second * 60 + third if clock[4] else first * 60 + second)
+    elif _DURATION.fullmatch(text):
+        value = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text))
+    elif re.fullmatch(r"\d{1,12}(?:\.\d{1,9})?", text, re.ASCII):
+        value = float(text)
+    else:
+        value = 0.0
+    if value <= 0:
+        raise ValueError(f"{word!r} is not a length of time; write 90s, 30m, 2h or 1h30m")
+    return value
+
+
+def gpu_range(word: str) -> tuple[int, int]:
+    """How many GPUs: ``2``, or ``1-4`` for one that may become up to four. Raises ValueError with a sentence.
+
+    >>> gpu_range("2"), gpu_range("1-4"), gpu_range("0")
+    ((2, 2), (1, 4), (0, 0))
+    """
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word.strip(), re.ASCII)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if most < least or (found is not None and found[2] is not None and least == 0):
+        raise ValueError(f"{word!r} is no number of GPUs; write 2, or 1-4 for more after running out of memory")
+    return least, most
