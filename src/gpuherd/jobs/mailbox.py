@@ -54,6 +54,11 @@ def open_letters(db: sqlite3.Connection) -> tuple[Letter, ...]:
     )
 
 
+def _letter(row: sqlite3.Row) -> Letter:
+    jobs, settings = json.loads(row["jobs"]), json.loads(row["settings"])
+    return Letter(row["id"], row["at"], row["kind"], row["by"], tuple(jobs), settings)
+
+
 def answer(db: sqlite3.Connection, letter: int, reply: Reply, now: float) -> None:
     """Writes down what came of a control: it is applied from now on."""
     db.execute(

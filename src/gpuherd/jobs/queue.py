@@ -286,7 +286,8 @@ class Queue:
     def _record_end(self, end: AttemptEnd) -> tuple[str, ...]:
         self._change(
             "UPDATE attempts SET state = ?, ended_at = ?, ended_mono = ?, exit_code = ?, signal = ?, class = ?,"
-            " reason = ?, peak_mb = ?, paused_s = ?, paused = '', paused_mono = NULL WHERE id = ? AND state = 'running'",
+            " reason = ?, peak_mb = ?, paused_s = ?, paused = '', paused_mono = NULL"
+            " WHERE id = ? AND state = 'running'",
             (
                 end.state,
                 end.ended_at,

@@ -49,6 +49,21 @@ class QueuedJob:
         """What it asks for now."""
         return self.adapted or Request(self.job.gpus, self.job.memory_mb, self.job.share)
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asks for now."""
+        return self.request.gpus
+
+    @property
+    def memory_mb(self) -> int | None:
+        """How much memory it wants free on each of them now; None if unknown."""
+        return self.request.memory_mb
+
+    @property
+    def share(self) -> bool:
+        """Whether it may share its GPU now."""
+        return self.request.share
+
 
 class PauseReason(StrEnum):
     """Why a running attempt's processes are stopped; there can be several reasons at once."""
