@@ -18,7 +18,7 @@ from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.records import AttemptRecord, QueuedJob
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.rundir import ATTEMPTS_A_FILE, RunDirectory
 from gpuherd.jobs.settle import Blameless
 
 GRACE_S = 10.0
@@ -43,12 +43,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows when."""
+    """An attempt of a dead dispatcher that has ended meanwhile."""
 
     record: AttemptRecord
     exit: Exit
     blameless: Blameless | None
-    ended_at: float | None
 
 
 @dataclass
@@ -83,6 +82,9 @@ class Supervisor:
         mono: float,
     ) -> Attempt:
         """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
+        if attempt_id % ATTEMPTS_A_FILE == 0:
+            running = {attempt.record.id for attempt in self.running.values()}
+            self.run.remove_stray_attempt_files({*running, attempt_id})
         number = queued.attempts + 1
         progress = self.run.attempt_progress(attempt_id)
         log = self.run.attempt_log(queued.job.name, number)
@@ -126,13 +128,14 @@ class Supervisor:
         """
         status = self.run.attempt_status(record.id)
         if copied:
-            return LostAttempt(record, Exit(started=True), Blameless.COPIED, None)
+            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
         if record.process.boot != boot_id():
-            return LostAttempt(record, Exit(started=True), Blameless.REBOOT, None)
-        process = adopt(record.process, status)
+            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+        tag = f"{self.queue_id}/{record.id}"
+        process = adopt(record.process, status, tag)
         if process is None:
-            ended = read_exit(status)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(status))
+            ended = read_exit(status, tag)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
         attempt = Attempt(record, process, self.run.attempt_progress(record.id), adopted=True)
         self.running[process.pidfd] = attempt
         return attempt
@@ -178,10 +181,3 @@ def _deadline(attempt: Attempt) -> float | None:
         return attempt.kill_at
     limit = attempt.record.queued.job.timeout_s
     return None if limit is None else attempt.record.started_mono + limit
-
-
-def _last_change(file: Path) -> float | None:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return None
