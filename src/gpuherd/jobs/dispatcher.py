@@ -121,6 +121,7 @@ class Dispatcher:
                     else:
                         self._ended(key.fd)
             outcome = self._outcome(signals)
+        self._run.remove_stray_attempt_files(())
         self._queue.end_run(self._run_id, clock.wall())
         return outcome
 
@@ -137,7 +138,7 @@ class Dispatcher:
         now = clock.mono()
         self._supervisor.keep_time(now)
         if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
-            self._leftovers.sweep({attempt.record.id for attempt in self._supervisor.running.values()}, now)
+            self._leftovers.sweep([attempt.process.traces for attempt in self._supervisor.running.values()], now)
         if self._watch is not None and self._waits_for_gpu and self._asked is Ask.GO_ON:
             self._check_gpus(self._watch, now)
         every = self._tell.every_s
@@ -277,7 +278,7 @@ class Dispatcher:
         if attempt.adopted and not end.started:
             blameless = Blameless.NEVER_WENT
         self._settle(attempt.record, end, blameless, at, mono, timed_out=attempt.timed_out)
-        self._leftovers.expect(mono)
+        self._leftovers.expect(mono, attempt.process.traces)
         if self._watch is not None and attempt.record.gpus:
             self._watch.released(attempt.record.gpus, mono)
             self._haste_at = mono
@@ -342,9 +343,9 @@ class Dispatcher:
     def _settle_lost(self, lost: LostAttempt) -> None:
         at = clock.wall()
         mono = None if lost.blameless in (Blameless.REBOOT, Blameless.COPIED) else clock.mono()
-        if lost.ended_at is not None and mono is not None:
-            # By the status file's time, so that hours without a dispatcher don't count as the job's.
-            mono = max(lost.record.started_mono, mono - max(0.0, at - lost.ended_at))
+        if lost.exit.ran_s is not None and mono is not None:
+            # By the status file, so that hours without a dispatcher don't count as the job's.
+            mono = min(mono, lost.record.started_mono + lost.exit.ran_s)
         self._settle(lost.record, lost.exit, lost.blameless, at, mono)
 
     def _obey(self, signals: StopSignals) -> None:

@@ -18,7 +18,7 @@ from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.rundir import ATTEMPTS_A_FILE, RunDirectory
 from gpuherd.jobs.settle import Blameless
 from gpuherd.jobs.timelimits import Limits, Passed, Timer
 
@@ -66,12 +66,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows when."""
+    """An attempt of a dead dispatcher that has ended meanwhile."""
 
     record: AttemptRecord
     exit: Exit
     blameless: Blameless | None
-    ended_at: float | None
 
 
 @dataclass
@@ -108,6 +107,9 @@ class Supervisor:
         shared_mb: int | None = None,
     ) -> Attempt:
         """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
+        if attempt_id % ATTEMPTS_A_FILE == 0:
+            running = {attempt.record.id for attempt in self.running.values()}
+            self.run.remove_stray_attempt_files({*running, attempt_id})
         number = queued.attempts + 1
         progress = self.run.attempt_progress(attempt_id)
         tag = self._tag(attempt_id)
@@ -154,15 +156,17 @@ class Supervisor:
         """
         status = self.run.attempt_status(record.id)
         if copied:
-            return LostAttempt(record, Exit(started=True), Blameless.COPIED, None)
+            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
         if record.process.boot != boot_id():
-            return LostAttempt(record, Exit(started=True), Blameless.REBOOT, None)
-        process = adopt(record.process, status)
+            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+        tag = self._tag(record.id)
+        process = adopt(record.process, status, tag)
         if process is None:
-            ended = read_exit(status)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(status))
-        tag, progress = self._tag(record.id), self.run.attempt_progress(record.id)
-        attempt = Attempt(record, process, progress, tag, self._timer(record, now), adopted=True)
+            ended = read_exit(status, tag)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
+        attempt = Attempt(
+            record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
+        )
         self.running[process.pidfd] = attempt
         self.enforce(attempt, record, now)
         if not record.paused:
@@ -249,10 +253,3 @@ class Supervisor:
         if record.paused_mono is not None:
             timer.pause(min(now, record.paused_mono))
         return timer
-
-
-def _last_change(file: Path) -> float | None:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return None
