@@ -20,7 +20,9 @@ from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
+from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -59,12 +61,23 @@ def run_jobs(
         NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
     """
     run.create()
-    with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
+    settings = load()
+    with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             queue.submit(jobs, rerun)
-            reporter = Reporter(queue, run, display, on_event)
+            dispatcher = Dispatcher(
+                queue,
+                run,
+                dispatch_options(options),
+                Reporter(queue, run, display, on_event),
+                jobs,
+                lock=lock,
+                settings=settings,
+                load_settings=load,
+                grace_s=grace_s,
+            )
             try:
-                return Dispatcher(queue, run, options, reporter, jobs, grace_s=grace_s).run()
+                return dispatcher.run()
             finally:
                 write_metrics(queue, run)
         except sqlite3.OperationalError as problem:

@@ -1,4 +1,4 @@
-"""What becomes of a job when an attempt has ended: done, failed or cancelled for good, another try, or back in the queue.
+"""What becomes of a job when an attempt has ended: done, failed or cancelled for good, another try, or it waits again.
 
 Pure: it is given what is known of the end and answers with the transition to record. How a failure is tried again is
 ``retry``'s part.
