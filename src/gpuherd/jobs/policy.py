@@ -275,10 +275,10 @@ class _Round:
         reasons, ours = [], []
         for machine in self.pool.machines:
             for view in machine.usable(job, barred):
-                if view.busy in (_GIVEN, _KEPT):
-                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
-                elif view.is_open and job.share:
+                if view.is_open and job.share:
                     reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
+                elif view.busy in (_GIVEN, _KEPT):
+                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
                 elif view.ours:
                     ours.append(view.gpu.label)
                 elif view.busy is not None:
