@@ -15,7 +15,16 @@ from typing import Any
 
 import pynvml
 
-from gpuherd.gpus.nvml_read import Fixed, answer_or_none, broken_gpu, no_processes, read_fixed, read_gpu, read_peers
+from gpuherd.gpus.nvml_read import (
+    Fixed,
+    answer_or_none,
+    broken_gpu,
+    no_processes,
+    read_fixed,
+    read_gpu,
+    read_peers,
+    read_used_mb,
+)
 from gpuherd.gpus.processes import ProcessTable
 from gpuherd.gpus.state import Gpu, Machine, Peer
 
@@ -63,12 +72,14 @@ _GPU_SENTENCES = {
 
 @dataclass(slots=True)
 class _Device:
-    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``."""
+    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``;
+    ``split``: it was in MIG mode when last read."""
 
     number: int
     fixed: Fixed
     handle: Any | None
     refusal: str = ""
+    split: bool = False
 
 
 @dataclass(slots=True)
@@ -120,6 +131,28 @@ class Nvml:
             self._lock, self._session, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
             return self._snapshot(processes, topology)
+
+    def used_mb(self) -> dict[str, int]:
+        """Memory in use now on each whole GPU, by UUID: a look that costs a tenth of a snapshot.
+
+        A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
+        answers. A snapshot then tells what is the matter.
+        """
+        if self._pid != os.getpid():
+            return {}
+        with self._lock:
+            devices = () if self._session is None else tuple(self._session.devices)
+            found: dict[str, int] = {}
+            for device in devices:
+                if device.handle is None or device.split:
+                    continue
+                try:
+                    used = read_used_mb(device.handle)
+                except pynvml.NVMLError:
+                    continue
+                if used is not None:
+                    found[device.fixed.uuid] = used
+            return found
 
     def close(self) -> None:
         """Lets go of the driver; the next snapshot starts it again."""
@@ -212,6 +245,7 @@ class Nvml:
             attempt.failing.add(device.fixed.uuid)
             return [broken_gpu(index, device.fixed, _gpu_sentence(error))]
         attempt.failing.discard(device.fixed.uuid)
+        device.split = bool(gpus[0].mig_instances)
         return gpus
 
     def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
