@@ -22,6 +22,7 @@ from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, visible
 from gpuherd.jobs.allowance import Allowance
+from gpuherd.jobs.gpufaults import GpuFaults
 from gpuherd.jobs.gpuleases import GpuLeases
 from gpuherd.jobs.gpuusers import NOTHING, GpuUsers
 from gpuherd.jobs.options import GpuOptions
@@ -57,7 +58,8 @@ class GpuWatch:
         self._users = GpuUsers(options.gpu_memory_threshold)
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
-        machine = self._nvml.snapshot(processes=True, topology=True)
+        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+        self._faults = GpuFaults(machine.gpus)
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._choose_gpus(machine, options, settings)
 
@@ -192,8 +194,15 @@ class GpuWatch:
             own: by GPU's UUID, the tags (GPUHERD_ATTEMPT) of our attempts on it.
             declared_mb: by GPU's UUID, how much memory they may use together, where that is known.
         """
-        self._refresh()
+        self._refresh(errors=True)
+        self._faults.look(self._gpus.values())
         return self._users.look(self._gpus, own, declared_mb)
+
+    def gpu_problem(self, uuids: Collection[str]) -> str | None:
+        """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
+        None for nothing."""
+        self._refresh(errors=True)
+        return self._faults.problem(self._gpus, uuids)
 
     @property
     def peaks(self) -> Mapping[str, int]:
@@ -217,12 +226,13 @@ class GpuWatch:
         self._busy |= {uuid: found.reason for uuid, found in unclean.items()}
         free = set(uuids) - unclean.keys()
         self._users.taken(self._gpus[uuid] for uuid in free)
+        self._faults.taken(free)
         return free
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        machine = self._nvml.snapshot(processes=True, topology=False)
+    def _refresh(self, *, errors: bool = False) -> None:
+        machine = self._nvml.snapshot(processes=True, topology=False, errors=errors)
         self._gpus = {uuid: self._refreshed(gpu, machine) for uuid, gpu in self._gpus.items()}
 
     def _refreshed(self, old: Gpu, machine: Machine) -> Gpu:
