@@ -7,6 +7,7 @@ Which job gets which GPU is decided in ``policy``; when to look is decided in ``
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from gpuherd.jobs.policy import GpuView
 _FIRST_LOOK_S = 0.005
 # A row of checks with a longer hole than this in it is no row: nobody knows what went on meanwhile.
 _LONGEST_HOLE_S = 5.0
+# How long a driver that fails may keep a start waiting.
+_DRIVER_PATIENCE_S = 10.0
+_DRIVER_PAUSE_S = 0.2
 
 
 class GpuWatch:
@@ -38,7 +42,7 @@ class GpuWatch:
         self._folder: LeaseFolder | None = None
         self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
         self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
-        machine = self._nvml.snapshot(processes=True, topology=True)
+        machine = self._first_look()
         seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
         self._preference = tuple(gpu.uuid for gpu in chosen) if options.gpu_ids else ()
@@ -52,6 +56,15 @@ class GpuWatch:
         self._left_at: dict[str, float] = {}
         self._haste: dict[str, float] = {}
         self.problem = None if chosen else machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
+
+    def _first_look(self) -> Machine:
+        """The machine; a driver that fails gets some seconds, or all would run on the CPU for want of a moment."""
+        deadline = time.monotonic() + _DRIVER_PATIENCE_S
+        while True:
+            machine = self._nvml.snapshot(processes=True, topology=True)
+            if not machine.may_pass or time.monotonic() > deadline:
+                return machine
+            time.sleep(_DRIVER_PAUSE_S)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
