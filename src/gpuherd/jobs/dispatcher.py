@@ -13,7 +13,6 @@ ask ``obeying``'s; here is when.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import selectors
 import sqlite3
@@ -306,7 +305,7 @@ class Dispatcher:
         self._changes_at = allowed.changes_at
         most, why = allowed.max_gpus, allowed.sentence
         if elsewhere:
-            most = max(0, min(self.options.max_gpus, most if most is not None else math.inf) - elsewhere)
+            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
             why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
         return {"gpus_now": most, "gpus_now_why": why}
 

@@ -189,7 +189,8 @@ class GpuWatch:
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
-            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now) for uuid, gpu in self._gpus.items()
+            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now)
+            for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
