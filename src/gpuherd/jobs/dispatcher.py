@@ -201,8 +201,8 @@ class Dispatcher:
         if self._desk.changed:
             self._desk.changed = False
             self._decide_at = now
-        if now >= self._disk.due_at and self._wants_disk() and self._disk.look(now):
-            self._on_disk(now)
+        if self._wants_disk():
+            self._look_at_disk(now)
         self._obeying.keep_time(now)
         every = self._tell.every_s
         if every is not None and now >= self._show_at:
@@ -242,10 +242,8 @@ class Dispatcher:
             starter.again_at, self._decide_at = None, now
         if self._decide_at is None or now < self._decide_at or self.asked is not Ask.GO_ON:
             return
+        self._look_at_disk(now)
         self._decide_at = None
-        if now >= self._disk.due_at and self._disk.look(now):
-            self._on_disk(now)
-            self._decide_at = None
         while self._decide_and_start(starter):
             pass
         self._wait_for_later()
@@ -272,6 +270,7 @@ class Dispatcher:
             running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
             for attempt in running:
                 self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
+            self._desk.started(now)
         self._note_waits(decision.waits, head, bounds, now)
         places -= sum(max(1, len(start.gpus)) for start in decision.starts)
         all_went = len(running) == len(decision.starts) and not decision.refused
@@ -382,6 +381,9 @@ class Dispatcher:
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
                 ends.append(lost(found, at, now))
+        if self._supervisor.gpus:
+            self._desk.open()
+            self._desk.started(now)
         if ends:
             self._endings.settle(ends, now)
         self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
@@ -455,6 +457,10 @@ class Dispatcher:
 
     def _wants_disk(self) -> bool:
         return bool(self._supervisor.running) or self._waiting_for is not None
+
+    def _look_at_disk(self, now: float) -> None:
+        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
+            self._on_disk(now)
 
     def _on_disk(self, now: float) -> None:
         """There is too little space, or there is enough again."""
