@@ -97,7 +97,7 @@ _ANYWHERE = (
         FailureClass.KILLED,
         re.compile(
             r"Signal (?:9|15) \(SIG(?:KILL|TERM)\) received|died with <Signals\.SIG(?:KILL|TERM): \d{1,2}>"
-            r"|DataLoader worker \(pid[^)]{0,40}\) is killed by signal: (?:Killed|Terminated)|^KeyboardInterrupt\b"
+            r"|DataLoader worker \(pid.{0,40}\) is killed by signal: (?:Killed|Terminated)|^KeyboardInterrupt\b"
             r"|DUE TO TIME LIMIT|DUE TO PREEMPTION|got signal: 15|^Job cancelled by",
         ),
     ),
@@ -202,7 +202,8 @@ def classify(ending: Ending) -> Diagnosis:
     """Diagnoses an attempt that did not succeed."""
     failure, reason = _judge(ending)
     retry = failure not in _FOR_GOOD
-    on_host = failure is FailureClass.OUT_OF_MEMORY and _HOST_MEMORY.search(reason) is not None
+    out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
+    on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
     return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host)
 
 
