@@ -303,6 +303,6 @@ def _words(line: str) -> str:
     return _SPEAKER.sub("", _plain(line), count=1).removeprefix("error: ")
 
 
-def back_off_s(tries: int) -> float:
-    """Seconds to wait before the next try after this many failures: 1, 2, 4, … at most 60."""
-    return float(min(60, 2 ** max(0, min(tries, 10) - 1)))
+def back_off_s(tries: int, first_s: float = 1.0, longest_s: float = 60.0) -> float:
+    """Seconds to wait before the next try after this many failures: the first, twice that, ... at most the longest."""
+    return min(longest_s, first_s * 2.0 ** max(0, min(tries, 20) - 1))
