@@ -20,7 +20,7 @@ from gpuherd.gpus.choose import choose
 from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
-from gpuherd.gpus.visible import find, visible
+from gpuherd.gpus.visible import find, is_named, visible
 from gpuherd.jobs.allowance import Allowance
 from gpuherd.jobs.gpufaults import GpuFaults
 from gpuherd.jobs.gpuleases import GpuLeases
@@ -76,7 +76,7 @@ class GpuWatch:
         excluded = settings.policy.exclude_gpus
         seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
-        kept = [gpu for gpu in chosen if not _is_named(gpu, excluded)]
+        kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
         if options.gpu_ids and len(kept) < len(chosen):
             labels = ", ".join(gpu.label for gpu in chosen if gpu not in kept)
             raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
@@ -280,8 +280,3 @@ class GpuWatch:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._busy[uuid])
         return verdicts
-
-
-def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    """Whether one of these names means this GPU: an index (of its whole GPU too), a label, or a UUID."""
-    return any(name in (gpu.label, str(gpu.index), gpu.uuid, gpu.mig_parent) for name in names)
