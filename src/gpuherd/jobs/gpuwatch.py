@@ -1,7 +1,7 @@
 """The dispatcher's eye on the GPUs: looks at them, remembers how long each has been free, and takes leases.
 
 It joins what ``gpuherd.gpus`` offers (driver, free test, leases) and keeps what has to be remembered between two looks.
-Looks are of two kinds. A cheap one asks for memory only, ten times a second at most, so that a GPU which somebody frees
+Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody frees
 is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU is
 becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
 """
@@ -34,8 +34,8 @@ from gpuherd.jobs.yielding import Stranger
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# Cheap looks: one in a twentieth of the quiet time, but no more than ten a second.
-_CHEAP_LOOK_S = 0.1
+# Cheap looks: one in a twentieth of the quiet time, but no more than eight a second.
+_CHEAP_LOOK_S = 0.125
 _LOOKS_IN_QUIET_TIME = 20
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
@@ -135,7 +135,7 @@ class GpuWatch:
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
-        used = self._nvml.used_mb()
+        used = self._nvml.used_mb(uuids)
         for uuid in uuids:
             # What the cheap look does not tell of is left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._is_low(self._gpus[uuid].used_mb):
