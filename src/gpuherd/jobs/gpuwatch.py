@@ -1,9 +1,9 @@
 """The dispatcher's eye on the GPUs: looks at them, remembers how long each has been free, and takes leases.
 
 It joins what ``gpuherd.gpus`` offers (driver, free test, leases) and keeps what has to be remembered between two looks.
-Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody frees
-is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU is
-becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
+Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody
+frees is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU
+is becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
 """
 
 from __future__ import annotations
