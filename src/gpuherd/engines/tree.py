@@ -108,23 +108,26 @@ class Tree:
     def terminate(self) -> None:
         """SIGTERM to all; those that were stopped go on, or they could not obey."""
         for process in self.members():
-            send(process.process, signal.SIGTERM)
-            if process.held:
-                send(process.process, signal.SIGCONT)
+            ask_to_end(process.process)
 
     def pause(self) -> None:
         """SIGSTOP to all, until a look finds none that runs."""
         _until_none(lambda: tuple(p for p in self.members() if not p.held), signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT to all that are stopped."""
+        """SIGCONT to all, also to those that have yet to hear that they are to stop."""
         for process in self.members():
-            if process.held:
-                send(process.process, signal.SIGCONT)
+            send(process.process, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to all, until a look finds none."""
         kill(self.members)
+
+
+def ask_to_end(process: ProcessId) -> None:
+    """SIGTERM; and SIGCONT, since what is stopped, or is about to be, could not obey."""
+    send(process, signal.SIGTERM)
+    send(process, signal.SIGCONT)
 
 
 def kill(find: Callable[[], Sequence[Seen]]) -> None:

@@ -8,12 +8,11 @@ short jobs don't cost a look each.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gpuherd.engines.processes import ProcessId, Seen, everyone, is_held, send
-from gpuherd.engines.tree import Traces, kill, members
+from gpuherd.engines.processes import ProcessId, Seen, everyone, is_held
+from gpuherd.engines.tree import Traces, ask_to_end, kill, members
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +116,7 @@ class Leftovers:
     def _ask(self, process: Seen, *, first: bool) -> None:
         if first:
             logger.info("an attempt left process %d behind; ending it", process.process.pid)
-        send(process.process, signal.SIGTERM)
-        if process.held:
-            send(process.process, signal.SIGCONT)
+        ask_to_end(process.process)
 
     def _give_up(self, attempt: str | None, strays: Collection[Seen]) -> None:
         """In uninterruptible sleep, usually in a driver: nothing that a user may do ends such a process."""
