@@ -161,8 +161,13 @@ def telling_line(log_tail: str) -> str | None:
 
 def clean(text: str) -> str:
     """One line that any terminal can show safely: no escape, control or direction characters, at most 300 long."""
-    plain = " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
+    plain = " ".join(harmless(text).split())
     return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
+
+
+def harmless(text: str) -> str:
+    """The text without escape, control or direction characters (a blank in place of each run of them)."""
+    return _CONTROLS.sub(" ", _ESCAPES.sub("", text))
 
 
 def back_off_s(tries: int) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuherd.errors import QueueUnreadable
 
 VERSION = 1
-_APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
+APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is.
@@ -118,7 +118,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-    if tables and application != _APPLICATION:
+    if tables and application != APPLICATION:
         raise QueueUnreadable(f"{path} is an SQLite file, but no gpuherd queue; it was left as it is")
     if version > VERSION:
         raise QueueUnreadable(
@@ -149,7 +149,7 @@ def _create(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (uuid.uuid4().hex[:12],)
             )
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
