@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from gpuherd.jobs.metrics import metrics, percentile
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
@@ -58,3 +59,13 @@ def test_a_requeue_is_no_retry_and_an_unfinished_job_has_no_turnaround() -> None
     attempts = [row("a", "requeued", "0", 0.0, 1.0), row("a", "failed", "0", 0.0, 1.0, 2)]
     got = metrics(Counts(failed=1), attempts, [(0.0, 10.0)], 10.0)
     assert (got["retries_by_class"], got["job_turnaround"]) == ({}, None)
+
+
+def test_a_shared_gpu_is_busy_once() -> None:
+    def shared(job: str, start: float, run_s: float) -> AttemptRow:
+        return replace(row(job, "done", "0", 0.0, run_s), started_at=start, shared_mb=1000)
+
+    attempts = [shared("a", 0.0, 10.0), shared("b", 5.0, 2.0), shared("c", 8.0, 12.0), shared("d", 30.0, 5.0)]
+    got = metrics(Counts(done=4), attempts, [(0.0, 50.0)], 50.0)
+    assert got["gpus"]["0"]["busy_seconds"] == 25.0
+    assert got["gpu_hours"] == round(25 / 3600, 6)

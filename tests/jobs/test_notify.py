@@ -39,9 +39,7 @@ def told(tmp_path: Path) -> Path:
 def ways(told: Path, tmp_path: Path) -> Ways:
     """A command that writes down what it gets: its words, the text, its input."""
     script = tmp_path / "notify me"
-    script.write_text(
-        f'#!/bin/sh\nprintf "%s|%s|" "$1" "$GPUHERD_NOTICE" >>"{told}"\ncat >>"{told}"; echo >>"{told}"\n'
-    )
+    script.write_text(f'#!/bin/sh\nprintf "%s|%s|%s\\n" "$1" "$GPUHERD_NOTICE" "$(cat)" >>"{told}"\n')
     script.chmod(0o755)
     ways = Ways.of(f"'{script}' 'two words; $HOME'", None)
     assert ways is not None

@@ -98,12 +98,23 @@ def _hours_by_outcome(attempts: Sequence[AttemptRow]) -> dict[str, float]:
 
 
 def _busy(attempts: Sequence[AttemptRow]) -> Mapping[str, float]:
-    """Seconds in which an attempt ran, by GPU. No two attempts are on one GPU at a time, so that they add up."""
-    busy: dict[str, float] = defaultdict(float)
+    """Seconds in which at least one attempt ran, by GPU. Jobs that shared one at a time count once."""
+    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for attempt in attempts:
         for uuid in attempt.gpus:
-            busy[uuid] += attempt.run_s or 0.0
-    return busy
+            spans[uuid].append((attempt.started_at, attempt.run_s or 0.0))
+    shared = {uuid for attempt in attempts if attempt.shared_mb is not None for uuid in attempt.gpus}
+    # Only where jobs shared a GPU are wall-clock times looked at: somebody may have set that clock meanwhile.
+    return {uuid: _covered(of) if uuid in shared else sum(s for _, s in of) for uuid, of in spans.items()}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds that spans of (start, length) cover together."""
+    covered, until = 0.0, float("-inf")
+    for start, length in sorted(spans):
+        covered += max(0.0, start + length - max(start, until))
+        until = max(until, start + length)
+    return covered
 
 
 def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: float) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.records import AttemptState, Counts
+from gpuherd.jobs.records import AttemptState, Counts, PauseReason
+from gpuherd.jobs.rows import pause_reasons
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.standing import Standing
 from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
@@ -33,12 +34,18 @@ PAGE = 500
 # The mean length of jobs is taken over so many of the latest.
 _LATEST = 1000
 _NEEDS_NAMED = 3
+_PAUSED_FOR = {
+    PauseReason.USER: "paused",
+    PauseReason.DISK: "paused: there is too little disk space",
+    PauseReason.STRANGER: "paused: someone else uses its GPU",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStatus:
     """A job's latest attempt. Seconds; MB of 2^20 bytes. ``run_s`` goes on while it runs.
 
+    ``paused``: why its processes are stopped now, () while they run; ``paused_s``: how long they were, in all.
     ``progress`` and ``eta_s`` are None unless it runs and has told something; ``peak_mb`` where nobody measured it.
     """
 
@@ -57,7 +64,8 @@ class AttemptStatus:
     signal: int | None
     failure_class: str | None
     peak_mb: int | None
-    paused_s: float | None
+    paused: tuple[PauseReason, ...]
+    paused_s: float
     progress: Progress | None = None
     eta_s: float | None = None
 
@@ -205,9 +213,14 @@ def _submission(reader: QueueReader) -> int:
 
 
 def _paused(reader: QueueReader, submission: int) -> int:
-    if not reader.has("jobs", "held"):
+    """Waiting jobs that are held, and running ones whose processes are stopped."""
+    if not (reader.has("jobs", "held") and reader.has("attempts", "paused")):
         return 0
-    row = reader.one("SELECT count(*) FROM jobs WHERE held AND submission = ?", (submission,))
+    row = reader.one(
+        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND submission = ?)"
+        " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
+        (submission,),
+    )
     return 0 if row is None else int(row[0])
 
 
@@ -241,22 +254,21 @@ def _page(reader: QueueReader, page: Page, submission: int) -> tuple[list[sqlite
         matching += here
         most = min(page.limit - len(rows), here if page.each is None else page.each)
         if most > 0 and skip < here:
-            rows += reader.rows(
-                f"SELECT * FROM jobs WHERE {where} ORDER BY {_ORDER[state]} LIMIT ? OFFSET ?",  # noqa: S608
-                (*values, most, skip),
-            )
+            query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state)} LIMIT ? OFFSET ?"  # noqa: S608
+            rows += reader.rows(query, (*values, most, skip))
         skip = max(0, skip - here)
     return rows, matching
 
 
-# The waiting in the order in which they will run; of what has ended, the latest first.
-_ORDER = {
-    JobState.RUNNING: "id",
-    JobState.FAILED: "id DESC",
-    JobState.WAITING: "blocked > 0, priority DESC, id",
-    JobState.CANCELLED: "id DESC",
-    JobState.DONE: "id DESC",
-}
+def _order(reader: QueueReader, state: JobState) -> str:
+    """The waiting in the order in which they will run, those that can't run yet last; of the ended the latest first."""
+    if state is JobState.RUNNING:
+        return "id"
+    if state is not JobState.WAITING:
+        return "id DESC"
+    if reader.has("jobs", "held") and reader.has("jobs", "round"):
+        return "blocked > 0 OR held, round, priority DESC, id"
+    return "blocked > 0, priority DESC, id"
 
 
 def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[object, ...]]:
@@ -274,14 +286,19 @@ def _job(run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFa
     spec = json.loads(row["spec"])
     state = JobState(row["state"])
     last = reader.one("SELECT * FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (row["id"],))
-    paused = bool(row["held"]) if reader.has("jobs", "held") else False
+    attempt = None if last is None else _attempt(last, run)
+    held = bool(row["held"]) if reader.has("jobs", "held") else False
     reason = row["reason"]
+    if state is JobState.RUNNING and attempt is not None:
+        reason = "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+        if reader.has("jobs", "cancelled_by") and row["cancelled_by"]:
+            reason = f"is being cancelled by {row['cancelled_by']}"
     if state is JobState.WAITING:
         unmet = _unmet_needs(reader, row["id"]) if row["blocked"] else ()
         reason = why_it_waits(
             facts,
             job=row["id"],
-            paused=paused,
+            paused=held,
             unmet=unmet,
             not_before=row["not_before"],
             last_failure=row["reason"],
@@ -293,7 +310,7 @@ def _job(run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFa
         name=row["name"],
         title=spec.get("title") or row["name"],
         state=state,
-        paused=paused,
+        paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
         reason=reason,
         gpus=row["gpus"],
         priority=row["priority"],
@@ -301,7 +318,7 @@ def _job(run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFa
         attempts=row["attempts"],
         ready_at=row["ready_at"],
         command=tuple(spec["argv"]),
-        attempt=None if last is None else _attempt(last, run),
+        attempt=attempt,
     )
 
 
@@ -321,7 +338,12 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
     if running and row["boot"] == boot_id():
         run_s = max(0.0, clock.mono() - row["started_mono"])
-    paused_s = row["paused_s"] if "paused_s" in known else None
+    paused: tuple[PauseReason, ...] = ()
+    paused_s = 0.0
+    if "paused_s" in known:
+        paused, paused_s = tuple(sorted(pause_reasons(row["paused"]))), row["paused_s"]
+        if running and row["paused_mono"] is not None:
+            paused_s += max(0.0, clock.mono() - row["paused_mono"])
     progress = read_progress(run.attempt_progress(row["id"])) if running and run is not None else None
     return AttemptStatus(
         id=row["id"],
@@ -339,9 +361,10 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         signal=row["signal"],
         failure_class=row["class"],
         peak_mb=row["peak_mb"] if "peak_mb" in known else None,
+        paused=paused,
         paused_s=paused_s,
         progress=progress,
-        eta_s=None if run_s is None else time_left(progress, run_s - (paused_s or 0.0)),
+        eta_s=None if run_s is None else time_left(progress, run_s - paused_s),
     )
 
 

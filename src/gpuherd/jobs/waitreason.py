@@ -43,12 +43,12 @@ def why_it_waits(
         paused: the user told it to wait.
         unmet: names of jobs that it needs and that have not succeeded, the first few.
         not_before: wall-clock second before which it is not tried again.
-        last_failure: how its last attempt ended, if it had one.
+        last_failure: what the queue says of it: how its last attempt ended, or who paused it.
         round_: its round.
         now: wall-clock second.
     """
     if paused:
-        return "paused"
+        return clean(last_failure) if last_failure else "paused"
     if unmet:
         named = ", ".join(clean(name) for name in unmet[:_NAMED])
         return f"needs {named}" + (" and others" if len(unmet) > _NAMED else "")
