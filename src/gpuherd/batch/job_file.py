@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.batch.assemble import Content, assemble
@@ -57,7 +58,13 @@ def read_drafts(name: str, *, shell: bool = False) -> tuple[Draft, ...]:
         drafts = read_commands(text, shell=shell)
     if not drafts:
         raise BadJobFile([Problem(0, "there is no command in it")])
-    return drafts
+    return tuple(_anchored(draft) for draft in drafts)
+
+
+def _anchored(draft: Draft) -> Draft:
+    """The draft with its folder in full: the same file read from another place is other work."""
+    cwd = draft.said.get("cwd")
+    return draft if cwd is None else replace(draft, said={**draft.said, "cwd": str(Path(cwd).absolute())})
 
 
 def _text(name: str) -> str:
