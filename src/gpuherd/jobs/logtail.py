@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuherd.jobs.failures import clean, harmless
 
 _TAIL_BYTES = 16_384
-_MOST_TAIL = 67_108_864
+_BLOCK = 65_536
 _MOST_AT_ONCE = 1_048_576
 _LONGEST_LINE = 4096
 
@@ -45,30 +45,38 @@ def shown(line: str) -> str:
     return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
 
 
-def tail_lines(path: Path, count: int) -> list[str]:
-    """The last ``count`` lines of the log as they stand there; fewer if it is shorter, none if it can't be read.
+def start_of_last(path: Path, count: int) -> int:
+    """The byte at which the last ``count`` lines of the log begin; 0 if it is shorter or can't be read.
 
-    Read from the end in ever larger parts, so that a log of gigabytes costs no more than what is asked for.
+    Read from the end, so that a log of gigabytes costs no more than what is asked for.
     """
-    size = _TAIL_BYTES
-    while True:
-        lines = tail(path, size).split("\n")
-        if not lines[-1]:
-            lines.pop()
-        if len(lines) > count or size >= _MOST_TAIL or _size(path) <= size:
-            return lines[-count:] if count else []
-        size *= 8
-
-
-def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        with path.open("rb") as file:
+            position = file.seek(0, os.SEEK_END)
+            left = count
+            at_end = True
+            while position > 0:
+                size = min(_BLOCK, position)
+                position -= size
+                file.seek(position)
+                block = file.read(size)
+                if at_end and block.endswith(b"\n"):
+                    left += 1  # that one ends the last line and begins none
+                at_end = False
+                found = len(block)
+                while left > 0 and (found := block.rfind(b"\n", 0, found)) >= 0:
+                    left -= 1
+                    if left == 0:
+                        return position + found + 1
     except OSError:
         return 0
+    return 0
 
 
 class Growing:
-    """A log that is being written: each ``more`` gives the lines that were completed since the last one.
+    """A log that may still be written: each ``more`` gives the lines that were completed since the last one.
+
+    Bytes that are no UTF-8 come as lone surrogates, so that encoding with ``surrogateescape`` gives them back.
 
     Args:
         path: the log; it may not be there yet.
@@ -78,25 +86,36 @@ class Growing:
     def __init__(self, path: Path, offset: int = 0):
         self.path = path
         self._offset = offset
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _decoder()
         self._rest = ""
 
     def more(self) -> list[str]:
-        """The new whole lines, without their ends; [] when there is none or the log can't be read."""
+        """New whole lines, without their ends, a megabyte at most; [] when there is none or the log can't be read."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset, self._rest = 0, ""  # somebody has emptied it
+                    # Somebody has emptied it.
+                    self._offset, self._rest, self._decoder = 0, "", _decoder()
                 file.seek(self._offset)
                 data = file.read(_MOST_AT_ONCE)
         except OSError:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        if len(self._rest) > _MOST_AT_ONCE:
+            # A line that never ends must not be held, and copied, for ever.
+            lines.append(self._rest)
+            self._rest = ""
         return lines
 
     def rest(self) -> list[str]:
-        """What stands after the last end of a line, once nothing more will come."""
+        """As ``more``; when there is nothing new, what stands after the last end of a line."""
         lines = self.more()
+        if lines or not self._rest:
+            return lines
         rest, self._rest = self._rest, ""
-        return [*lines, rest] if rest else lines
+        return [rest]
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("surrogateescape")
