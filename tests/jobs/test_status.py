@@ -138,20 +138,22 @@ def test_why_a_job_waits(scene: Scene) -> None:
     scene.queue.submit([job("a", retries=3), job("b", needs=("a",)), job("c"), job("d")])
     scene.begin()
     assert scene.reason("b") == "needs a"
-    assert scene.reason("c") == "others are before it"
+    assert (scene.reason("a"), scene.reason("c")) == ("is next", "1 waiting job is before it")
+    assert scene.reason("d") == "2 waiting jobs are before it"
+    assert scene.status(Page(text="d")).jobs[0].reason == "others are before it"
     scene.end(scene.start("a"), JobState.WAITING, "it broke", clock.wall() + 30)
     assert scene.reason("a") == "next try in 30 s after: it broke"
     c = next(each.id for each in scene.status().jobs if each.name == "c")
     file = StandingFile(scene.run.standing)
     file.tell(Standing(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
     assert scene.reason("c") == "GPU 0: alice runs python"
-    assert scene.reason("d") == "others are before it"
+    assert scene.reason("d") == "2 waiting jobs are before it"
     file.tell(Standing(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
     assert scene.reason("c") == "quiet hours until 18:00"
     file.tell(Standing(pid=os.getpid(), mode="draining"), 10.0)
     assert scene.reason("c") == "gpuherd is draining: nothing new is started"
     file.tell(Standing(pid=os.getpid() + 1, mode="draining"), 20.0)
-    assert scene.reason("c") == "others are before it", "that file is of another dispatcher"
+    assert scene.reason("c") == "1 waiting job is before it", "that file is of another dispatcher"
 
 
 def test_pages(scene: Scene) -> None:

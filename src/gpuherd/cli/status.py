@@ -14,6 +14,8 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gpuherd.jobs.rundir import RunDirectory
     from gpuherd.jobs.status import Page, RunStatus
 
@@ -108,7 +110,7 @@ def _print_tables(run: RunDirectory, page: Page, watch: float | None) -> None:
             live.update(_watched(read_status(run, page), watch), refresh=True)
 
 
-def _watched(status: RunStatus, watch: float) -> object:
+def _watched(status: RunStatus, watch: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 

@@ -1,6 +1,6 @@
 """A job's logs by its name: those of an attempt as they stand, or followed as they grow, over further attempts.
 
-Which attempts there are the queue knows; how a log is read is known to ``logtail``. Text is passed on as it was written.
+Which attempts there are the queue knows; how a log is read, ``logtail``. Text is passed on as it was written.
 """
 
 from __future__ import annotations

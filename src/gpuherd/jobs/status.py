@@ -7,6 +7,7 @@ queue (``waitreason``); a figure that is not known is None.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -129,7 +130,7 @@ class RunStatus:
 class Page:
     """Which jobs to tell of: those in these states (all if empty), with ``text`` in their name, after ``offset``.
 
-    ``each``: of every state at most so many, so that one long state does not hide the others.
+    ``each``: of every state but the running at most so many, so that one long state does not hide the others.
     """
 
     states: Collection[JobState] = ()
@@ -167,7 +168,10 @@ def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     dispatcher = _dispatcher(run, reader)
     rows, matching = _page(reader, page, submission)
     facts = _wait_facts(reader, dispatcher)
-    jobs = tuple(_job(run, reader, row, facts, now) for row in rows)
+    places = itertools.count(page.offset) if not (page.text or page.names) else itertools.repeat(None)
+    jobs = tuple(
+        _job(run, reader, row, facts, now, next(places) if row["state"] == JobState.WAITING else None) for row in rows
+    )
     return RunStatus(
         folder=run.root,
         at=now,
@@ -252,7 +256,8 @@ def _page(reader: QueueReader, page: Page, submission: int) -> tuple[list[sqlite
         found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
         here = 0 if found is None else int(found[0])
         matching += here
-        most = min(page.limit - len(rows), here if page.each is None else page.each)
+        # What runs is never many: as much as there are GPUs.
+        most = min(page.limit - len(rows), here if page.each is None or state is JobState.RUNNING else page.each)
         if most > 0 and skip < here:
             query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state)} LIMIT ? OFFSET ?"  # noqa: S608
             rows += reader.rows(query, (*values, most, skip))
@@ -282,7 +287,9 @@ def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[obj
     return where, tuple(values)
 
 
-def _job(run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, now: float) -> JobStatus:
+def _job(
+    run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, now: float, place: int | None
+) -> JobStatus:
     spec = json.loads(row["spec"])
     state = JobState(row["state"])
     last = reader.one("SELECT * FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (row["id"],))
@@ -303,6 +310,7 @@ def _job(run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFa
             not_before=row["not_before"],
             last_failure=row["reason"],
             round_=row["round"] if reader.has("jobs", "round") else 0,
+            place=place,
             now=now,
         )
     return JobStatus(

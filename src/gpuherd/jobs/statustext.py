@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.status import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
-from gpuherd.jobs.wording import bar, counted, duration, place, stage_and_time
+from gpuherd.jobs.wording import bar, counted, duration, place
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 COLOURS = {
     JobState.RUNNING: "green",
@@ -27,7 +26,7 @@ COLOURS = {
     JobState.DONE: "default",
 }
 PAUSED_COLOUR = "magenta"
-_BAR = 10
+_BAR = 8
 
 
 def as_json(status: RunStatus) -> dict[str, Any]:
@@ -118,8 +117,12 @@ def what(job: JobStatus) -> str:
 
 
 def _running(job: JobStatus, attempt: AttemptStatus) -> str:
-    parts = [bar(attempt.progress, _BAR), stage_and_time(attempt.progress, attempt.run_s or 0.0, attempt.eta_s)]
-    told = " ".join(part for part in parts if part)
+    time_told = (
+        f"{duration(attempt.eta_s)} left" if attempt.eta_s is not None else f"for {duration(attempt.run_s or 0)}"
+    )
+    stage = None if attempt.progress is None else attempt.progress.stage
+    parts = [bar(attempt.progress, _BAR), time_told, clean(stage) if stage else ""]
+    told = ", ".join(part for part in parts if part)
     return f"{clean(job.reason)}; {told}" if job.reason else told
 
 
@@ -141,17 +144,13 @@ def as_table(status: RunStatus) -> RenderableType:
         table.add_column("On", no_wrap=True)
         table.add_column("What", overflow="fold", min_width=24, ratio=1)
         for job in status.jobs:
-            table.add_row(Text(state_word(job), style=colour(job)), clean_text(job.title), where(job), Text(what(job)))
+            told = Text(what(job))
+            if job.state is JobState.RUNNING:
+                told.no_wrap, told.overflow = True, "ellipsis"
+            table.add_row(Text(state_word(job), style=colour(job)), Text(clean(job.title)), where(job), told)
         lines += [Text(), table]
     lines += [Text(line, style="dim") for line in _left_out(status)]
     return Group(*lines)
-
-
-def clean_text(text: str) -> Text:
-    """A job's own words, which are never read as markup."""
-    from rich.text import Text
-
-    return Text(clean(text))
 
 
 def _left_out(status: RunStatus) -> list[str]:

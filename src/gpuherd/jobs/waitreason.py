@@ -33,6 +33,7 @@ def why_it_waits(
     not_before: float,
     last_failure: str | None,
     round_: int,
+    place: int | None,
     now: float,
 ) -> str:
     """The first thing that must change before the job can start.
@@ -45,6 +46,7 @@ def why_it_waits(
         not_before: wall-clock second before which it is not tried again.
         last_failure: what the queue says of it: how its last attempt ended, or who paused it.
         round_: its round.
+        place: how many waiting jobs go before it, None if nobody counted.
         now: wall-clock second.
     """
     if paused:
@@ -66,4 +68,6 @@ def why_it_waits(
         return clean(told.closed)
     if told is not None and job in told.waits:
         return clean(told.waits[job])
-    return "others are before it"
+    if not place:
+        return "others are before it" if place is None else "is next"
+    return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
