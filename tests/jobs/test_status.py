@@ -190,6 +190,9 @@ def test_a_queue_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(QueueUnreadable, match="can't read"):
         read_status(run)
     run.queue.unlink()
+    sqlite3.connect(run.queue).close()
+    with pytest.raises(UsageError, match="no queue in"):
+        read_status(run)
     with sqlite3.connect(run.queue) as other:
         other.execute("CREATE TABLE jobs (id)")
     other.close()

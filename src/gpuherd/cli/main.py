@@ -17,6 +17,7 @@ COMMANDS = (
     "gpus",
     "status",
     "logs",
+    "top",
     "cancel",
     "retry",
     "pause",

@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.errors import GpuherdError, QueueUnreadable, UsageError
 from gpuherd.jobs.schema import APPLICATION, VERSION
 
 _PATIENCE_S = 5.0
@@ -28,7 +28,7 @@ class QueueReader:
     def __init__(self, path: Path):
         self.path = path
         if not path.exists():
-            raise UsageError(f"there is no queue in {path.parent} ({path.name} is missing); name the folder of a run")
+            raise _none(path)
         try:
             self._db = _open(path)
         except sqlite3.Error as problem:
@@ -39,7 +39,7 @@ class QueueReader:
         except sqlite3.Error as problem:
             self._db.close()
             raise QueueUnreadable(f"can't read the queue {path}: {problem}") from problem
-        except QueueUnreadable:
+        except GpuherdError:
             self._db.close()
             raise
 
@@ -70,6 +70,8 @@ class QueueReader:
 
     def _refuse_strangers(self) -> None:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise _none(self.path)  # a dispatcher is about to make it
         if int(self._db.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION:
             raise QueueUnreadable(f"{self.path} is no gpuherd queue")
         if version > VERSION:
@@ -80,6 +82,10 @@ class QueueReader:
 
     def _columns_of(self, table: str) -> frozenset[str]:
         return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))
+
+
+def _none(path: Path) -> UsageError:
+    return UsageError(f"there is no queue in {path.parent} yet; name the folder of a run")
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -168,7 +168,7 @@ def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     dispatcher = _dispatcher(run, reader)
     rows, matching = _page(reader, page, submission)
     facts = _wait_facts(reader, dispatcher)
-    places = itertools.count(page.offset) if not (page.text or page.names) else itertools.repeat(None)
+    places = _places(page)
     jobs = tuple(
         _job(run, reader, row, facts, now, next(places) if row["state"] == JobState.WAITING else None) for row in rows
     )
@@ -182,6 +182,13 @@ def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
         matching=matching,
         eta_s=_time_left(reader, counts, dispatcher),
     )
+
+
+def _places(page: Page) -> Iterator[int | None]:
+    """For each waiting job of the page how many go before it; None where others than the page's may do."""
+    if page.text or page.names or (page.offset and set(page.states) != {JobState.WAITING}):
+        return itertools.repeat(None)
+    return itertools.count(page.offset)
 
 
 def read_counts(reader: QueueReader) -> Counts:
