@@ -111,10 +111,10 @@ class Growing:
     def rest(self) -> list[str]:
         """As ``more``; when there is nothing new, what stands after the last end of a line."""
         lines = self.more()
-        if lines or not self._rest:
+        if lines:
             return lines
-        rest, self._rest = self._rest, ""
-        return [rest]
+        rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
+        return [rest] if rest else []
 
 
 def _decoder() -> codecs.IncrementalDecoder:
