@@ -6,6 +6,10 @@ import http.server
 import json
 import logging
 import os
+import re
+import shlex
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.jobs import Job, RunDirectory, run_jobs
 from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.notify import BUNDLE_S, Bundle, Notice, Notifier, Ways, post, run_command
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.outcome import Outcome
 
 NOTICE = Notice(kind="failed", text="gpuherd: 1 job of run has failed: x", run="run", host="here", at=0.0)
@@ -41,9 +47,7 @@ def ways(told: Path, tmp_path: Path) -> Ways:
     script = tmp_path / "notify me"
     script.write_text(f'#!/bin/sh\nprintf "%s|%s|%s\\n" "$1" "$GPUHERD_NOTICE" "$(cat)" >>"{told}"\n')
     script.chmod(0o755)
-    ways = Ways.of(f"'{script}' 'two words; $HOME'", None)
-    assert ways is not None
-    return ways
+    return Ways.of(f"'{script}' 'two words; $HOME'", None)
 
 
 def notices(told: Path) -> list[tuple[str, str, dict[str, Any]]]:
@@ -113,7 +117,6 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 def test_a_failure_to_send_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ways = Ways.of("sh -c 'echo no such chat >&2; exit 3'", None)
-    assert ways is not None
     notifier = Notifier(ways, "r")
     notifier.event(failed("x"))
     deadline = time.monotonic() + 20
@@ -147,11 +150,6 @@ def test_what_could_never_work_is_refused(command: str | None, webhook: str | No
         Ways.of(command, webhook)
 
 
-def test_nobody_wants_notices() -> None:
-    assert Ways.of(None, None) is None
-    assert Ways.of("", "") is None
-
-
 class Hook(http.server.BaseHTTPRequestHandler):
     got: list[tuple[str, dict[str, str], bytes]]
     answer = 200
@@ -180,7 +178,6 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_webhook_gets_json(hook: str) -> None:
     ways = Ways.of(None, hook)
-    assert ways is not None
     Notifier(ways, "results").close(ENDED)
     ((path, headers, body),) = Hook.got
     assert (path, headers["Content-Type"]) == ("/chat?token=1", "application/json")
@@ -198,3 +195,48 @@ def test_a_command_knows_nothing_of_an_attempt(told: Path) -> None:
     variables = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
     assert variables["GPUHERD_NOTICE"] == NOTICE.text
     assert variables["PATH"] == os.environ["PATH"]
+
+
+def test_a_run_with_notices_and_metrics(ways: Ways, told: Path, tmp_path: Path) -> None:
+    """What ``--notify-command`` and ``--prometheus`` do, from the outside."""
+    metrics = tmp_path / "metrics"
+    fetch = (
+        f"import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:{free_port()}/metrics').read().decode())"
+    )
+    port = int(re.findall(r":(\d+)/metrics", fetch)[0])
+    jobs = [
+        Job(name="bad", argv=("sh", "-c", "exit 65"), gpus=0),
+        Job(name="look", argv=("sh", "-c", f'{sys.executable} -c "{fetch}" >{metrics}'), gpus=0, env={"no_proxy": "*"}),
+    ]
+    assert ways.argv is not None
+    options = DispatchOptions(notify_command=shlex.join(ways.argv), prometheus=port, cpu_jobs=1)
+    events: list[Event] = []
+    run_jobs(jobs, options, RunDirectory(tmp_path / "run"), on_event=events.append)
+    kinds = [notice["kind"] for _, _, notice in notices(told)]
+    assert kinds in (["failed", "finished"], ["finished"])
+    assert any("bad: failed (bad input)" in line for _, _, notice in notices(told) for line in notice["failures"])
+    assert notices(told)[-1][2]["counts"]["failed"] == 1
+    assert 'gpuherd_jobs{state="running"} 1' in metrics.read_text()
+    assert "gpuherd_dispatcher_up 1" in metrics.read_text()
+    assert EventKind.FAILED in {event.kind for event in events}, "the caller's own listener hears it too"
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_wrong_call_is_refused_before_anything_runs(ways: Ways, told: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    jobs = [Job(name="a", argv=("touch", str(ran)), gpus=0)]
+    with pytest.raises(UsageError, match="no such program"):
+        run_jobs(jobs, DispatchOptions(notify_command="no-such-program-here"), RunDirectory(tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = DispatchOptions(prometheus=taken.getsockname()[1])
+        with pytest.raises(UsageError, match="choose another"):
+            run_jobs(jobs, options, RunDirectory(tmp_path / "run"))
+    assert not ran.exists()
+    assert not told.exists()

@@ -145,14 +145,19 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert scene.reason("a") == "next try in 30 s after: it broke"
     c = next(each.id for each in scene.status().jobs if each.name == "c")
     file = StandingFile(scene.run.standing)
-    file.tell(Standing(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
+
+    def tell(standing: Standing, now: float) -> None:
+        file.touch()
+        file.keep_time(now, lambda: standing)
+
+    tell(Standing(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
     assert scene.reason("c") == "GPU 0: alice runs python"
     assert scene.reason("d") == "2 waiting jobs are before it"
-    file.tell(Standing(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
+    tell(Standing(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
     assert scene.reason("c") == "quiet hours until 18:00"
-    file.tell(Standing(pid=os.getpid(), mode="draining"), 10.0)
+    tell(Standing(pid=os.getpid(), mode="draining"), 10.0)
     assert scene.reason("c") == "gpuherd is draining: nothing new is started"
-    file.tell(Standing(pid=os.getpid() + 1, mode="draining"), 20.0)
+    tell(Standing(pid=os.getpid() + 1, mode="draining"), 20.0)
     assert scene.reason("c") == "1 waiting job is before it", "that file is of another dispatcher"
 
 
@@ -258,22 +263,31 @@ def test_a_hundred_thousand_jobs(scene: Scene) -> None:
 def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     file = StandingFile(path)
+    asked: list[float] = []
+
+    def at(now: float, standing: Standing) -> None:
+        def give() -> Standing:
+            asked.append(now)
+            return standing
+
+        file.touch()
+        file.keep_time(now, give)
+
     first, second = (Standing(pid=1, mode=mode, waits={3: "x"}) for mode in ("working", "draining"))
-    file.tell(first, 100.0)
+    at(100.0, first)
     written = path.stat().st_ino
-    file.tell(first, 101.5)
-    assert path.stat().st_ino == written
-    file.tell(second, 101.6)
-    file.tell(first, 101.7)
-    file.tell(second, 101.8)
-    file.keep_time(200.0)
-    assert path.stat().st_mtime <= time.time() and standing.read(path, 1) == second, "it is as it was told"
+    at(100.4, second)
+    assert standing.read(path, 1) == first
+    assert file.due_at == 101.0
+    at(101.0, first)
+    assert path.stat().st_ino == written, "it is as it was told"
     third = Standing(pid=1, gpus=(GpuStanding(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4})
-    file.tell(third, 101.9)
-    assert standing.read(path, 1) == second
-    assert file.due_at == 102.6
-    file.keep_time(102.6)
+    at(101.9, third)
+    at(102.1, third)
     assert standing.read(path, 1) == third
+    assert asked == [100.0, 101.0, 102.1], "nothing is made that is not told"
+    file.keep_time(200.0, lambda: second)
+    assert standing.read(path, 1) == third, "nothing has happened"
     assert standing.read(path, 2) is None
     for damage in ("[]", "{", '{"pid": 1}', '{"pid": 1, "mode": "x", "closed": null, "waits": [], "gpus": []}'):
         path.write_text(damage)

@@ -115,10 +115,8 @@ class Ways:
     url: str | None = None
 
     @classmethod
-    def of(cls, command: str | None, webhook: str | None) -> Ways | None:
-        """From the options' words; None when nobody wants notices. Raises UsageError for what could never work."""
-        if not command and not webhook:
-            return None
+    def of(cls, command: str | None, webhook: str | None) -> Ways:
+        """From the options' words. Raises UsageError for what could never work."""
         return cls(None if not command else _argv(command), None if not webhook else _url(webhook))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,29 +56,31 @@ class StandingFile:
     def __init__(self, path: Path):
         self._path = path
         self._told: Standing | None = None
-        self._wanted: Standing | None = None
+        self._touched = False
         self._next = 0.0
 
-    def tell(self, standing: Standing, now: float) -> None:
-        """Tells it now, or a moment later when something was told just before. ``now`` is ``clock.mono``."""
-        self._wanted = None if standing == self._told else standing
-        self.keep_time(now)
+    def touch(self) -> None:
+        """Something may have changed. Cheap: to be called at every decision."""
+        self._touched = True
 
-    def keep_time(self, now: float) -> None:
-        """Writes what is due."""
-        if self._wanted is None or now < self._next:
+    def keep_time(self, now: float, standing: Callable[[], Standing]) -> None:
+        """Tells what ``standing`` gives, if it is time and that has changed. ``now`` is ``clock.mono``."""
+        if not self._touched or now < self._next:
             return
-        self._next = now + _EVERY_S
-        self._told, self._wanted = self._wanted, None
+        self._touched, self._next = False, now + _EVERY_S
+        wanted = standing()
+        if wanted == self._told:
+            return
+        self._told = wanted
         with suppress(OSError):
             temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(asdict(self._told)), encoding="utf-8", errors="backslashreplace")
+            temporary.write_text(json.dumps(asdict(wanted)), encoding="utf-8", errors="backslashreplace")
             temporary.replace(self._path)
 
     @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do, None for never."""
-        return None if self._wanted is None else self._next
+        return self._next if self._touched else None
 
     def remove(self) -> None:
         """Takes the file away: the dispatcher has ended in order."""
