@@ -31,7 +31,7 @@ def play(app: TopApp, scene: Play, size: tuple[int, int] = (80, 24)) -> None:
     """Runs the view on a screen of this size while the scene lasts."""
 
     async def whole() -> None:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=True) as pilot:
             await until(pilot, lambda: app.seen is not None)
             await scene(pilot)
 
@@ -76,6 +76,8 @@ def test_gpus_jobs_and_the_log_are_on_one_screen(
     )
     bench.wait_for("second", JobState.FAILED)
     pid = str(bench.process.pid)
+    bench.wait_for("first", JobState.RUNNING)
+    (where,) = bench.job("first").attempt.gpus
 
     async def scene(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: "hello from first" in text(pilot) and "failed" in row(pilot, "second"))
@@ -84,13 +86,14 @@ def test_gpus_jobs_and_the_log_are_on_one_screen(
         assert "0 of 3 done, 1 failed, 1 cancelled, 1 running" in shown[0]
         assert f"gpuherd (pid {pid}) works on it" in shown[1]
         gpus = {line.split()[0]: line for line in shown if re.match(r" [0-3]    ", line)}
-        assert "first" in gpus["0"]
-        assert "free" in gpus["1"] and "0.0/40.0 GB" in gpus["1"]
+        assert "first" in gpus[where]
+        free = next(gpu for label, gpu in gpus.items() if label not in (where, "3"))
+        assert "free" in free and "0.0/40.0 GB" in free
         if size[1] > 15:
             assert "29.3/40.0 GB" in gpus["3"] and "30000 MB used" in gpus["3"]
             assert "bad input" in row(pilot, "second")
-        assert row(pilot, "first").split()[:3] == ["running", "first", "0"]
-        assert any(line.startswith(" Log of first · attempt 1 · GPU 0") for line in shown)
+        assert row(pilot, "first").split()[:3] == ["running", "first", where]
+        assert any(line.startswith(f" Log of first · attempt 1 · GPU {where}") for line in shown)
         assert "c Cancel" in shown[-1]
         assert max(map(len, shown)) <= size[0]
 

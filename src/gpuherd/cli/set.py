@@ -35,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         # The words go to the dispatcher as they are; it reads them as it read its own.
         taken = {"dest": field.name, "default": argparse.SUPPRESS, "nargs": "+" if spec.many else None}
         group.add_argument(*shown, help=spec.help.replace("%", "%%"), metavar=_metavar(spec), **taken)  # type: ignore[arg-type]
-        group.add_argument(*quiet, help=argparse.SUPPRESS, **taken)  # type: ignore[arg-type]
+        if quiet:
+            group.add_argument(*quiet, help=argparse.SUPPRESS, **taken)  # type: ignore[arg-type]
     parser.set_defaults(run=run)
 
 

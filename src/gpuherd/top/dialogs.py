@@ -17,8 +17,8 @@ enter, l         the log on the whole screen, and back
 c                cancel the job: it ends for good
 r                retry it, after it failed or was cancelled
 p                pause it, or let it go on
-d                drain: start nothing new, end when what runs has ended
-/                show only jobs with some text in their name; empty for all
+d                drain: start nothing new, end with what runs
+/                show only jobs with some text in their name
 escape           close what is open; show all jobs again
 ?                this list
 q                leave; the run goes on without you

@@ -116,7 +116,9 @@ def _who(gpu: Gpu, look: Look) -> Text:
         told = f"gpuherd of {holder.user or 'someone'}" + (f": {clean(holder.job)}" if holder.job else "")
         return Text(told, style="cyan")
     found = check(gpu, IdleRule())
-    return Text("free", style="green") if found.free else Text(clean(found.reason), style="yellow")
+    # The threshold is the user's own: it need not be told here.
+    reason = clean(found.reason).partition(" (threshold")[0]
+    return Text("free", style="green") if found.free else Text(reason, style="yellow")
 
 
 Widths = tuple[int, int, int, int]
