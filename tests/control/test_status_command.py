@@ -100,7 +100,7 @@ def test_a_long_queue_is_cut(bench: Any, gpuherd: Command) -> None:
     said = gpuherd("status", str(bench.root))
     assert "no gpuherd works on it now" in said.out
     assert len(said.out.splitlines()) < 20
-    assert "and 190 waiting (gpuherd status --all" in said.out
+    assert "and 192 waiting (gpuherd status --all" in said.out
     assert len(gpuherd("status", str(bench.root), "--all").out.splitlines()) > 200
     assert len(gpuherd("status", str(bench.root), "--json").json["jobs"]) == 200
 

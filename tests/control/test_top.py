@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import html
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
+import sys
+import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -243,3 +252,39 @@ def test_a_wish_that_can_not_be_is_answered(bench: Any, job: NewJob) -> None:
         await until(pilot, lambda: "one is running" in text(pilot))
 
     play(TopApp(bench.run, every_s=0.1), scene)
+
+
+def test_the_command_on_a_terminal(bench: Any, job: NewJob) -> None:
+    """The real program on a real terminal: it fills it, and gives it back."""
+    bench.start(job("one", "echo hello from one; sleep 60"))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    words = [sys.executable, "-m", "gpuherd", "top", str(bench.root)]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    deadline = time.monotonic() + 30
+    while b"hello from one" not in seen and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.1)[0]:
+            seen += os.read(ours, 65536)
+    os.write(ours, b"q")
+    with suppress(OSError):  # EIO: nobody has the other end any more
+        while time.monotonic() < deadline:
+            seen += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=5) == 0
+    assert b"hello from one" in seen
+    assert b"\x1b[?1049l" in seen, "the terminal's own screen is back"
+
+
+def test_without_a_terminal_it_says_what_to_do(gpuherd: Callable[..., Any]) -> None:
+    said = gpuherd("top")
+    assert (said.code, said.err) == (2, "gpuherd: top needs a terminal; for a pipe or a file use: gpuherd status\n")
+
+
+def test_without_textual_it_says_what_to_install(tmp_path: Any) -> None:
+    program = "import sys; sys.modules['textual'] = None\n"
+    program += f"from gpuherd import jobs, top; top.show(jobs.RunDirectory({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "MissingExtra: gpuherd top needs textual; install it with: pip install 'gpuherd[top]'" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gpuherd.engines.processes import identify
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
@@ -132,6 +134,22 @@ def test_a_dispatcher_that_died_is_none(scene: Scene, column: str, value: object
         other.execute(f"UPDATE runs SET {column} = ?", (value,))
     other.close()
     assert scene.status().dispatcher is None
+
+
+def test_a_dispatcher_that_gave_the_lock_back_is_at_work_no_more(scene: Scene) -> None:
+    """An error ended its run, and its process lives on (a notebook)."""
+    lock = DispatcherLock(scene.run.lock)
+    scene.begin()
+    assert scene.status().dispatcher is not None
+    lock.close()
+    assert scene.status().dispatcher is None
+
+
+def test_nobody_works_on_a_copy(scene: Scene, tmp_path: Path) -> None:
+    scene.begin()
+    assert scene.status().dispatcher is not None
+    shutil.copytree(scene.run.root, tmp_path / "copy")
+    assert read_status(RunDirectory(tmp_path / "copy")).dispatcher is None
 
 
 def test_why_a_job_waits(scene: Scene) -> None:

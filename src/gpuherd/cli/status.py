@@ -30,7 +30,8 @@ examples:
   gpuherd status results --watch               renewed every 2 seconds; Ctrl-C ends it
   gpuherd status results --json                for scripts: every job
 """
-EACH = 10
+# Of each state but the running; a screen's worth in all.
+EACH = 8
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:

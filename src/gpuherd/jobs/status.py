@@ -238,15 +238,30 @@ def _paused(reader: QueueReader, submission: int) -> int:
 def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | None:
     """The process of the last run in the queue, if it is there still: the same pid, and older than that run.
 
-    The lock itself is not tried: to hold it for a moment would send a dispatcher away that begins just then.
+    The lock itself is not tried: to hold it for a moment would send a dispatcher away that begins just then. What its
+    holder wrote into it is read: who gave it back, though the process lives on, is at work no more.
     """
     row = reader.one("SELECT pid, boot, started_at, started_mono, ended_at FROM runs ORDER BY id DESC LIMIT 1")
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
         return None
+    inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
+    if inode is None or inode["value"] != str(reader.path.stat().st_ino):
+        return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
     if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:
         return None
+    if not _is_in_lock(run.lock, row["pid"]):
+        return None
     return DispatcherStatus(pid=row["pid"], since=row["started_at"], standing=standing.read(run.standing, row["pid"]))
+
+
+def _is_in_lock(lock: Path, pid: int) -> bool:
+    """Whether the lock file names this process; a lock that can't be read, or names nobody in words, is no evidence."""
+    try:
+        words = lock.read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return True
+    return bool(words) and words[0] == str(pid)
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.status import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
-from gpuherd.jobs.wording import bar, counted, duration, place
+from gpuherd.jobs.wording import bar, counted, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,11 +93,11 @@ def colour(job: JobStatus) -> str:
     return PAUSED_COLOUR if job.paused else COLOURS[job.state]
 
 
-def where(job: JobStatus) -> str:
-    """Its GPUs, or those of its latest attempt; how many it waits for."""
+def gpus(job: JobStatus) -> str:
+    """Its GPUs, or those of its latest attempt; while it waits how many it asks for, if that is not one."""
     if job.state is JobState.WAITING or job.attempt is None:
-        return "" if job.gpus == 1 else "CPU" if job.gpus == 0 else f"{job.gpus} GPUs"
-    return place(job.attempt.gpus)
+        return "CPU" if job.gpus == 0 else "" if job.gpus == 1 else f"any {job.gpus}"
+    return ",".join(job.attempt.gpus) or "CPU"
 
 
 def what(job: JobStatus) -> str:
@@ -141,13 +141,13 @@ def as_table(status: RunStatus) -> RenderableType:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("State", no_wrap=True)
         table.add_column("Job", overflow="fold", min_width=12, max_width=40)
-        table.add_column("On", no_wrap=True)
+        table.add_column("GPU", no_wrap=True)
         table.add_column("What", overflow="fold", min_width=24, ratio=1)
         for job in status.jobs:
             told = Text(what(job))
             if job.state is JobState.RUNNING:
                 told.no_wrap, told.overflow = True, "ellipsis"
-            table.add_row(Text(state_word(job), style=colour(job)), Text(clean(job.title)), where(job), told)
+            table.add_row(Text(state_word(job), style=colour(job)), Text(clean(job.title)), gpus(job), told)
         lines += [Text(), table]
     lines += [Text(line, style="dim") for line in _left_out(status)]
     return Group(*lines)

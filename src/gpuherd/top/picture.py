@@ -16,7 +16,7 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.status import JobStatus
-from gpuherd.jobs.statustext import at_work, colour, headline, state_word, what
+from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what
 from gpuherd.top.history import History, sparkline
 from gpuherd.top.look import Look
 
@@ -131,7 +131,7 @@ def job_cells(job: JobStatus, widths: Widths) -> Cells:
     cells = (
         Text(state_word(job), style=dim or colour(job)),
         Text(clean(job.title), style=dim),
-        Text(_gpus(job), style=dim),
+        Text(gpus(job), style=dim),
         Text(what(job), style=dim),
     )
     for cell, width in zip(cells, widths, strict=True):
@@ -143,18 +143,11 @@ def job_widths(jobs: Sequence[JobStatus], width: int) -> Widths:
     """Widths of the four columns in a table of this width, so that nothing has to be scrolled sideways."""
     room = width - 8  # a blank on each side of each cell
     state = max((len(state_word(job)) for job in jobs), default=7)
-    gpus = min(12, max((len(_gpus(job)) for job in jobs), default=3))
-    most = max(16, (room - state - gpus) * 2 // 5)
+    where = min(12, max((len(gpus(job)) for job in jobs), default=3))
+    most = max(16, (room - state - where) * 2 // 5)
     title = min(most, max((len(clean(job.title)) for job in jobs), default=3))
-    title, gpus = max(3, title), max(3, gpus)
-    return state, title, gpus, max(4, room - state - title - gpus)
-
-
-def _gpus(job: JobStatus) -> str:
-    """The GPUs of its latest attempt; how many it waits for, if not one."""
-    if job.state is JobState.WAITING or job.attempt is None:
-        return "CPU" if job.gpus == 0 else "" if job.gpus == 1 else f"any {job.gpus}"
-    return ",".join(job.attempt.gpus) or "CPU"
+    title, where = max(3, title), max(3, where)
+    return state, title, where, max(4, room - state - title - where)
 
 
 def log_title(look: Look) -> Text:
