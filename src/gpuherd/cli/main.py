@@ -12,7 +12,21 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
-COMMANDS = ("esd", "gpus", "doctor", "completion")
+COMMANDS = (
+    "esd",
+    "gpus",
+    "status",
+    "logs",
+    "top",
+    "cancel",
+    "retry",
+    "pause",
+    "resume",
+    "drain",
+    "set",
+    "doctor",
+    "completion",
+)
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.

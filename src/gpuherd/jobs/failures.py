@@ -290,8 +290,13 @@ def clean(text: str) -> str:
     return _cut(_plain(text))
 
 
+def harmless(text: str) -> str:
+    """The text without escape, control or direction characters (a blank in place of each run of them)."""
+    return _CONTROLS.sub(" ", _ESCAPES.sub("", text))
+
+
 def _plain(text: str) -> str:
-    return " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
+    return " ".join(harmless(text).split())
 
 
 def _cut(plain: str) -> str:
