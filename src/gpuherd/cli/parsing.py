@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from gpuherd.errors import UsageError
 from gpuherd.flags import Parser
 
 
@@ -14,3 +15,11 @@ def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summa
     # Also accepted after the command, where people put it; it must not reset a value given before the command.
     parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
+
+
+def command_words(args: argparse.Namespace) -> list[str]:
+    """The command behind ``--``, from a REMAINDER argument named ``words``. Raises UsageError when there is none."""
+    words: list[str] = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not words:
+        raise UsageError("no command; write it behind --, like: -- python train.py")
+    return words
