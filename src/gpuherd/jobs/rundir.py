@@ -35,6 +35,7 @@ class RunDirectory:
         self.run_json = self.root / "run.json"
         self.queue = self.root / "queue.sqlite"
         self.lock = self.root / "queue.lock"
+        self.control_fifo = self.root / "control.fifo"
         self.gpu_metrics = self.root / "gpu_metrics.json"
         self.failures = self.root / "failures.jsonl"
         self.stats = self.root / "stats"
