@@ -166,15 +166,15 @@ def test_a_matrix_of_a_thousand_million_and_a_bomb_of_anchors_are_refused_at_onc
     assert time.process_time() - began < 2
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(
-            ["jobs", "command", "matrix", "defaults", "include", "exclude", "rounds", "name", "needs", "env", "lr", "mem"]
-        ), inner, max_size=5),
-        max_leaves=20,
-    )
-)  # fmt: skip
+KEYS = "jobs command matrix defaults include exclude rounds name needs env lr mem".split()
+WORDS = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+
+
+def nested(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)
+
+
+@given(st.recursive(WORDS, nested, max_leaves=20))
 def test_any_document_gives_jobs_or_problems(document: object) -> None:
     try:
         found = jobs(yaml.safe_dump(document))
