@@ -166,7 +166,7 @@ def test_a_matrix_of_a_thousand_million_and_a_bomb_of_anchors_are_refused_at_onc
     assert time.process_time() - began < 2
 
 
-KEYS = "jobs command matrix defaults include exclude rounds name needs env lr mem".split()
+KEYS = ["jobs", "command", "matrix", "defaults", "include", "exclude", "rounds", "name", "needs", "env", "lr", "mem"]
 WORDS = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 
 
