@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 # How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
 _BEYOND = 8
-# The clock of a GPU check is never faster, whatever the user says: the driver is not ours alone.
-_SHORTEST_CHECK_S = 0.01
 # After a start failed for want of processes, files or memory, which may pass.
 _START_AGAIN_S = 1.0
 
@@ -148,11 +146,11 @@ class Dispatcher:
     def _check_gpus(self, watch: GpuWatch, now: float) -> None:
         ours = self._supervisor.gpus
         if now >= self._check_at:
-            watch.look(now, ours)
-            self._check_at = now + max(self._options.check_interval, _SHORTEST_CHECK_S)
-            self._decide_at = now
+            if watch.look(now, ours):
+                self._decide_at = now
+            self._check_at = now + watch.look_in_s(now)
         if self._haste_at is not None and now >= self._haste_at:
-            watch.hasty_look(ours)
+            watch.hasty_look(ours, now)
             wait = watch.haste_s
             self._haste_at = None if wait is None else now + wait
             self._decide_at = now
@@ -204,7 +202,7 @@ class Dispatcher:
             leased = [(start, self._lease(start, head[start.job], held)) for start in starts]
             leased_mono = clock.mono()
             uuids = {gpu.uuid for start, leases in leased if leases is not None for gpu in start.gpus}
-            free = self._watch.still_free(uuids) if self._watch is not None and uuids else set()
+            free = self._watch.still_free(uuids, leased_mono) if self._watch is not None and uuids else set()
             for start, leases in leased:
                 if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
                     self._start(head[start.job], start.gpus, leases, leased_mono)
@@ -213,7 +211,7 @@ class Dispatcher:
     def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
         if self._watch is None or not start.gpus:
             return ()
-        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name))
+        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono())
         for lease in leases or ():
             held.enter_context(lease)
         return leases
@@ -266,6 +264,8 @@ class Dispatcher:
             now = clock.mono()
             self._check_at = max(self._check_at, now)
             self._haste_at = None if self._watch.haste_s is None else now + self._watch.haste_s
+        elif was and not self._waits_for_gpu and self._watch is not None:
+            self._watch.rest()
 
     # --- ending -----------------------------------------------------------------------------------------------
 
