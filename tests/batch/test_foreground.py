@@ -227,3 +227,29 @@ def test_ctrl_c_while_it_waits_leaves_nothing(standin: Callable[..., Machine]) -
     process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
     assert held(machine) == []
+
+
+def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine], tmp_path: Path) -> None:
+    machine = standin("2x40GB")
+    config = Path(os.environ["XDG_CONFIG_HOME"], "gpuherd", "config.toml")
+    config.parent.mkdir(parents=True)
+    config.write_text("[limits]\nmax_gpus = 1\n[defaults]\ngpu_list = [1]\n")
+    refused = run("--num-gpus", "2", "--", "true")
+    assert refused.returncode == ExitCode.USAGE
+    assert "you may hold 1" in refused.stderr
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    first = start("--", "sh", "-c", f"echo $CUDA_VISIBLE_DEVICES; cat {fifo}")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "1\n"  # the settings' default for --gpu-list
+    assert held(machine) == [machine.uuids[1]]
+    second = run("--gpu-list", "0", "--wait", "300ms", "--", "true")
+    assert second.returncode == ExitCode.BUSY
+    assert "at most 1 GPU by your own settings" in second.stderr
+    fifo.write_text("")
+    first.communicate(timeout=30)
+    assert run("--gpu-list", "0", "--wait", "20s", "--", "true").returncode == 0
+    config.write_text("[limits]\nmax_gpu = 1\n")
+    wrong = run("--", "true")
+    assert wrong.returncode == ExitCode.USAGE
+    assert "did you mean max_gpus?" in wrong.stderr

@@ -1,8 +1,8 @@
 """``gpuherd up`` and ``gpuherd down``: a dispatcher of the user's own queue that goes on when its terminal is gone.
 
-It is a process of its own, in a session of its own, with nobody's terminal: ``python -m gpuherd.batch.background``. What
-it is to do comes through a pipe and not on its command line, which everybody can read; through another it says when it
-is at work, or why it can't be. There is one a queue, by the queue's lock; its pid is in there.
+It is a process and a session of its own, without a terminal: ``python -m gpuherd.batch.background``. What it is to do
+comes through a pipe and not on its command line, which everybody can read; through another it says when it is at work,
+or why it can't be. There is one a queue, by the queue's lock; its pid is in there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -149,19 +149,13 @@ def main() -> int:
     try:
         return serve(options, run, on_ready=lambda: tell(pid=os.getpid())).exit_code
     except GpuherdError as problem:
-        logger.error("%s", problem)  # noqa: TRY400 - a message for people, which has no need of a traceback
-        _although_nobody_listens(lambda: tell(error=str(problem), exit_code=int(problem.exit_code)))
+        logger.error("%s", problem)
+        with suppress(OSError):  # it was at work already, or nobody waits for it any more
+            tell(error=str(problem), exit_code=int(problem.exit_code))
         return problem.exit_code
     except Exception:
         logger.exception("the dispatcher has failed")
         raise
-
-
-def _although_nobody_listens(tell: Callable[[], None]) -> None:
-    try:
-        tell()
-    except OSError:
-        logger.info("nobody waits for this process to be ready any more")
 
 
 def _without_lists(values: dict[str, Any]) -> dict[str, Any]:

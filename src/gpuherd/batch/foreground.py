@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from gpuherd.batch.job_options import job_name
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.options import GpuOptions, count
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.options import option
 from gpuherd.quantities import duration_s, size_mb
 
@@ -154,15 +155,18 @@ class Waiter:
     Args:
         options: what is needed.
         tell: is given sentences for the user.
+        settings: the limits that the user and the machine set.
 
     Raises NoSuchGpu for a GPU id that is not there.
     """
 
-    def __init__(self, options: RunOptions, tell: Callable[[str], None]):
+    def __init__(self, options: RunOptions, tell: Callable[[str], None], settings: Settings = NO_SETTINGS):
         self._options = options
         self._tell = tell
+        self._settings = settings
         self._told = ""
         self._told_at = 0.0
+        self._refuse_more_than_allowed()
         self._watch = self._open_watch() if options.num_gpus else None
 
     def take(self) -> Taken:
@@ -182,7 +186,10 @@ class Waiter:
             decided = self._decide(watch)
             self._refuse(decided)
             taken = self._take(watch, decided.starts[0].gpus) if decided.starts else None
+            for notice in watch.fetch_notices():
+                self._tell(notice)
             if taken is not None:
+                watch.rest()
                 self._say_taken(taken, clock.mono() - began)
                 return taken
             self._wait(watch, began, decided)
@@ -207,15 +214,32 @@ class Waiter:
     def _open_watch(self) -> GpuWatch:
         from gpuherd.jobs.gpuwatch import GpuWatch
 
-        return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}")
+        return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.capacity import limits
         from gpuherd.jobs.policy import WaitingJob, decide
 
         job = WaitingJob(0, self._options.num_gpus, self._options.mem)
-        most = limits(self._options.gpu_options(), watch.gpus, cores=1)
+        allowed = watch.allowance(())
+        most = replace(
+            limits(self._options.gpu_options(), watch.gpus, cores=1),
+            gpus_now=allowed.max_gpus,
+            gpus_now_why=allowed.sentence,
+        )
         return decide([job], watch.views(clock.mono(), ()), most, watch.choose)
+
+    def _refuse_more_than_allowed(self) -> None:
+        """Raises JobCannotFit for more GPUs than the settings ever let the user hold."""
+        from gpuherd.gpus.lease_place import user_name
+        from gpuherd.jobs.allowance import most_ever
+
+        most = most_ever(self._settings, user_name(os.geteuid()))
+        if most is not None and most < self._options.num_gpus:
+            raise JobCannotFit(
+                f"the command asks for {self._options.num_gpus} GPUs; you may hold {most} by your own settings or this"
+                " machine's policy"
+            )
 
     @staticmethod
     def _refuse(decided: Decision) -> None:
@@ -224,11 +248,12 @@ class Waiter:
 
     def _take(self, watch: GpuWatch, gpus: tuple[Gpu, ...]) -> Taken | None:
         """Leases on the GPUs and one more look under them; None when somebody else was faster."""
-        leases = watch.take(gpus, self._options.name or "run")
+        now = clock.mono()
+        leases = watch.take(gpus, self._options.name or "run", now)
         if leases is None:
             return None
         uuids = {gpu.uuid for gpu in gpus}
-        if watch.still_free(uuids) == uuids:
+        if watch.still_free(uuids, now) == uuids:
             return Taken(gpus, leases)
         for lease in leases:
             lease.close()
@@ -246,8 +271,8 @@ class Waiter:
         if self._told == "" or (reason != self._told and now - self._told_at >= _TELL_EVERY_S):
             self._tell(f"waiting for {needed}: {reason}")
             self._told, self._told_at = reason, now
-        left = options.check_interval if options.wait is None else options.wait - (now - began)
-        time.sleep(max(0.0, min(options.check_interval, left)))
+        pause = watch.look_in_s(now)
+        time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
 
     def _passing(self, watch: GpuWatch) -> list[Gpu]:
         """GPUs that this look found free, however often they were found so before."""

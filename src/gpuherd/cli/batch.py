@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser, add_options, build
 
@@ -49,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the file's jobs. Returns the exit code."""
     try:
+        load_for(args, BatchOptions)
         options = build(BatchOptions, args)
         return _plan(args, options) if options.dry_run else _work_off(args, options)
     except BadJobFile as problem:

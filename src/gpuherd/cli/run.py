@@ -7,7 +7,7 @@ import json
 import sys
 
 from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
-from gpuherd.cli.parsing import add_command, command_words
+from gpuherd.cli.parsing import add_command, command_words, load_for
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 
@@ -38,25 +38,28 @@ def run(args: argparse.Namespace) -> int:
     """Becomes the command. Returns only when that can't be, or with ``--dry-run``."""
     inherited = open_descriptors()
     argv = command_words(args)
+    settings = load_for(args, RunOptions)
     options = build(RunOptions, args)
 
     def tell(sentence: str) -> None:
         if not options.quiet:
             print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
 
+    for warning in settings.warnings:
+        tell(warning)
     try:
         program = find_program(argv[0])
         if options.dry_run:
-            return _dry_run(options, argv, args.json)
-        become(program, argv, Waiter(options, tell).take(), inherited)
+            return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
+        become(program, argv, Waiter(options, tell, settings).take(), inherited)
     except CannotBecome as problem:
         print(f"gpuherd: {problem}", file=sys.stderr)
         return problem.code
     raise AssertionError("unreachable")
 
 
-def _dry_run(options: RunOptions, argv: list[str], as_json: bool) -> int:
-    gpus, reason = Waiter(options, lambda _: None).look()
+def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool) -> int:
+    gpus, reason = waiter.look()
     if as_json:
         labels = [gpu.label for gpu in gpus]
         print(json.dumps({"argv": argv, "gpus": labels, "waits_for": reason}, indent=2))

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import dataclass
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import DispatchOptions
@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
     from gpuherd.batch.background import log_file, up
     from gpuherd.batch.own_queue import open_folder
-    from gpuherd.jobs.settings import load
 
-    load().fill(args, UpOptions)
+    load_for(args, UpOptions)
     options = build(UpOptions, args)
     directory = open_folder()
     if options.foreground:
