@@ -1,14 +1,14 @@
-"""Processes as the kernel shows them in /proc: who is who, who belongs to which attempt.
+"""Processes as the kernel shows them in /proc: who is who, in which session, and what they hold.
 
 A pid alone names nobody for long, since pids are used again. ``ProcessId`` therefore carries the start time and the
-boot id as well. Linux only. Knows nothing of jobs.
+boot id as well. Linux only. Knows nothing of jobs; which processes belong to an attempt is ``tree``'s business.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,11 @@ from pathlib import Path
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
 
 _PROC = Path("/proc")
-_STATE, _START_TIME = 0, 19  # positions in /proc/<pid>/stat after the command's name
+_STATE, _GROUP, _SESSION, _START_TIME = 0, 2, 3, 19  # positions in /proc/<pid>/stat after the command's name
+_ENDED = frozenset({"Z", "X"})
+_HELD = frozenset({"T", "t"})
+_MOST_AT_ONCE = 65_536
+_MARK = f"{ATTEMPT_VARIABLE}=".encode()
 
 
 @cache
@@ -39,13 +43,54 @@ class ProcessId:
         if self.boot != boot_id():
             return False
         fields = _stat(self.pid)
-        return fields is not None and int(fields[_START_TIME]) == self.start_ticks and fields[_STATE] not in "ZX"
+        return fields is not None and int(fields[_START_TIME]) == self.start_ticks and fields[_STATE] not in _ENDED
 
 
 def identify(pid: int) -> ProcessId | None:
     """The full identity of the process that has this pid now, or None when there is none."""
     fields = _stat(pid)
     return None if fields is None else ProcessId(pid, int(fields[_START_TIME]), boot_id())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A live process as one look at /proc showed it.
+
+    Attributes:
+        group, session: process group and session, by number.
+        held: stopped by a signal (or a debugger), until it is told to go on.
+        attempt: the tag in its environment; None when it has none, or when we may not read it.
+    """
+
+    process: ProcessId
+    group: int
+    session: int
+    held: bool
+    attempt: str | None
+
+
+def everyone() -> tuple[Seen, ...]:
+    """Every live process of the machine, in order of pid. About 30 us each."""
+    pids = sorted(int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit())
+    return tuple(found for pid in pids if (found := _look(pid)) is not None)
+
+
+def _look(pid: int) -> Seen | None:
+    attempt = _attempt(pid)
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] in _ENDED:
+        return None
+    identity = ProcessId(pid, int(fields[_START_TIME]), boot_id())
+    if attempt is not None and _attempt(pid) != attempt:
+        # The pid has changed hands between the two looks: the newcomer must not be taken for the one with the tag.
+        attempt = None
+    return Seen(identity, int(fields[_GROUP]), int(fields[_SESSION]), fields[_STATE] in _HELD, attempt)
+
+
+def _attempt(pid: int) -> str | None:
+    environment = b"\0" + (_read(f"/proc/{pid}/environ") or b"")
+    _, found, rest = environment.partition(b"\0" + _MARK)
+    return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +105,47 @@ def tagged(prefix: str) -> Iterator[Tagged]:
     """Every live process of ours whose GPUHERD_ATTEMPT begins with ``prefix``.
 
     The environment is inherited by everything that a job starts, also by what forks twice or opens a session of its
-    own; a process group or session would miss those. What hides on purpose (an emptied environment) is not found.
-    Other users' processes can't be read and are passed over.
+    own. Other users' processes can't be read and are passed over.
     """
-    wanted = f"{ATTEMPT_VARIABLE}={prefix}".encode()
-    for entry in os.scandir(_PROC):
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError):
-            environment = Path(entry.path, "environ").read_bytes()
-            if wanted not in environment:
-                continue
-            process = identify(int(entry.name))
-            for variable in environment.split(b"\0"):
-                if process is not None and process.is_alive() and variable.startswith(wanted):
-                    yield Tagged(process, variable.split(b"=", 1)[1].decode("utf-8", "replace"))
-                    break
+    for seen in everyone():
+        if seen.attempt is not None and seen.attempt.startswith(prefix):
+            yield Tagged(seen.process, seen.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A held lock (``flock``) as the kernel tells of it: the file, and the pid of the process that took it.
+
+    The lock belongs to the open file, which children inherit: they then hold it too, and ``taker`` stays who it was.
+    """
+
+    path: str
+    taker: int
+
+
+def locks_held(pid: int, among: Collection[str] | None = None) -> frozenset[Lock]:
+    """The locks in the hands of a process, on the files ``among`` or on any; none when we may not look."""
+    found = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                path = str(Path(entry.path).readlink())
+                if path.startswith("/") and (among is None or path in among):
+                    found |= {Lock(path, taker) for taker in _takers(f"/proc/{pid}/fdinfo/{entry.name}")}
+    return frozenset(found)
+
+
+def path_of(descriptor: int) -> str:
+    """The file behind a descriptor of ours, as others see it in /proc. Raises OSError when it is not open."""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def _takers(info: str) -> Iterator[int]:
+    # lock:	1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF
+    for line in (_read(info) or b"").splitlines():
+        words = line.split()
+        if words[:1] == [b"lock:"] and words[2:3] == [b"FLOCK"] and len(words) > 5 and words[5].isdigit():
+            yield int(words[5])
 
 
 def send(process: ProcessId, number: int) -> None:
@@ -91,8 +161,24 @@ def send(process: ProcessId, number: int) -> None:
 
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/<pid>/stat after the command's name, which may itself hold spaces and brackets."""
+    text = _read(f"/proc/{pid}/stat")
+    return None if not text else text[text.rindex(b")") + 2 :].decode("ascii").split()
+
+
+def _read(path: str) -> bytes | None:
+    """A file of /proc; None when the process is gone or not ours to look at. Plain calls: this is done very often."""
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    return text[text.rindex(b")") + 2 :].decode("ascii").split()
+    try:
+        parts = []
+        while part := os.read(descriptor, _MOST_AT_ONCE):
+            parts.append(part)
+            if len(part) < _MOST_AT_ONCE:
+                break
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

@@ -52,7 +52,8 @@ def check_circles(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
         if (
             job.needs
             and db.execute(
-                "WITH RECURSIVE needed (id) AS (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
+                "WITH RECURSIVE needed (id) AS"
+                " (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
                 " UNION SELECT n.needed FROM needs n JOIN needed ON n.job = needed.id)"
                 " SELECT 1 FROM needed JOIN jobs j ON j.id = needed.id WHERE j.name = ?",
                 (job.name, job.name),

@@ -1,7 +1,7 @@
 """The time limits of one attempt: for the whole, for each stage that it tells of, and for its heartbeat. Pure.
 
 A heartbeat is a change of the progress file. It counts from when we saw it, by the machine's own clock and not by the
-file's time, so that a clock that is set can't end a job; it is looked for often enough to be early by an eighth at most.
+file's time, so that a clock that is set can't end a job. It is looked for eight times in each limit.
 Time in which we had stopped the job's processes counts for none of the limits.
 """
 
