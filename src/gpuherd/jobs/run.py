@@ -77,18 +77,20 @@ def work_off(
     serve: bool = False,
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Works off what lies in the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
 
     ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
-    ``send`` or a signal. The rest is as for ``run_jobs``.
+    ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
+    ``run_jobs``.
     """
     run.create()
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             reporter = Reporter(queue, run, display, on_event)
-            return _work(queue, run, options, reporter, lock, jobs=(), serve=serve, grace_s=grace_s)
+            return _work(queue, run, options, reporter, lock, jobs=(), serve=serve, on_ready=on_ready, grace_s=grace_s)
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 
@@ -102,6 +104,7 @@ def _work(
     *,
     jobs: Sequence[Job],
     serve: bool,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float,
 ) -> Outcome:
     settings = load()
@@ -117,6 +120,7 @@ def _work(
         lock=lock,
         settings=settings,
         load_settings=load,
+        on_ready=on_ready,
         grace_s=grace_s,
     )
     try:
