@@ -14,6 +14,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from logging.handlers import RotatingFileHandler
@@ -28,6 +29,8 @@ from gpuherd.jobs.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from gpuherd.jobs.control import Answer
+    from gpuherd.jobs.outcome import Outcome
+    from gpuherd.jobs.reporter import Display
 
 START_WITHIN_S = 60.0
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
@@ -35,7 +38,8 @@ _LOOK_S = 0.05
 # The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
 _DETACH = '"$@" &'
 
-logger = logging.getLogger(__name__)
+# Not __name__, which is "__main__" in the process itself and would miss the log.
+logger = logging.getLogger("gpuherd.batch.background")
 
 
 class CannotStartUp(GpuherdError):
@@ -67,7 +71,7 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
     ready_in, ready_out = os.pipe()
     # What is written before its own log is open, or by a crash of the interpreter.
     raw = directory.logs / "up.err"
-    words = [sys.executable, "-m", __name__, str(directory.root), str(options_in), str(ready_out)]
+    words = [sys.executable, "-m", "gpuherd.batch.background", str(directory.root), str(options_in), str(ready_out)]
     try:
         with raw.open("wb") as output:
             # Its own environment but no working folder: PYTHONPATH may be relative, so it leaves ours by itself.
@@ -131,6 +135,27 @@ def down(*, now: bool = False, run: RunDirectory | None = None, wait_s: float = 
     return answer
 
 
+def serve(
+    options: DispatchOptions,
+    run: RunDirectory,
+    *,
+    display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Works the queue off in this process, until it is told to end.
+
+    Raises NoSuchGpu at once for GPUs that are not there, though no job may want one for days; QueueBusy when there is a
+    dispatcher already.
+    """
+    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.run import work_off
+    from gpuherd.jobs.settings import load
+
+    if options.gpu_ids:
+        GpuWatch(options, "up", load())
+    return work_off(run, options, serve=True, display=display, on_ready=on_ready)
+
+
 def main() -> int:
     """The process in the background. Its words: the queue's folder, and the numbers of its two pipes."""
     folder, options_in, ready_out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -143,8 +168,6 @@ def main() -> int:
     def tell(**told: Any) -> None:
         os.write(ready_out, json.dumps(told).encode() + b"\n")
         os.close(ready_out)
-
-    from gpuherd.jobs.run import serve
 
     try:
         return serve(options, run, on_ready=lambda: tell(pid=os.getpid())).exit_code

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.job_options import job_name
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.options import GpuOptions, count
+from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.options import option
 from gpuherd.quantities import duration_s, size_mb
@@ -73,9 +73,9 @@ class RunOptions:
         if self.wait is not None and self.no_wait:
             raise UsageError("give --wait TIME or --no-wait, not both")
 
-    def gpu_options(self) -> GpuOptions:
+    def gpu_options(self) -> DispatchOptions:
         """The same as a dispatcher would be told."""
-        return GpuOptions(
+        return DispatchOptions(
             max_gpus=max(1, self.num_gpus),
             gpu_list=self.gpu_list,
             gpu_memory_threshold=self.gpu_memory_threshold,

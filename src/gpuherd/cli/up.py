@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
-    from gpuherd.batch.background import log_file, up
+    from gpuherd.batch.background import log_file, serve, up
     from gpuherd.batch.own_queue import open_folder
 
     load_for(args, UpOptions)
@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from gpuherd.jobs.live import display
-        from gpuherd.jobs.run import serve
 
         with display(Console(highlight=False, stderr=args.json)) as shown:
             return serve(options.dispatch_options(), directory, display=shown).exit_code
