@@ -158,6 +158,6 @@ def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_s
     assert returning() == [False, False]
     watch.released([machine.uuid(0)], 103.0)
     assert returning() == [True, False]
-    watch.hasty_look(())
+    watch.hasty_look((), 103.0)
     assert verdicts(watch, now=103.0) == [None, None]
     assert returning() == [False, False]

@@ -73,7 +73,12 @@ def members(
 
 
 def _sessions(seen: Sequence[Seen], ours: Callable[[str], bool]) -> set[int]:
-    return {process.session for process in seen if process.attempt is not None and ours(process.attempt)}
+    """The sessions that a process with such a tag is in, but those whose own leader lives and has none.
+
+    (Somebody may have copied a job's environment into a shell of their own, to look for a fault.)
+    """
+    mine = {process.process.pid: process.session for process in seen if process.attempt and ours(process.attempt)}
+    return set(mine.values()) - ({process.process.pid for process in seen} - mine.keys())
 
 
 def _used_again(leader: ProcessId, seen: Sequence[Seen]) -> bool:

@@ -175,7 +175,7 @@ class Nvml:
                 self._end_session()
                 if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
                     self._answered_last = False
-                    return Machine(problem=_driver_sentence(error))
+                    return Machine(problem=_driver_sentence(error), may_pass=error.value not in _NO_DRIVER)
                 time.sleep(pause)
             else:
                 self._ever_answered = self._answered_last = True

@@ -103,10 +103,12 @@ class Gpu:
 class Machine:
     """All GPUs of the machine at one moment, whole GPUs and MIG instances, in PCI order.
 
-    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None.
+    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None;
+    ``may_pass`` says that a driver is there, which may answer again in a moment.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     cuda_version: str | None = None
     problem: str | None = None
+    may_pass: bool = False

@@ -18,6 +18,8 @@ import selectors
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
+from typing import Any
 
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock, sharing
@@ -96,7 +98,7 @@ class Dispatcher:
         self.options = options
         self._supervisor = Supervisor(run, queue.tag, options, grace_s)
         self._health = HealthBook(queue)
-        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health)
+        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
         self._endings = Endings(queue, run, self._tell, self._health)
         self._leftovers = Leftovers(queue.tag)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
@@ -108,6 +110,7 @@ class Dispatcher:
         if jobs:
             refuse_if_none_fits(jobs, self._desk.gpus, self._limits())
         self.asked = Ask.GO_ON
+        self._changes_at: float | None = None
         self._starter: Starter | None = None
         self._waiting_for: str | None = None
         self._decide_at: float | None = 0.0
@@ -197,6 +200,8 @@ class Dispatcher:
             self._leftovers.sweep([attempt.process.traces for attempt in self._supervisor.running.values()], now)
         for action in self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON):
             self._give_way(action, now)
+        for text in self._desk.fetch_notices():
+            self._tell.notice(text)
         if self._desk.changed:
             self._desk.changed = False
             self._decide_at = now
@@ -291,12 +296,22 @@ class Dispatcher:
 
     def _limits(self) -> Limits:
         gpus = self._desk.gpus if self._desk.is_open else None
-        return self._obeying.limited(
+        return replace(
             limits(self.options, gpus, self._cores),
             running=len(self._supervisor.running),
-            elsewhere=self._desk.count_elsewhere(),
             closed=self._closed(),
+            **self._gpus_now(),
         )
+
+    def _gpus_now(self) -> dict[str, Any]:
+        """The settings' limit on GPUs, and what jobs on GPUs that were taken away from the run still use."""
+        allowed, elsewhere = self._desk.allowance(), self._desk.count_elsewhere()
+        self._changes_at = allowed.changes_at
+        most, why = allowed.max_gpus, allowed.sentence
+        if elsewhere:
+            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
+            why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
+        return {"gpus_now": most, "gpus_now_why": why}
 
     def _closed(self) -> str | None:
         if self._endings.again_at is not None:
@@ -318,7 +333,7 @@ class Dispatcher:
         if later is not None:
             self._waiting_for = self._waiting_for or "for its next try, a moment after it failed"
         back = self._health.next_return(wall) if self._waiting_for else None
-        change = self._obeying.changes_at if self._waiting_for else None
+        change = self._changes_at if self._waiting_for else None
         for at in (later, back, change):
             if at is not None:
                 self.decide_soon(clock.mono() + max(0.0, at - wall))
@@ -348,6 +363,7 @@ class Dispatcher:
                     passed=attempt.passed,
                     cancelled_by=attempt.cancelled_by,
                     paused_s=attempt.timer.paused_s(now),
+                    gpu_problem=self._desk.problem_of(attempt.record) if found.code != 0 else None,
                     seen=self._desk.seen(attempt, disk_low=self._disk.low is not None),
                 )
             )
@@ -396,9 +412,9 @@ class Dispatcher:
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is Ask.STOP_NOW else None)
         return text
 
-    def retune(self, options: DispatchOptions) -> None:
-        """Other options from now on. Raises NoSuchGpu; then nothing is changed."""
-        self._desk.retune(options)
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+        self._desk.retune(options, settings)
         self.options = options
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())

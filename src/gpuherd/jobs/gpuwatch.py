@@ -8,7 +8,9 @@ becoming free, and every few seconds otherwise. Which job gets which GPU is deci
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,9 @@ _CHEAP_LOOK_S = 0.1
 _LOOKS_IN_QUIET_TIME = 20
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
+# How long a driver that fails may keep a start waiting.
+_DRIVER_PATIENCE_S = 10.0
+_DRIVER_PAUSE_S = 0.2
 
 
 class GpuWatch:
@@ -58,10 +63,19 @@ class GpuWatch:
         self._users = GpuUsers(options.gpu_memory_threshold)
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
-        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+        machine = self._first_look()
         self._faults = GpuFaults(machine.gpus)
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._choose_gpus(machine, options, settings)
+
+    def _first_look(self) -> Machine:
+        """The machine; a driver that fails gets some seconds, or all would run on the CPU for want of a moment."""
+        deadline = time.monotonic() + _DRIVER_PATIENCE_S
+        while True:
+            machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+            if not machine.may_pass or time.monotonic() > deadline:
+                return machine
+            time.sleep(_DRIVER_PAUSE_S)
 
     def change(self, options: GpuOptions, settings: Settings) -> None:
         """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
@@ -175,7 +189,8 @@ class GpuWatch:
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
-            GpuView(gpu, verdicts[uuid], uuid in ours, returning=uuid in left) for uuid, gpu in self._gpus.items()
+            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now)
+            for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
