@@ -24,7 +24,7 @@ examples:
   gpuherd set --max-gpus 2                         other options while it works
   gpuherd down
 
-Exit codes: 0 it is at work, 75 another one is already; after --foreground also 130 and 143 for signals.
+Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 and 143 when a signal left jobs undone.
 """
 
 
