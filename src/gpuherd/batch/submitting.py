@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.batch.own_queue import open_folder
 from gpuherd.errors import UsageError
-from gpuherd.jobs.control import poke
+from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
@@ -75,7 +75,7 @@ def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitt
             job = replace(job, name=_next_name(queue))
         queue.add([job])
         found = queue.job(job.name)
-    poke(directory)
+    ring(directory.control_fifo)
     state = JobState.WAITING if found is None else found[1]
     return Submitted(job, state, DispatcherLock.holder(directory.lock))
 

@@ -21,6 +21,10 @@ examples:
   gpuherd gpus                                             who uses which GPU, and which are free
   gpuherd doctor                                           is this machine ready?
   gpuherd esd --model-list models.csv --max-gpus 4         analyse a list of models on free GPUs
+  gpuherd batch commands.txt                               run commands, each on free GPUs
+  gpuherd run -- python train.py                           wait for a free GPU and become the command
+  gpuherd submit -- python train.py                        put a command into your own queue
+  gpuherd up                                               work that queue off in the background
   gpuherd --simulate 4x40GB esd --model-list models.csv    try the same on simulated GPUs
 """
 
