@@ -105,18 +105,18 @@ def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequen
     }
 
 
-def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Job]]:
+def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]:
+    """States and contents of the jobs that the folder's queue holds, by name."""
     if not run.queue.exists():
         return {}, {}
     from gpuherd.jobs.queue import Queue
 
     with closing(Queue(run.queue)) as queue:
-        return queue.states(), {job.name: job for job in queue.jobs()}
+        return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
 
 
-def _jobs(path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Job]) -> tuple[Job, ...]:
-    contents = {name: Content.of(job) for name, job in known.items()}
-    found = read_jobs(path, shell=options.shell, gpus=options.gpus_per_job, retries=options.retries, known=contents)
+def _jobs(path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content]) -> tuple[Job, ...]:
+    found = read_jobs(path, shell=options.shell, gpus=options.gpus_per_job, retries=options.retries, known=known)
     return tuple(_sharing(job) for job in found) if options.share else found
 
 
@@ -125,24 +125,23 @@ def _sharing(job: Job) -> Job:
     return replace(job, share=True) if job.gpus == 1 and job.memory_mb is not None else job
 
 
-def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Job]) -> bool:
+def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:
     """Whether the queue will leave it as it is: done with the same command, and its result there."""
-    if states.get(job.name) is not JobState.DONE or Content.of(known[job.name]) != Content.of(job):
+    if states.get(job.name) is not JobState.DONE or known[job.name] != Content.of(job):
         return False
     return job.result is None or Path(job.cwd or ".", job.result).exists()
 
 
 def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
     """For each job why it could never run on this machine, None when it could."""
-    from gpuherd.gpus.nvml import Nvml
-    from gpuherd.gpus.visible import find, visible
     from gpuherd.jobs.capacity import limits
+    from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.policy import WaitingJob, why_never
+    from gpuherd.jobs.settings import load
 
     if not any(job.gpus for job in jobs):
         return [None] * len(jobs)
-    seen = visible(Nvml().snapshot(processes=False).gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    gpus = find(seen, options.gpu_ids) if options.gpu_ids else seen
+    gpus = GpuWatch(options, "plan", load()).gpus
     most = limits(options, gpus, len(os.sched_getaffinity(0)))
     reasons: dict[tuple[int, int | None], str | None] = {}
     for job in jobs:

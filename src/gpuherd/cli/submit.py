@@ -10,7 +10,7 @@ import sys
 
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.cli.parsing import add_command, command_words
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, printable
 from gpuherd.flags import Parser, add_options, build
 
 DESCRIPTION = """\
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         name = options.name or "(the next number)"
         told = {"name": options.name, "argv": argv, "cwd": job.cwd, "gpus": job.gpus, "memory_mb": job.memory_mb}
-        print(json.dumps(told, indent=2) if args.json else f"would submit {name}: {shlex.join(argv)}")
+        print(json.dumps(told, indent=2) if args.json else f"would submit {name}: {printable(shlex.join(argv))}")
         return ExitCode.OK
     submitted = submit(job, named=options.name is not None)
     if args.json:
