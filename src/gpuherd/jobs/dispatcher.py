@@ -70,6 +70,7 @@ class Dispatcher:
         serve: stay when nothing is left to do, until told to end.
         lock: held by the caller on this queue.
         settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
+        on_ready: called once it is at work and hears what is asked.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
@@ -87,6 +88,7 @@ class Dispatcher:
         lock: DispatcherLock | None = None,
         settings: Settings = NO_SETTINGS,
         load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
+        on_ready: Callable[[], None] = lambda: None,
         grace_s: float = GRACE_S,
     ):
         self._queue = queue
@@ -94,6 +96,7 @@ class Dispatcher:
         self._tell = reporter or Reporter(queue, run)
         self._serve = serve
         self._lock = lock
+        self._on_ready = on_ready
         self.options = options
         self._supervisor = Supervisor(run, queue.tag, options, grace_s)
         self._health = HealthBook(queue)
@@ -138,6 +141,7 @@ class Dispatcher:
                 self._adopt()
                 self._obeying.begin()
                 self._leftovers.expect(clock.mono() - 1)
+                self._on_ready()
                 self._loop(self._starter, signals)
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(())
