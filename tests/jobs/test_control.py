@@ -182,6 +182,7 @@ def test_drain_lets_what_runs_end(tmp_path: Path) -> None:
     assert "1 running jobs go on" in served.ask(ControlKind.DRAIN).text
     served._thread.join(10)
     assert (served.state("a"), served.state("b")) == ("done", "waiting")
+    assert not served.run.control_fifo.exists()
 
 
 def test_set_gpus_moves_the_next_jobs_and_an_unknown_gpu_is_refused(

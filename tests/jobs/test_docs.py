@@ -18,8 +18,11 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, str(PAGE), "exec"), names)
-    assert len(snippets) == 3
-    assert "3 0 []" in capsys.readouterr().out
+    assert len(snippets) == 4
+    told = capsys.readouterr().out
+    assert "3 0 []" in told
+    assert "with another priority: second" in told
+    assert "2 queue.sqlite" in told
     queue = Queue(tmp_path / "results" / "queue.sqlite")
     assert sorted(row.job for row in queue.attempts()) == ["model-0", "model-1", "model-1", "model-2"]
     queue.close()

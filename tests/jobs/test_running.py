@@ -154,6 +154,20 @@ def test_who_runs_out_of_memory_on_a_shared_gpu_gets_one_for_itself(run: Run, st
     assert [row.shared_mb for row in rows] == [1_000, None]
 
 
+def test_who_uses_more_than_it_declared_is_told_of_and_its_family_is_believed_less(run: Run, standin: Standin) -> None:
+    standin("1x40GB")
+    first = gpu_job("first", 25_000, 3.0, ramp=0.0, memory_mb=2_000, share=True, family="f")
+    assert run([first], share=True).done == 1
+    assert "first uses 25000 MB and declared 2000" in run.notices()
+    with Queue(run.directory.queue) as queue:
+        assert queue.families() == {"f": 25_000}
+    run.events.clear()
+    # Two of that family don't fit side by side, whatever they declare.
+    more = [sh(f"j{i}", "sleep 0.3", gpus=1, memory_mb=2_000, share=True, family="f") for i in range(2)]
+    assert run(more, share=True).done == 2
+    assert most_at_once(run) == 1
+
+
 # --- strangers and GPUs that fail ------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ class Doorbell:
     """
 
     def __init__(self, path: Path):
+        self._path = path
         with suppress(FileExistsError):
             os.mkfifo(path, 0o600)
         # For writing too: else the end of the last who rang would make it readable for ever.
@@ -40,7 +41,9 @@ class Doorbell:
                 pass
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Nobody listens any more. The FIFO goes: whoever copies the folder would stumble over it."""
+        with suppress(OSError):
+            self._path.unlink()
         os.close(self._fd)
 
 

@@ -60,6 +60,8 @@ class GpuDesk:
         self._shared: dict[str, Lease] = {}
         self._peaks: dict[str, int] = {}
         self._sightings = Sightings()
+        self._notices: tuple[str, ...] = ()
+        self._told: set[str] = set()
         self._wanted = False
         self._check_at = 0.0
         self._haste_at: float | None = None
@@ -90,7 +92,8 @@ class GpuDesk:
 
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each."""
-        return () if self._watch is None else self._watch.fetch_notices()
+        notices, self._notices = self._notices, ()
+        return notices if self._watch is None else (*notices, *self._watch.fetch_notices())
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
@@ -186,6 +189,11 @@ class GpuDesk:
         self._seen_at = now
         strangers = watch.strangers(*self._ours())
         self._peaks.update(watch.peaks)
+        for attempt in self._supervisor.running.values():
+            if attempt.record.shared_mb is not None and attempt.tag not in self._told:
+                for found in sharing.overuses([self._tenant(attempt)], self._options.gpu_memory_threshold):
+                    self._told.add(attempt.tag)
+                    self._notices += (f"{clean(attempt.record.title)} {found.sentence}",)
         return strangers
 
     def _ours(self) -> tuple[Mapping[str, Collection[str]], Mapping[str, int]]:
@@ -290,6 +298,7 @@ class GpuDesk:
         if self._watch is not None and attempt.tag in self._watch.peaks:
             self._peaks[attempt.tag] = self._watch.peaks[attempt.tag]
         peak = self._peaks.pop(attempt.tag, None)
+        self._told.discard(attempt.tag)
         here = [gpu for gpu in self.gpus if gpu.uuid in record.gpus]
         smallest = min((gpu.total_mb for gpu in here), default=None)
         larger = smallest is not None and sum(gpu.total_mb > smallest for gpu in self.gpus) >= len(record.gpus)
