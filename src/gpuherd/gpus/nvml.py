@@ -108,7 +108,8 @@ class _Try:
     failing: set[str] = field(default_factory=set)
 
     def wants(self, device: _Device) -> bool:
-        """Whether to read this GPU; one that is split may be asked for by its instances."""
+        """Whether to read this GPU; one that is split may be asked for by its instances, and one that fails changes how
+        CUDA counts the others."""
         return self.only is None or device.split or device.handle is None or device.fixed.uuid in self.only
 
     def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
@@ -203,11 +204,11 @@ class Nvml:
         xids: Mapping[str, tuple[int, int]] = self._events(session).seen() if attempt.errors else {}
         gpus: list[Gpu] = []
         for index, device in enumerate(session.devices):
-            if not attempt.wants(device):
+            if not attempt.wants(device) and _answers(device.handle):
                 continue
             read = self._read_device(index, device, attempt)
             gpus += [_with_errors(gpu, device, xids.get(device.fixed.uuid)) for gpu in read] if attempt.errors else read
-        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(gpus))
+        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(session.devices))
         gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
         if attempt.topology:
             peers = self._peers(session)
@@ -313,6 +314,15 @@ def _shut_down() -> None:
 
 def _driver_sentence(error: pynvml.NVMLError) -> str:
     return _DRIVER_SENTENCES.get(error.value, f"the NVIDIA driver fails: {error}")
+
+
+def _answers(handle: Any) -> bool:
+    """Whether the driver still reaches this GPU: the cheapest question."""
+    try:
+        read_used_mb(handle)
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def _gpu_sentence(error: pynvml.NVMLError) -> str:
