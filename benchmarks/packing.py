@@ -4,8 +4,8 @@ The case of an issue that task-spooler has open: 1,000 jobs of 10 to 20 % of a G
 some seconds after their start; a scheduler that looks at the memory in use starts all of them before the first has
 taken any. Here a real dispatcher with ``share`` runs stand-in jobs that declare their memory.
 
-*Clairvoyant*: the same jobs in the same order with the lengths that they really had, in virtual time, each put where the
-least room is left over the moment it fits, at no cost. The share is its makespan by ours.
+*Clairvoyant*: the same jobs in the same order with the lengths that they really had, in virtual time, each put where
+the least room is left over the moment it fits, at no cost. The share is its makespan by ours.
 """
 
 from __future__ import annotations
@@ -71,15 +71,10 @@ def pack(folder: Path, *, jobs: int, gpus: int, hold_s: float, seed: int = 1) ->
 
 def _job(name: str, events: Path, hold_s: float, chance: random.Random) -> Job:
     memory_mb = round(GPU_MB * chance.uniform(0.10, 0.20))
-    figures = {
-        "--memory-mb": memory_mb,
-        "--ramp": chance.uniform(0.2, 2.0),
-        "--hold": chance.uniform(0.5, 1.5) * hold_s,
-    }
-    words = [part for flag, value in figures.items() for part in (flag, f"{value:g}")]
-    words[1] = str(memory_mb)
+    ramp_s, held_s = chance.uniform(0.2, 2.0), chance.uniform(0.5, 1.5) * hold_s
+    words = ["--memory-mb", str(memory_mb), "--ramp", f"{ramp_s:.2f}", "--hold", f"{held_s:.2f}"]
     argv = (sys.executable, "-m", "gpuherd.standin.job", *words, "--name", name, "--events", str(events))
-    return Job(name=name, argv=argv, gpus=1, memory_mb=memory_mb + 600, share=True)
+    return Job(name=name, argv=argv, gpus=1, memory_mb=memory_mb, share=True)
 
 
 def _spans(events: Path) -> dict[str, tuple[float, float]]:
@@ -89,9 +84,9 @@ def _spans(events: Path) -> dict[str, tuple[float, float]]:
     for line in events.read_text().splitlines():
         told = json.loads(line)
         if told["event"] == "start":
-            starts.setdefault(told["name"], told["time"])
+            starts.setdefault(told["name"], told["time_ns"] / 1e9)
         else:
-            ends[told["name"]] = told["time"]
+            ends[told["name"]] = told["time_ns"] / 1e9
     return {name: (starts[name], end) for name, end in ends.items()}
 
 
