@@ -195,6 +195,10 @@ class Queue:
         row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
         return None if row is None else (rows.queued(row), JobState(row["state"]))
 
+    def jobs(self) -> Iterator[Job]:
+        """Every job as it was last submitted, in order of age."""
+        return (rows.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
+
     def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
         found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()

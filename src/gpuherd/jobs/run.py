@@ -18,6 +18,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.outward import Outward
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.retuning import dispatch_options
@@ -61,11 +62,15 @@ def run_jobs(
         NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
     """
     run.create()
+    outward = Outward(run, dispatch_options(options))
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             queue.submit(jobs, rerun)
-            reporter = Reporter(queue, run, display, on_event)
-            return _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+                )
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 
@@ -77,18 +82,34 @@ def work_off(
     serve: bool = False,
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Works off what lies in the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
 
     ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
-    ``send`` or a signal. The rest is as for ``run_jobs``.
+    ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
+    ``run_jobs``.
     """
     run.create()
+    outward = Outward(run, dispatch_options(options))
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
-            reporter = Reporter(queue, run, display, on_event)
-            return _work(queue, run, options, reporter, lock, jobs=(), serve=serve, grace_s=grace_s)
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(
+                        queue,
+                        run,
+                        options,
+                        reporter,
+                        lock,
+                        jobs=(),
+                        serve=serve,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                )
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 
@@ -102,6 +123,7 @@ def _work(
     *,
     jobs: Sequence[Job],
     serve: bool,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float,
 ) -> Outcome:
     settings = load()
@@ -117,6 +139,7 @@ def _work(
         lock=lock,
         settings=settings,
         load_settings=load,
+        on_ready=on_ready,
         grace_s=grace_s,
     )
     try:
