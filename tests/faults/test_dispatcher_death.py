@@ -60,7 +60,7 @@ def test_killed_at_random_instants(new_user: NewUser, four_gpus: Machine, find_o
 def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, four_gpus: Machine) -> None:
     """Three fates while nobody watches: runs on, ends well, fails."""
     user = new_user("run")
-    jobs = [user.job("long", 1.2), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
+    jobs = [user.job("long", 3), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
     jobs[2]["argv"] = ["/bin/sh", "-c", f"echo start run-bad >>{user.events}; sleep 0.4; echo 'KeyError: 3'; exit 65"]
     process = user.start(jobs)
     user.wait_until(lambda: sum(line[0] == "start" for line in user.lines()) == 3)
