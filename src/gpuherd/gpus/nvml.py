@@ -104,7 +104,12 @@ class _Try:
     processes: bool
     topology: bool
     errors: bool
+    only: Collection[str] | None = None
     failing: set[str] = field(default_factory=set)
+
+    def wants(self, device: _Device) -> bool:
+        """Whether to read this GPU; one that is split may be asked for by its instances."""
+        return self.only is None or device.split or device.handle is None or device.fixed.uuid in self.only
 
     def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
         """Whether this error of one GPU is reported rather than tried again."""
@@ -124,19 +129,27 @@ class Nvml:
         self._failing: set[str] = set()
         self._seen: dict[int, Fixed] = {}
 
-    def snapshot(self, processes: bool = True, topology: bool = False, *, errors: bool = False) -> Machine:
+    def snapshot(
+        self,
+        processes: bool = True,
+        topology: bool = False,
+        *,
+        errors: bool = False,
+        only: Collection[str] | None = None,
+    ) -> Machine:
         """All whole GPUs and MIG instances now, in PCI order, an instance after its parent.
 
         Args:
             processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
             topology: list each GPU's peers. Read once and kept.
             errors: tell memory errors, and Xid errors since this was first asked.
+            only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
         """
         if self._pid != os.getpid():
             # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
             self._lock, self._session, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
-            return self._snapshot(processes, topology, errors)
+            return self._snapshot(processes, topology, errors, only)
 
     def used_mb(self, uuids: Collection[str]) -> dict[str, int]:
         """Memory in use now on each of these whole GPUs, by UUID: a look that costs a tenth of a snapshot.
@@ -165,12 +178,12 @@ class Nvml:
         with self._lock:
             self._end_session()
 
-    def _snapshot(self, processes: bool, topology: bool, errors: bool) -> Machine:
+    def _snapshot(self, processes: bool, topology: bool, errors: bool, only: Collection[str] | None) -> Machine:
         # While the driver fails for good, every caller's own interval is pause enough.
         pauses = PAUSES_S if self._answered_last else ()
         for pause in (*pauses, None):
             try:
-                machine = self._read(_Try(pause is None, processes, topology, errors, self._failing))
+                machine = self._read(_Try(pause is None, processes, topology, errors, only, self._failing))
             except pynvml.NVMLError as error:
                 self._end_session()
                 if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
@@ -190,6 +203,8 @@ class Nvml:
         xids: Mapping[str, tuple[int, int]] = self._events(session).seen() if attempt.errors else {}
         gpus: list[Gpu] = []
         for index, device in enumerate(session.devices):
+            if not attempt.wants(device):
+                continue
             read = self._read_device(index, device, attempt)
             gpus += [_with_errors(gpu, device, xids.get(device.fixed.uuid)) for gpu in read] if attempt.errors else read
         first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(gpus))
@@ -197,7 +212,7 @@ class Nvml:
         if attempt.topology:
             peers = self._peers(session)
             gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
-        if attempt.processes:
+        if attempt.processes and attempt.only is None:
             self._processes.keep_only({process.pid for gpu in gpus for process in gpu.processes})
         return Machine(tuple(gpus), session.driver_version, session.cuda_version)
 

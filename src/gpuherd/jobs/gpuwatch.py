@@ -171,7 +171,7 @@ class GpuWatch:
     def hasty_look(self, ours: Collection[str], now: float) -> None:
         """A look at the GPUs that our jobs have just left, between two regular ones."""
         due = [uuid for uuid in self._haste if uuid not in ours]
-        self._refresh()
+        self._refresh(due)
         self._observe(due, now)
         self._haste = {
             uuid: max(_FIRST_LOOK_S, 2 * wait)
@@ -219,7 +219,7 @@ class GpuWatch:
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
         """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
         None for nothing."""
-        self._refresh(errors=True)
+        self._refresh(uuids, errors=True)
         return self._faults.problem(self._gpus, uuids)
 
     @property
@@ -236,7 +236,7 @@ class GpuWatch:
 
     def still_free(self, uuids: Collection[str], now: float) -> set[str]:
         """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""
-        self._refresh()
+        self._refresh(uuids)
         checks = {uuid: idle.check(self._gpus[uuid], self._rule) for uuid in uuids}
         # A clean look here is no further step in the row of checks; an unclean one ends the row.
         unclean = {uuid: found for uuid, found in checks.items() if not found.free}
@@ -249,9 +249,11 @@ class GpuWatch:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _refresh(self, *, errors: bool = False) -> None:
-        machine = self._nvml.snapshot(processes=True, topology=False, errors=errors)
-        self._gpus = {uuid: self._refreshed(gpu, machine) for uuid, gpu in self._gpus.items()}
+    def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> None:
+        """Asks the driver anew: of all GPUs, or of these only."""
+        machine = self._nvml.snapshot(processes=True, topology=False, errors=errors, only=only)
+        for uuid in self._gpus if only is None else self._gpus.keys() & only:
+            self._gpus[uuid] = self._refreshed(self._gpus[uuid], machine)
 
     def _refreshed(self, old: Gpu, machine: Machine) -> Gpu:
         for gpu in machine.gpus:
