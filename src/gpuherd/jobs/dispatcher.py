@@ -107,7 +107,8 @@ class Dispatcher:
         self._obeying = Obeying(queue, run, self, settings, load_settings)
         self._cores = len(os.sched_getaffinity(0))
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
-        if any(self._sizes):
+        if any(self._sizes) or options.gpu_ids:
+            # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
             self._desk.open()
         if jobs:
             refuse_if_none_fits(jobs, self._desk.gpus, self._limits())
@@ -264,9 +265,10 @@ class Dispatcher:
         wall, now = clock.wall(), clock.mono()
         views = self._desk.views(now, wall)
         bounds = self._limits()
-        free = sum(view.busy is None and not view.ours for view in views)
-        places = free + max(0, bounds.cpu_slots - self._supervisor.on_cpu)
-        head = {queued.id: queued for queued in self._queue.head(_BEYOND + places, wall, self.options.order)}
+        gpus = sum(view.is_free for view in views)
+        slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
+        limit = _BEYOND + gpus + slots
+        head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
         if not self._desk.is_open and any(queued.gpus for queued in head.values()):
             self._desk.open()
             self._prepare()
@@ -283,10 +285,17 @@ class Dispatcher:
                 self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
             self._desk.started(now)
         self._note_waits(decision.waits, head, bounds, now)
-        places -= sum(max(1, len(start.gpus)) for start in decision.starts)
-        all_went = len(running) == len(decision.starts) and not decision.refused
-        more = bool(decision.starts) and (places > 0 or any(job.share for job in waiting))
-        return (more or not all_went) and starter.again_at is None
+        if starter.again_at is not None:
+            return False
+        if len(running) < len(decision.starts) or decision.refused:
+            return True
+        # Else only jobs behind those that were looked at could start, where places are left for their kind.
+        gpus -= sum(len(start.gpus) for start in decision.starts)
+        slots -= sum(not start.gpus for start in decision.starts)
+        on_gpus = sum(job.gpus > 0 for job in waiting)
+        open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
+        unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
+        return bool(decision.starts) and unseen
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         peaks = self._queue.families() if any(queued.share for queued in head) else {}
