@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def hidden(tmp_path: Path, lease: int) -> Iterator[Callable[[str], Hidden]]:
 
     yield make
     for one in made:
-        Tree(one.process.traces).kill()
+        kill(Tree(one.process.traces).members)
         if one.process.pidfd >= 0:
             one.process.collect()
 
@@ -164,6 +165,21 @@ def test_terminate_reaches_what_has_left_the_group_and_what_is_paused(hidden: Ca
     job.process.terminate()
     wait_until(lambda: len(tree.members()) == 1)  # the deaf one; the shell has ended with its child
     assert tree.members()[0].attempt is None
+
+
+def test_a_shell_that_is_told_to_end_does_not_go_on_with_its_next_command(tmp_path: Path, lease: int) -> None:
+    """Each way, many times: it must never look as if the work had been done."""
+    for number, way in enumerate([LocalProcess.terminate, LocalProcess.kill] * 10):
+        log = tmp_path / f"log{number}"
+        argv = ("/bin/sh", "-c", "echo up; sleep 30; echo went on")
+        tag = f"tree-{os.getpid()}/{number}"
+        process = start(Launch(tag=tag, argv=argv, log=log, status=tmp_path / "s", progress=tmp_path / "p"), os.environ)
+        process.go()
+        wait_until(lambda log=log: log.read_text() == "up\n")  # type: ignore[misc]
+        way(process)
+        assert select.select([process.pidfd], [], [], 10)[0]
+        assert process.collect().signal is not None
+        assert "went on" not in log.read_text()
 
 
 def test_after_the_end_of_the_main_process_its_traces_still_find_the_rest(hidden: Callable[[str], Hidden]) -> None:

@@ -75,6 +75,8 @@ def one_run(seed: int, folder: Path, *, jobs: int = 50, small_disk: bool = True)
             problems = run.problems()
         finally:
             run.end()
+        if problems and full:
+            shutil.copytree(run.root, folder / "kept", ignore=shutil.ignore_patterns("*.fifo"))
     if not problems:
         shutil.rmtree(folder)
     return Result(
@@ -95,8 +97,6 @@ def _disk(folder: Path, *, wanted: bool) -> Iterator[bool]:
         yield mounted
     finally:
         if mounted:
-            shutil.rmtree(folder.parent / "kept", ignore_errors=True)
-            shutil.copytree(folder, folder.parent / "kept")
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
@@ -210,7 +210,8 @@ class _Run:
     def _note_code(self, code: int) -> None:
         last = self.told.read_text(errors="replace").splitlines()[-1:]
         # On a full disk it may be that nothing can be done but to say so.
-        said_so = self.faults["fill_disk"] and last and "full" in last[0]
+        # ("disk I/O error" is SQLite's word for it where the file that it shares between processes can't grow.)
+        said_so = self.faults["fill_disk"] and last and any(word in last[0] for word in ("full", "disk I/O error"))
         if code not in (ExitCode.OK, -signal.SIGKILL) and not said_so:
             self.wrong.append(f"a dispatcher ended with exit code {code}: {last}")
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_killed_at_random_instants(new_user: NewUser, four_gpus: Machine, find_o
 def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, four_gpus: Machine) -> None:
     """Three fates while nobody watches: runs on, ends well, fails."""
     user = new_user("run")
-    jobs = [user.job("long", 1.2), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
+    jobs = [user.job("long", 3), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
     jobs[2]["argv"] = ["/bin/sh", "-c", f"echo start run-bad >>{user.events}; sleep 0.4; echo 'KeyError: 3'; exit 65"]
     process = user.start(jobs)
     user.wait_until(lambda: sum(line[0] == "start" for line in user.lines()) == 3)
@@ -78,12 +79,15 @@ def test_a_gpu_of_a_running_job_stays_taken_after_the_dispatchers_death(
 ) -> None:
     """The lease is the job's own: another user's dispatcher keeps off, though the first one is dead."""
     alice, bob = new_user("alice"), new_user("bob")
-    process = alice.start([alice.job(f"j{i}", 0.8) for i in range(3)])
+    process = alice.start([alice.job(f"j{i}", 20) for i in range(3)])
     alice.wait_until(lambda: len(alice.lines()) == 3)
     kill(process)
     assert bob.run([bob.job(f"j{i}", 0.05) for i in range(6)])[0] == 0
     assert find_overlaps(bob.lines()) == []
     assert len({line[2] for line in bob.lines() if line[1].startswith("bob")}) == 1
+    for pid in alice.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: Machine) -> None:
@@ -91,7 +95,8 @@ def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: Machine) -
     process = user.start([user.job("j", 0.5)])
     user.wait_until(lambda: len(user.lines()) == 1)
     for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     told, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "attempt 1 failed (killed)" in told
@@ -105,7 +110,8 @@ def test_dispatcher_and_job_killed_together(new_user: NewUser, four_gpus: Machin
     pids = user.processes()
     kill(process)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     code, told = user.run([user.job("j", 0.5)])
     assert code == 0
     assert "gone without leaving an exit status" in told

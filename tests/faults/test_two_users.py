@@ -50,6 +50,7 @@ def open_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (place / "lock").mkdir()
     (place / "lock").chmod(0o1777)  # as /run/lock is: whoever comes first makes the folder of leases in it
     monkeypatch.setenv("GPUHERD_LEASE_DIR", str(place / "lock" / "gpuherd"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
     yield place
     shutil.rmtree(place)
 

@@ -70,16 +70,15 @@ class Seen:
 
 
 def everyone(since_ticks: int = 0) -> tuple[Seen, ...]:
-    """Every live process of the machine that began at or after ``since_ticks``, the youngest first; and the leaders of
-    their sessions, where these are older.
-
-    (What forks and ends in a loop is among the youngest, and gone a moment after the folder was read.) About 15 us for
-    an older one and 30 us for each of the others.
+    """Every live process of the machine that began at or after ``since_ticks``, the oldest first; and the leaders of
+    their sessions, where these are older. About 15 us for an older one and 30 us for each of the others.
     """
+    # Looked at from the youngest on: what forks and ends in a loop is gone a moment after the folder was read.
     pids = sorted((int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()), reverse=True)
     seen = [found for pid in pids if (found := _look(pid, since_ticks)) is not None]
     leaders = {each.session for each in seen} - {each.process.pid for each in seen}
-    return (*seen, *(found for pid in leaders if (found := _look(pid, 0)) is not None))
+    seen += [found for pid in leaders if (found := _look(pid, 0)) is not None]
+    return tuple(sorted(seen, key=lambda each: (each.process.start_ticks, each.process.pid)))
 
 
 def _look(pid: int, since_ticks: int) -> Seen | None:

@@ -97,21 +97,25 @@ def _holds(process: Seen, locks: Collection[Lock]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The processes of one attempt, looked up anew at each call."""
+    """The processes of one attempt whose main process is there, looked up anew at each call."""
 
     traces: Traces
 
     def members(self) -> tuple[Seen, ...]:
-        """Its live processes, the youngest first."""
+        """Its live processes, the oldest first."""
         return members(everyone(self.traces.leader.start_ticks), self.traces.tag.__eq__, (self.traces,))
 
     def terminate(self) -> None:
         """SIGTERM to all; those that were stopped go on, or they could not obey."""
+        group = self._signal_group(signal.SIGTERM)
         for process in self.members():
-            ask_to_end(process.process)
+            if process.group != group:
+                send(process.process, signal.SIGTERM)
+            send(process.process, signal.SIGCONT)
 
     def pause(self) -> None:
         """SIGSTOP to all, until a look finds none that runs."""
+        self._signal_group(signal.SIGSTOP)
         _until_none(lambda: tuple(p for p in self.members() if not p.held), signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -121,7 +125,17 @@ class Tree:
 
     def kill(self) -> None:
         """SIGKILL to all, until a look finds none."""
+        self._signal_group(signal.SIGKILL)
         kill(self.members)
+
+    def _signal_group(self, number: int) -> int:
+        """To the main process's group, in one instant: a shell must not go on when what it waits for has been ended.
+
+        The caller knows that the main process is there, or its group's number could be another's. Returns the number.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.traces.leader.pid, number)
+        return self.traces.leader.pid
 
 
 def ask_to_end(process: ProcessId) -> None:
