@@ -53,10 +53,10 @@ def running(tag: str | None, code: str = SLEEP) -> Iterator[tuple[int, int]]:
         time.sleep(0.02)
         yield process.pid, told
     finally:
-        process.kill()
-        process.communicate()
         if told:
             os.kill(told, signal.SIGKILL)
+        process.kill()
+        process.communicate()
 
 
 def own(machine: Machine, *tags: str) -> dict[str, tuple[str, ...]]:

@@ -8,14 +8,12 @@ GPUs; what the limits allow at some moment is ``gpuherd.jobs.allowance``'s part.
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.gpus.policy_file import parse, read_policy
@@ -24,6 +22,9 @@ from gpuherd.jobs.options import DispatchOptions, count, gpu_names, positive_int
 from gpuherd.jobs.quiet_hours import QuietHours
 from gpuherd.options import Option
 from gpuherd.quantities import duration_s
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would pass over jobs that load their data.
@@ -140,8 +141,8 @@ class _Table:
         self.values, self.path, self.name = values, path, name
         for key in values if known is not None else ():
             if key not in (known or ()):
-                near = difflib.get_close_matches(key, known or (), n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known or ())}"
+                near = _nearest(key, known or ())
+                hint = f"did you mean {near}?" if near else f"there are {', '.join(known or ())}"
                 raise self.wrong(key, f"is no setting; {hint}")
 
     def wrong(self, key: str, what: str) -> UsageError:
@@ -243,12 +244,15 @@ def _default(table: _Table, key: str, spec: Option, default: Any) -> Any:
     if spec.many:
         return table.many(key, spec.parse or str)
     if spec.choices is not None and value not in spec.choices:
-        near = difflib.get_close_matches(str(value), spec.choices, n=1)
-        raise table.wrong(key, f"= {value!r}; possible: {', '.join(spec.choices)}" + _hint(near))
+        near = _nearest(str(value), spec.choices)
+        hint = f" (did you mean {near}?)" if near else ""
+        raise table.wrong(key, f"= {value!r}; possible: {', '.join(spec.choices)}" + hint)
     if spec.parse is None:
         return table.text(key)
     return table.one(key, spec.parse)
 
 
-def _hint(near: Sequence[str]) -> str:
-    return f" (did you mean {near[0]}?)" if near else ""
+def _nearest(word: str, known: Sequence[str]) -> str | None:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
