@@ -25,14 +25,19 @@ class NoJobFile(GpuherdError):
 
 
 def read_jobs(
-    path: str | os.PathLike[str], *, shell: bool = False, gpus: int = 1, known: Mapping[str, Content] | None = None
+    path: str | os.PathLike[str],
+    *,
+    shell: bool = False,
+    gpus: int = 1,
+    retries: int = 1,
+    known: Mapping[str, Content] | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of ``commands.txt`` or, by its ending, of ``jobs.yaml``; ``-`` reads commands from standard input.
 
     Args:
         path: the file.
         shell: commands are run by /bin/sh in place of being split into words.
-        gpus: how many GPUs a job gets that says nothing of them.
+        gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to (see ``assemble``).
 
     Raises NoJobFile when it can't be read, and BadJobFile with all that is wrong in it.
@@ -40,7 +45,7 @@ def read_jobs(
     name = os.fspath(path)
     source = "standard input" if name == STDIN else name
     try:
-        return assemble(read_drafts(name, shell=shell), gpus=gpus, known=known)
+        return assemble(read_drafts(name, shell=shell), gpus=gpus, retries=retries, known=known)
     except BadJobFile as problem:
         raise problem.of(source) from None
 

@@ -18,6 +18,8 @@ import selectors
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
+from typing import Any
 
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock, sharing
@@ -68,6 +70,7 @@ class Dispatcher:
         serve: stay when nothing is left to do, until told to end.
         lock: held by the caller on this queue.
         settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
+        on_ready: called once it is at work and hears what is asked.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
@@ -85,6 +88,7 @@ class Dispatcher:
         lock: DispatcherLock | None = None,
         settings: Settings = NO_SETTINGS,
         load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
+        on_ready: Callable[[], None] = lambda: None,
         grace_s: float = GRACE_S,
     ):
         self._queue = queue
@@ -92,10 +96,11 @@ class Dispatcher:
         self._tell = reporter or Reporter(queue, run)
         self._serve = serve
         self._lock = lock
+        self._on_ready = on_ready
         self.options = options
         self._supervisor = Supervisor(run, queue.tag, options, grace_s)
         self._health = HealthBook(queue)
-        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health)
+        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
         self._endings = Endings(queue, run, self._tell, self._health)
         self._leftovers = Leftovers(queue.tag)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
@@ -107,6 +112,7 @@ class Dispatcher:
         if jobs:
             refuse_if_none_fits(jobs, self._desk.gpus, self._limits())
         self.asked = Ask.GO_ON
+        self._changes_at: float | None = None
         self._starter: Starter | None = None
         self._waiting_for: str | None = None
         self._standing = StandingFile(run.standing)
@@ -135,6 +141,7 @@ class Dispatcher:
                 self._adopt()
                 self._obeying.begin()
                 self._leftovers.expect(clock.mono() - 1)
+                self._on_ready()
                 self._loop(self._starter, signals)
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(())
@@ -198,11 +205,13 @@ class Dispatcher:
             self._leftovers.sweep([attempt.process.traces for attempt in self._supervisor.running.values()], now)
         for action in self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON):
             self._give_way(action, now)
+        for text in self._desk.fetch_notices():
+            self._tell.notice(text)
         if self._desk.changed:
             self._desk.changed = False
             self._decide_at = now
-        if now >= self._disk.due_at and self._wants_disk() and self._disk.look(now):
-            self._on_disk(now)
+        if self._wants_disk():
+            self._look_at_disk(now)
         self._obeying.keep_time(now)
         self._standing.keep_time(now, self._stands)
         every = self._tell.every_s
@@ -244,10 +253,8 @@ class Dispatcher:
             starter.again_at, self._decide_at = None, now
         if self._decide_at is None or now < self._decide_at or self.asked is not Ask.GO_ON:
             return
+        self._look_at_disk(now)
         self._decide_at = None
-        if now >= self._disk.due_at and self._disk.look(now):
-            self._on_disk(now)
-            self._decide_at = None
         while self._decide_and_start(starter):
             pass
         self._wait_for_later()
@@ -274,6 +281,7 @@ class Dispatcher:
             running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
             for attempt in running:
                 self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
+            self._desk.started(now)
         self._note_waits(decision.waits, head, bounds, now)
         places -= sum(max(1, len(start.gpus)) for start in decision.starts)
         all_went = len(running) == len(decision.starts) and not decision.refused
@@ -294,12 +302,22 @@ class Dispatcher:
 
     def _limits(self) -> Limits:
         gpus = self._desk.gpus if self._desk.is_open else None
-        return self._obeying.limited(
+        return replace(
             limits(self.options, gpus, self._cores),
             running=len(self._supervisor.running),
-            elsewhere=self._desk.count_elsewhere(),
             closed=self._closed(),
+            **self._gpus_now(),
         )
+
+    def _gpus_now(self) -> dict[str, Any]:
+        """The settings' limit on GPUs, and what jobs on GPUs that were taken away from the run still use."""
+        allowed, elsewhere = self._desk.allowance(), self._desk.count_elsewhere()
+        self._changes_at = allowed.changes_at
+        most, why = allowed.max_gpus, allowed.sentence
+        if elsewhere:
+            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
+            why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
+        return {"gpus_now": most, "gpus_now_why": why}
 
     def _closed(self) -> str | None:
         if self._endings.again_at is not None:
@@ -323,7 +341,7 @@ class Dispatcher:
         if later is not None:
             self._waiting_for = self._waiting_for or "for its next try, a moment after it failed"
         back = self._health.next_return(wall) if self._waiting_for else None
-        change = self._obeying.changes_at if self._waiting_for else None
+        change = self._changes_at if self._waiting_for else None
         for at in (later, back, change):
             if at is not None:
                 self.decide_soon(clock.mono() + max(0.0, at - wall))
@@ -353,6 +371,7 @@ class Dispatcher:
                     passed=attempt.passed,
                     cancelled_by=attempt.cancelled_by,
                     paused_s=attempt.timer.paused_s(now),
+                    gpu_problem=self._desk.problem_of(attempt.record) if found.code != 0 else None,
                     seen=self._desk.seen(attempt, disk_low=self._disk.low is not None),
                 )
             )
@@ -375,6 +394,9 @@ class Dispatcher:
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
                 ends.append(lost(found, at, now))
+        if self._supervisor.gpus:
+            self._desk.open()
+            self._desk.started(now)
         if ends:
             self._endings.settle(ends, now)
         self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
@@ -402,9 +424,9 @@ class Dispatcher:
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is Ask.STOP_NOW else None)
         return text
 
-    def retune(self, options: DispatchOptions) -> None:
-        """Other options from now on. Raises NoSuchGpu; then nothing is changed."""
-        self._desk.retune(options)
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+        self._desk.retune(options, settings)
         self.options = options
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())
@@ -463,6 +485,10 @@ class Dispatcher:
 
     def _wants_disk(self) -> bool:
         return bool(self._supervisor.running) or self._waiting_for is not None
+
+    def _look_at_disk(self, now: float) -> None:
+        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
+            self._on_disk(now)
 
     def _on_disk(self, now: float) -> None:
         """There is too little space, or there is enough again."""

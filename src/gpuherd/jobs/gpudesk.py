@@ -14,13 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import sharing
+from gpuherd.jobs import clock, sharing
+from gpuherd.jobs.allowance import Allowance
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import GpuView, Start
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.retry import Seen
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.supervisor import Attempt, Supervisor
 from gpuherd.jobs.yielding import Action, OurAttempt, Sightings, Stranger, give_way
 
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
     from gpuherd.gpus.lease import Lease
     from gpuherd.jobs.gpuwatch import GpuWatch
 
-# The clock of a GPU check is never faster, whatever the user says: the driver is not ours alone.
-_SHORTEST_CHECK_S = 0.01
 # How often the GPUs of running jobs are looked at for strangers and memory.
-_LOOK_AT_OURS_S = 2.0
+WATCH_EVERY_S = 2.0
 # Older than this, what is in use on shared GPUs is asked for anew before a decision.
 _STALE_S = 0.05
 
@@ -43,8 +43,16 @@ class GpuDesk:
         changed: a look has found something, so that a decision may come out otherwise.
     """
 
-    def __init__(self, options: DispatchOptions, queue_tag: str, supervisor: Supervisor, health: HealthBook):
+    def __init__(
+        self,
+        options: DispatchOptions,
+        queue_tag: str,
+        supervisor: Supervisor,
+        health: HealthBook,
+        settings: Settings = NO_SETTINGS,
+    ):
         self._options = options
+        self._settings = settings
         self._tag = queue_tag
         self._supervisor = supervisor
         self._health = health
@@ -64,14 +72,25 @@ class GpuDesk:
     def open(self) -> None:
         """The first job that wants a GPU is there. Raises NoSuchGpu for a GPU id that is not."""
         if self._watch is None:
-            self._watch = self._look_with(self._options)
+            # Only now: a run of CPU jobs needs no driver.
+            from gpuherd.jobs.gpuwatch import GpuWatch
 
-    def retune(self, options: DispatchOptions) -> None:
-        """Other GPUs, or another free test, from now on. Raises NoSuchGpu; then nothing is changed."""
+            self._watch = GpuWatch(self._options, self._tag, self._settings)
+
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other GPUs, another free test or other limits from now on. Raises NoSuchGpu; then nothing is changed."""
         if self._watch is not None:
-            self._watch = self._look_with(options)
-        self._options = options
+            self._watch.change(options, settings)
+        self._options, self._settings = options, settings
         self._check_at = 0.0
+
+    def allowance(self) -> Allowance:
+        """How many GPUs the run may hold now, by the user's and the machine's settings."""
+        return Allowance() if self._watch is None else self._watch.allowance(self._supervisor.gpus)
+
+    def fetch_notices(self) -> tuple[str, ...]:
+        """What people should be told of the GPUs, once each."""
+        return () if self._watch is None else self._watch.fetch_notices()
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
@@ -106,6 +125,8 @@ class GpuDesk:
         if waits and not self._wanted and self._watch is not None:
             self._check_at = max(self._check_at, now)
             self._haste_at = None if self._watch.haste_s is None else now + self._watch.haste_s
+        elif self._wanted and not waits and self._watch is not None:
+            self._watch.rest()
         self._wanted = waits
 
     def next_at(self, *, may_start: bool) -> float | None:
@@ -122,22 +143,23 @@ class GpuDesk:
             return ()
         if self._wanted and may_start:
             self._look_for_free(watch, now)
-        if self._ours_at is None:
-            if self._supervisor.gpus:
-                self._ours_at = now + _LOOK_AT_OURS_S
-        elif now >= self._ours_at:
-            self._ours_at = now + _LOOK_AT_OURS_S if self._supervisor.gpus else None
-            return self._look_at_ours(watch, now)
-        return ()
+        if self._ours_at is None or now < self._ours_at:
+            return ()
+        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
+        return self._look_at_ours(watch, now)
+
+    def started(self, now: float) -> None:
+        """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
+        if self._ours_at is None and self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
 
     def _look_for_free(self, watch: GpuWatch, now: float) -> None:
         ours = self._supervisor.gpus
         if now >= self._check_at:
-            watch.look(now, ours)
-            self._check_at = now + max(self._options.check_interval, _SHORTEST_CHECK_S)
-            self.changed = True
+            self.changed |= watch.look(now, ours)
+            self._check_at = now + watch.look_in_s(now)
         if self._haste_at is not None and now >= self._haste_at:
-            watch.hasty_look(ours)
+            watch.hasty_look(ours, now)
             wait = watch.haste_s
             self._haste_at = None if wait is None else now + wait
             self.changed = True
@@ -156,7 +178,7 @@ class GpuDesk:
             ],
             {attempt.record.id for attempt in running if PauseReason.STRANGER in attempt.paused},
             now=now,
-            quiet_s=self._options.max_checks * self._options.check_interval,
+            quiet_s=watch.quiet_s,
         )
         return actions
 
@@ -227,7 +249,7 @@ class GpuDesk:
             return ()
         if start.shared and start.gpus[0].uuid in self._shared:
             return (self._shared[start.gpus[0].uuid],)
-        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name))
+        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono())
         if leases is None:
             return None
         if start.shared:
@@ -244,7 +266,7 @@ class GpuDesk:
         fresh = uuids - ours
         free = set(uuids & ours)
         if self._watch is not None and fresh:
-            free |= self._watch.still_free(fresh)
+            free |= self._watch.still_free(fresh, clock.mono())
         return free
 
     def released(self, record: AttemptRecord, now: float) -> None:
@@ -280,8 +302,6 @@ class GpuDesk:
             disk_low=disk_low,
         )
 
-    def _look_with(self, options: DispatchOptions) -> GpuWatch:
-        # Only now: a run of CPU jobs needs no driver.
-        from gpuherd.jobs.gpuwatch import GpuWatch
-
-        return GpuWatch(options, self._tag)
+    def problem_of(self, record: AttemptRecord) -> str | None:
+        """What the driver says against the GPUs of an attempt that has failed, since it took them."""
+        return self._watch.gpu_problem(record.gpus) if self._watch is not None and record.gpus else None

@@ -6,17 +6,13 @@ Changes of jobs are made in the queue (``applying``); the dispatcher then does w
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Protocol
 
 from gpuherd.errors import GpuherdError
-from gpuherd.gpus.lease_place import user_name
 from gpuherd.jobs import clock
-from gpuherd.jobs.allowance import allowance
 from gpuherd.jobs.applying import apply
 from gpuherd.jobs.control import OF_JOBS
 from gpuherd.jobs.doorbell import Doorbell
@@ -24,11 +20,10 @@ from gpuherd.jobs.ending import is_full
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.policy import Limits
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.retuning import retuned
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settings import NO_SETTINGS, Policy, Settings
+from gpuherd.jobs.settings import Settings
 from gpuherd.jobs.stopping import Ask
 
 logger = logging.getLogger(__name__)
@@ -43,8 +38,8 @@ class Working(Protocol):
     options: DispatchOptions
     asked: Ask
 
-    def retune(self, options: DispatchOptions) -> None:
-        """Other options from now on."""
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on."""
         ...
 
     def end(self, asked: Ask, why: str) -> str:
@@ -66,7 +61,6 @@ class Obeying:
     Attributes:
         bell: rings when something was put there; None where there can't be one.
         due_at: when ``keep_time`` wants to be called (by ``clock.mono``), None for not at all.
-        changes_at: wall-clock second at which quiet hours begin or end.
     """
 
     name = "dispatcher"
@@ -86,7 +80,6 @@ class Obeying:
         self._load_settings = load_settings
         self.bell: Doorbell | None = None
         self.due_at: float | None = None
-        self.changes_at: float | None = None
 
     def begin(self) -> None:
         """Does what was asked while nobody was there; what was asked of a dispatcher that has ended is past."""
@@ -143,7 +136,7 @@ class Obeying:
 
     def set(self, settings: Mapping[str, str]) -> str:
         """Other options from now on. Raises UsageError, or NoSuchGpu."""
-        self._working.retune(retuned(self._working.options, settings))
+        self._working.retune(retuned(self._working.options, settings), self._settings)
         return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in settings.items())
 
     def reload(self) -> str:
@@ -158,8 +151,7 @@ class Obeying:
                 for name, value in settings.defaults.items()
                 if hasattr(plain, name) and getattr(known, name) == before.get(name, getattr(plain, name)) != value
             }
-            if new:
-                self._working.retune(replace(known, **new))
+            self._working.retune(replace(known, **new), settings)
         except GpuherdError as problem:
             return f"the settings stay as they were: {clean(str(problem))}"
         self._settings = settings
@@ -177,24 +169,3 @@ class Obeying:
         if self._working.asked >= Ask.STOP:
             return "it is stopping already"
         return self._working.end(Ask.STOP, "")
-
-    # --- limits -----------------------------------------------------------------------------------------------
-
-    def limited(self, limits: Limits, *, running: int, elsewhere: int, closed: str | None) -> Limits:
-        """The limits as they are now: with what runs, on GPUs that were taken away too, and what the settings say."""
-        most, why = None, None
-        if self._has_limits:
-            allowed = allowance(self._settings, user_name(os.getuid()), datetime.now())
-            self.changes_at = allowed.changes_at
-            most, why = allowed.max_gpus, allowed.sentence
-        if elsewhere:
-            most = max(0, (limits.max_gpus if most is None else min(most, limits.max_gpus)) - elsewhere)
-            why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
-        return replace(limits, running=running, closed=closed, gpus_now=most, gpus_now_why=why)
-
-    @property
-    def _has_limits(self) -> bool:
-        settings, policy = self._settings, self._settings.policy
-        return replace(settings, defaults={}, warnings=(), path=None, policy=Policy()) != NO_SETTINGS or (
-            replace(policy, path=None, exclude_gpus=(), idle_lease_s=Policy().idle_lease_s) != Policy()
-        )

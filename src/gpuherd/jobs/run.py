@@ -82,12 +82,14 @@ def work_off(
     serve: bool = False,
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Works off what lies in the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
 
     ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
-    ``send`` or a signal. The rest is as for ``run_jobs``.
+    ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
+    ``run_jobs``.
     """
     run.create()
     outward = Outward(run, dispatch_options(options))
@@ -95,7 +97,19 @@ def work_off(
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
             with outward:
-                return outward.ended(_work(queue, run, options, reporter, lock, jobs=(), serve=serve, grace_s=grace_s))
+                return outward.ended(
+                    _work(
+                        queue,
+                        run,
+                        options,
+                        reporter,
+                        lock,
+                        jobs=(),
+                        serve=serve,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                )
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 
@@ -109,6 +123,7 @@ def _work(
     *,
     jobs: Sequence[Job],
     serve: bool,
+    on_ready: Callable[[], None] = lambda: None,
     grace_s: float,
 ) -> Outcome:
     settings = load()
@@ -124,6 +139,7 @@ def _work(
         lock=lock,
         settings=settings,
         load_settings=load,
+        on_ready=on_ready,
         grace_s=grace_s,
     )
     try:
