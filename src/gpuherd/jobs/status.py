@@ -162,6 +162,11 @@ def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
 
 def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     """The same from a queue that is open already: for those who look again and again."""
+    with reader.snapshot():
+        return _status_of(run, reader, page)
+
+
+def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     now = clock.wall()
     submission = _submission(reader)
     counts = read_counts(reader)
