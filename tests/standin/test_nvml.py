@@ -343,3 +343,40 @@ def test_a_forked_child_has_a_lock_of_its_own(standin: Standin) -> None:
         machine.occupy(0, 100).release()
         used_mb(gpu)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+
+
+def test_xid_errors_are_told_to_each_who_has_asked_for_them_and_only_from_then_on(standin: Standin) -> None:
+    machine = standin("2x40GB")
+    gpus = handles()
+    machine.xid(0, 31)
+    sets = [pynvml.nvmlEventSetCreate() for _ in range(2)]
+    for number, events in enumerate(sets):
+        for gpu in gpus[number:]:
+            pynvml.nvmlDeviceRegisterEvents(gpu, pynvml.nvmlEventTypeXidCriticalError, events)
+    machine.xid(0, 79)
+    machine.xid(1, 48)
+    told = [[told_by(events) for _ in range(3)] for events in sets]
+    assert told == [[(0, 79), (1, 48), None], [(1, 48), None, None]]
+    pynvml.nvmlEventSetFree(sets[0])
+    with pytest.raises(pynvml.NVMLError):
+        pynvml.nvmlEventSetWait_v2(sets[0], 0)
+    with pytest.raises(pynvml.NVMLError):
+        pynvml.nvmlDeviceRegisterEvents(gpus[0], pynvml.nvmlEventTypeClock, sets[1])
+
+
+def told_by(events: Any) -> tuple[int, int] | None:
+    """The next event as GPU and Xid, None when there is no more."""
+    try:
+        event = pynvml.nvmlEventSetWait_v2(events, 0)
+    except pynvml.NVMLError as none:
+        assert none.value == pynvml.NVML_ERROR_TIMEOUT
+        return None
+    return pynvml.nvmlDeviceGetIndex(event.device), int(event.eventData)
+
+
+def test_memory_errors_that_could_not_be_corrected(standin: Standin) -> None:
+    machine = standin("1x40GB")
+    (gpu,) = handles()
+    machine.set_ecc_errors(0, 3)
+    counts = [pynvml.nvmlDeviceGetTotalEccErrors(gpu, kind, pynvml.NVML_VOLATILE_ECC) for kind in (0, 1)]
+    assert counts == [0, 3]

@@ -244,7 +244,7 @@ class LeaseFolder:
 
     def held_by(self, uid: int) -> frozenset[str]:
         """The GPUs that gpuherds of this user hold, by the names of their files: their UUIDs, "/" written as "_"."""
-        table = LockTable.read()
+        table = LockTable()
         return frozenset(
             name for name in noted_names(self.path, uid) if any(uid in found.uids for found in self._found(name, table))
         )
@@ -261,12 +261,12 @@ class LeaseFolder:
 
     def holder(self, uuid: str) -> Holder | None:
         """Who holds the GPU, or None if nobody of gpuherd does. Of several the one who came last."""
-        found = self._found(files.base_name(uuid), LockTable.read())
+        found = self._found(files.base_name(uuid), LockTable())
         return _told(uuid, found[-1]) if found else None
 
     def holders(self, uuids: Iterable[str]) -> dict[str, Holder]:
         """Who holds which of these GPUs; without those that nobody holds."""
-        table = LockTable.read()
+        table = LockTable()
         found = {uuid: self._found(files.base_name(uuid), table) for uuid in uuids}
         return {uuid: _told(uuid, all_of_it[-1]) for uuid, all_of_it in found.items() if all_of_it}
 
@@ -278,13 +278,10 @@ class LeaseFolder:
         """All that is known of each lock file that is held, in the order of their numbers."""
         found = []
         for path in self.paths(name):
-            try:
-                pid = table.taker(path.lstat())
-            except OSError:
-                continue
-            # In a container the kernel's table hides locks whose taker has ended; trying the lock finds those too.
-            if pid is not None or files.is_locked(path):
-                found.append(self._describe(name, pid))
+            # The kernel's table is long on a busy machine, and in a container it hides locks whose taker has ended.
+            if files.is_locked(path):
+                with suppress(OSError):
+                    found.append(self._describe(name, table.taker(path.lstat())))
         return found
 
     def _describe(self, name: str, pid: int | None) -> _Found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,27 +118,28 @@ def _fit_to_show(job: object) -> bool:
 
 
 class LockTable:
-    """The kernel's own table of who took which lock."""
+    """The kernel's own table of who took which lock, as of the first question to it; empty where it is hidden."""
 
-    def __init__(self, takers: Mapping[str, int]) -> None:
-        self._takers = takers
-
-    @classmethod
-    def read(cls) -> LockTable:
-        """The table now; empty where it is hidden."""
-        takers: dict[str, int] = {}
-        with suppress(OSError, ValueError):
-            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-                # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
-                words = line.split()
-                if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE":
-                    takers[words[5]] = int(words[4])
-        return cls(takers)
+    def __init__(self) -> None:
+        self._takers: dict[str, int] | None = None
 
     def taker(self, file: os.stat_result) -> int | None:
         """The pid that took a lock of its own (LOCK_EX) on this file; None if there is none or it is hidden."""
+        if self._takers is None:
+            self._takers = _read_lock_table()
         pid = self._takers.get(f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}")
         return pid if pid is not None and pid > 0 else None
+
+
+def _read_lock_table() -> dict[str, int]:
+    takers: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
+            words = line.split()
+            if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE":
+                takers[words[5]] = int(words[4])
+    return takers
 
 
 def owner_of_process(pid: int) -> int | None:
