@@ -18,8 +18,9 @@ from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.status import EVERYTHING, Page, RunStatus, attempts_of, job_names, opened, read_status
+from gpuherd.jobs.status import attempts_of, job_names, opened, read_status
 
 
 def job(name: str, **more: object) -> Job:

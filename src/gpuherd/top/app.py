@@ -19,7 +19,7 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control import Control, ControlKind, send
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.status import JobStatus
+from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.top import picture
 from gpuherd.top.dialogs import Keys, Question
 from gpuherd.top.history import History

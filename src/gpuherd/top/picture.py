@@ -15,7 +15,7 @@ from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.status import JobStatus
+from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what
 from gpuherd.top.history import History, sparkline
 from gpuherd.top.look import Look
