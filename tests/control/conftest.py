@@ -16,7 +16,8 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import JobState, RunDirectory
-from gpuherd.jobs.status import EVERYTHING, JobStatus, RunStatus, read_status
+from gpuherd.jobs.runstatus import EVERYTHING, JobStatus, RunStatus
+from gpuherd.jobs.status import read_status
 
 _DISPATCHER = """
 import json, sys

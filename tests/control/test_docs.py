@@ -16,7 +16,8 @@ from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
 from gpuherd.jobs.figures import read_figures
 from gpuherd.jobs.prometheus import exposition
 from gpuherd.jobs.retuning import SETTABLE
-from gpuherd.jobs.status import AttemptStatus, JobStatus, opened
+from gpuherd.jobs.runstatus import AttemptStatus, JobStatus
+from gpuherd.jobs.status import opened
 from gpuherd.top.dialogs import KEYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text(encoding="utf-8")

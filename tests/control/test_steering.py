@@ -87,12 +87,14 @@ def _stands_still(file: Path) -> bool:
     return file.stat().st_size == size
 
 
-def test_drain(bench: Any, job: NewJob, gpuherd: Command) -> None:
+def test_drain(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
     bench.options["cpu_jobs"] = 1
-    bench.start(job("first", "sleep 1"), job("second", "true"))
+    bench.start(job("first", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"), job("second", "true"))
     bench.wait_for("first", JobState.RUNNING)
     said = gpuherd("drain", "--run", str(bench.root))
     assert said.code == 0 and "nothing new is started" in said.out
+    bench.wait_until(lambda: "it is draining" in gpuherd("status", str(bench.root)).out)
+    (tmp_path / "go").touch()
     assert bench.ends() != 0
     assert bench.job("first").state is JobState.DONE
     assert bench.job("second").state is JobState.WAITING

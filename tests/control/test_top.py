@@ -228,15 +228,18 @@ def test_retry(bench: Any, job: NewJob, tmp_path: Any) -> None:
     play(TopApp(bench.run, every_s=0.1), scene)
 
 
-def test_drain_asks_first(bench: Any, job: NewJob) -> None:
+def test_drain_asks_first(bench: Any, job: NewJob, tmp_path: Any) -> None:
     bench.options["cpu_jobs"] = 1
-    bench.start(job("one", "sleep 1"), job("two", "true"))
+    bench.start(job("one", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"), job("two", "true"))
+    bench.wait_for("one", JobState.RUNNING)
 
     async def scene(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: bool(row(pilot, "one")))
         await pilot.press("d")
         await until(pilot, lambda: "Drain?" in text(pilot))
         await pilot.press("y")
+        await until(pilot, lambda: "it is draining" in text(pilot))
+        (tmp_path / "go").touch()
         await until(pilot, lambda: "no gpuherd works on it now" in text(pilot))
 
     play(TopApp(bench.run, every_s=0.1), scene)

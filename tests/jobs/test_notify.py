@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs import Job, RunDirectory, run_jobs
+from gpuherd.jobs import Job, Queue, RunDirectory, run_jobs
+from gpuherd.jobs.control import poke
 from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.notify import BUNDLE_S, Bundle, Notice, Notifier, Ways, post, run_command
 from gpuherd.jobs.options import DispatchOptions
@@ -80,7 +82,7 @@ def test_a_run_that_was_stopped_or_broke_off(ways: Ways, told: Path) -> None:
     Notifier(ways, "r").close(Outcome(1, 0, 2, 0, stopped_by=ExitCode.INTERRUPTED))
     Notifier(ways, "r").close(None)
     stopped, broken = (text for _, text, _ in notices(told))
-    assert stopped == "gpuherd: r has ended: stopped, 1 of 3 done, 0 running, 2 waiting"
+    assert stopped == "gpuherd: r was stopped: 1 of 3 done, 0 running, 2 waiting"
     assert "broke off with an error" in broken
 
 
@@ -240,3 +242,30 @@ def test_a_wrong_call_is_refused_before_anything_runs(ways: Ways, told: Path, tm
             run_jobs(jobs, options, RunDirectory(tmp_path / "run"))
     assert not ran.exists()
     assert not told.exists()
+
+
+def test_a_run_that_stays_tells_each_time_that_all_is_done(ways: Ways, told: Path, tmp_path: Path) -> None:
+    """``gpuherd up``: its queue is worked off, more comes, and that is worked off too."""
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    program = (
+        "import sys; from gpuherd.jobs import RunDirectory; from gpuherd.jobs.options import DispatchOptions\n"
+        "from gpuherd.jobs.run import work_off\n"
+        "work_off(RunDirectory(sys.argv[1]), DispatchOptions(notify_command=sys.argv[2]), serve=True)"
+    )
+    assert ways.argv is not None
+    process = subprocess.Popen([sys.executable, "-c", program, str(run.root), shlex.join(ways.argv)])
+    try:
+        for number in (1, 2):
+            with Queue(run.queue) as queue:
+                queue.add([Job(name=f"job-{number}", argv=("true",), gpus=0)])
+            deadline = time.monotonic() + 30
+            while len(notices(told)) < number and time.monotonic() < deadline:
+                poke(run)
+                time.sleep(0.05)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    texts = [text for _, text, _ in notices(told)]
+    assert texts[0].endswith("is worked off: 1 of 1 done, 0 running, 0 waiting")
+    assert texts[1].endswith("is worked off: 2 of 2 done, 0 running, 0 waiting")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.status import EVERYTHING, Page, RunStatus, attempts_of, job_names, opened, read_status
+from gpuherd.jobs.status import attempts_of, job_names, opened, read_status
 
 
 def job(name: str, **more: object) -> Job:
@@ -83,6 +85,31 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path / "run")
+
+
+def test_a_job_is_never_between_two_states(scene: Scene) -> None:
+    """Jobs go from state to state as fast as they can; every look finds each of them, once."""
+    names = [f"job-{i}" for i in range(30)]
+    scene.queue.submit([job(name) for name in names])
+    scene.begin()
+    looks: list[list[str]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            told = scene.status(EVERYTHING)
+            assert told.counts.total == len(told.jobs) == told.matching
+            looks.append(sorted(each.name for each in told.jobs))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for name in names:
+        scene.end(scene.start(name), JobState.DONE)
+        time.sleep(0.002)
+    over.set()
+    looker.join(timeout=20)
+    assert len(looks) > 1
+    assert all(found == sorted(names) for found in looks)
 
 
 def test_a_run_in_the_middle(scene: Scene) -> None:

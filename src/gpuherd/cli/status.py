@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.status import Page, RunStatus
+    from gpuherd.jobs.runstatus import Page, RunStatus
 
 DESCRIPTION = """\
 Shows how a run stands, while gpuherd works on it or after: counts, running jobs with their progress, failures with the
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _page(args: argparse.Namespace) -> Page:
     from gpuherd.jobs.job import JobState
-    from gpuherd.jobs.status import EVERYTHING, Page
+    from gpuherd.jobs.runstatus import EVERYTHING, Page
 
     states = tuple(JobState(word) for word in args.state)
     every = args.everything or args.json or states or args.match

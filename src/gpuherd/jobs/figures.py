@@ -15,7 +15,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import Counts
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.status import Page, status_of
+from gpuherd.jobs.runstatus import Page
+from gpuherd.jobs.status import status_of
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _NOTHING = Page(limit=0)

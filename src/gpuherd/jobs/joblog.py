@@ -17,7 +17,8 @@ from gpuherd.jobs.logtail import Growing, start_of_last
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.status import AttemptStatus, attempts_of, job_names, nearest_names, opened
+from gpuherd.jobs.runstatus import AttemptStatus
+from gpuherd.jobs.status import attempts_of, job_names, nearest_names, opened
 
 _LOOK_S = 0.2
 _ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpuherd import __version__
-from gpuherd.errors import UsageError
+from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.failures import clean
@@ -42,6 +42,9 @@ BUNDLE_S = 60.0
 COMMAND_S = 30.0
 WEBHOOK_S = 10.0
 _MOST_NAMED = 20
+_FAILURES = frozenset({EventKind.FAILED, EventKind.CANCELLED})
+# So long after the last end nothing may wait or run any more for all to be done: what is next begins at once.
+_SETTLED_S = 1.0
 _TEXT = "GPUHERD_NOTICE"
 
 
@@ -149,19 +152,21 @@ class Notifier:
     Args:
         ways: where they go.
         run: the run folder, to tell people which run it is.
+        counts: for a run that stays when all is done: reads how it stands. Its end is told each time that all is done.
     """
 
     ways: Ways
     run: str
-    _inbox: queue.SimpleQueue[str | Outcome | None] = field(default_factory=queue.SimpleQueue)
+    counts: Callable[[], Counts] | None = None
+    _inbox: queue.SimpleQueue[Event | Outcome | None] = field(default_factory=queue.SimpleQueue)
     _warned: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
 
     def event(self, event: Event) -> None:
-        """Takes note of what happened. Only failures for good and cancelled jobs are worth a notice."""
-        if event.kind in (EventKind.FAILED, EventKind.CANCELLED):
+        """Takes note of what happened: failures for good and cancelled jobs, and ends where the run goes on after."""
+        if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
-            self._inbox.put(event.text)
+            self._inbox.put(event)
 
     def close(self, outcome: Outcome | None) -> None:
         """The run has ended, with this outcome or with an error: sends the last notice and waits until it is sent."""
@@ -176,19 +181,38 @@ class Notifier:
             self._thread.start()
 
     def _work(self) -> None:
-        bundle = Bundle()
+        bundle, look_at = Bundle(), None
         while True:
-            due = bundle.due_at()
+            due = [at for at in (bundle.due_at(), look_at) if at is not None]
             try:
-                told = self._inbox.get(timeout=None if due is None else max(0.0, due - clock.mono()))
+                told = self._inbox.get(timeout=max(0.0, min(due) - clock.mono()) if due else None)
             except queue.Empty:
-                self._send(self._failed(bundle))
-                bundle = bundle.sent(clock.mono())
+                now = clock.mono()
+                if look_at is not None and now >= look_at:
+                    look_at = None
+                    counts = self._worked_off()
+                    if counts is not None:
+                        self._send(self._finished(bundle, f"is worked off: {counted(counts)}", counts))
+                        bundle = bundle.sent(now)
+                if (at := bundle.due_at()) is not None and now >= at:
+                    self._send(self._failed(bundle))
+                    bundle = bundle.sent(clock.mono())
                 continue
-            if not isinstance(told, str):
-                self._send(self._finished(bundle, told))
+            if not isinstance(told, Event):
+                self._send(self._finished(bundle, *_ending(told)))
                 return
-            bundle = bundle.plus(told)
+            if told.kind in _FAILURES:
+                bundle = bundle.plus(told.text)
+            look_at = None if self.counts is None else clock.mono() + _SETTLED_S
+
+    def _worked_off(self) -> Counts | None:
+        """The counts, if nothing waits and nothing runs any more."""
+        try:
+            counts = None if self.counts is None else self.counts()
+        except GpuherdError as problem:
+            logger.info("can't see whether all is done: %s", problem)
+            return None
+        return None if counts is None or counts.waiting or counts.running else counts
 
     def _failed(self, bundle: Bundle) -> Notice:
         return Notice(
@@ -201,16 +225,16 @@ class Notifier:
             more_failures=bundle.more,
         )
 
-    def _finished(self, bundle: Bundle, outcome: Outcome | None) -> Notice:
+    def _finished(self, bundle: Bundle, how: str, counts: Counts | None) -> Notice:
         return Notice(
             kind="finished",
-            text=clean(f"gpuherd: {self.run} has ended: {_ending(outcome)}"),
+            text=clean(f"gpuherd: {self.run} {how}"),
             run=self.run,
             host=socket.gethostname(),
             at=clock.wall(),
             failures=bundle.failures,
             more_failures=bundle.more,
-            counts=None if outcome is None else _counts(outcome),
+            counts=None if counts is None else _ended_counts(counts),
         )
 
     def _send(self, notice: Notice) -> None:
@@ -267,17 +291,18 @@ def post(url: str, notice: Notice) -> None:
         answer.read(1)
 
 
-def _ending(outcome: Outcome | None) -> str:
+def _ending(outcome: Outcome | None) -> tuple[str, Counts | None]:
+    """How the run has ended, as the rest of a sentence, and its counts; None stands for an error."""
     if outcome is None:
-        return "it broke off with an error; what was recorded stays, and the same command goes on"
+        return "has ended: it broke off with an error; what was recorded stays, and the same command goes on", None
     counts = Counts(waiting=outcome.waiting, done=outcome.done, failed=outcome.failed, cancelled=outcome.cancelled)
-    return ("stopped, " if outcome.interrupted else "") + counted(counts)
+    return ("was stopped: " if outcome.interrupted else "has ended: ") + counted(counts), counts
 
 
-def _counts(outcome: Outcome) -> dict[str, int]:
+def _ended_counts(counts: Counts) -> dict[str, int]:
     return {
-        "done": outcome.done,
-        "failed": outcome.failed,
-        "waiting": outcome.waiting,
-        "cancelled": outcome.cancelled,
+        "done": counts.done,
+        "failed": counts.failed,
+        "waiting": counts.waiting,
+        "cancelled": counts.cancelled,
     }

@@ -13,6 +13,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Counts
 from gpuherd.jobs.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 class Outward:
     """A context around a run. Raises UsageError for a command or an address that could never work, and on entering for
-    a port that is taken.
+    a port that is taken. ``serve``: the run stays when all is done, and more may come.
     """
 
-    def __init__(self, run: RunDirectory, options: DispatchOptions):
+    def __init__(self, run: RunDirectory, options: DispatchOptions, *, serve: bool = False):
         self._run = run
         self._port = options.prometheus
         self._server: MetricsServer | None = None
@@ -34,7 +35,8 @@ class Outward:
         if options.notify_command or options.webhook:
             from gpuherd.jobs.notify import Notifier, Ways
 
-            self._notifier = Notifier(Ways.of(options.notify_command, options.webhook), str(run.root))
+            ways = Ways.of(options.notify_command, options.webhook)
+            self._notifier = Notifier(ways, str(run.root), self._counts if serve else None)
 
     def and_to(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
         """A listener that passes events on to the notices and to this one."""
@@ -48,6 +50,13 @@ class Outward:
                 on_event(event)
 
         return both
+
+    def _counts(self) -> Counts:
+        """How the queue stands now; asked for in the notices' own thread."""
+        from gpuherd.jobs.status import opened, read_counts
+
+        with opened(self._run) as reader:
+            return read_counts(reader)
 
     def ended(self, outcome: Outcome) -> Outcome:
         """Takes note of how the run has ended, and gives it back."""

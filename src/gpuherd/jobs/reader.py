@@ -8,7 +8,8 @@ gpuherd are read as they are, with what they don't hold yet as NULL. What the ro
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, QueueUnreadable, UsageError
@@ -53,6 +54,17 @@ class QueueReader:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as problem:
             raise QueueUnreadable(f"can't read the queue {self.path}: {problem}") from problem
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """While it lasts all queries see the queue as it stands at the first, however fast it changes. Keep it short:
+        the file can't be tidied up meanwhile.
+        """
+        self.rows("BEGIN")
+        try:
+            yield
+        finally:
+            self.rows("COMMIT")
 
     def one(self, query: str, values: tuple[object, ...] = ()) -> sqlite3.Row | None:
         """The first row, or None."""

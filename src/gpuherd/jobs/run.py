@@ -92,7 +92,7 @@ def work_off(
     ``run_jobs``.
     """
     run.create()
-    outward = Outward(run, dispatch_options(options))
+    outward = Outward(run, dispatch_options(options), serve=serve)
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))

@@ -72,10 +72,13 @@ class StandingFile:
         if wanted == self._told:
             return
         self._told = wanted
-        with suppress(OSError):
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
             temporary.write_text(json.dumps(asdict(wanted)), encoding="utf-8", errors="backslashreplace")
             temporary.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()  # half of it, on a full disk
 
     @property
     def due_at(self) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.status import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
+from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
 from gpuherd.jobs.wording import bar, counted, duration
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control import Control, ControlKind, send
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.status import JobStatus
+from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.top import picture
 from gpuherd.top.dialogs import Keys, Question
 from gpuherd.top.history import History
@@ -27,6 +27,7 @@ from gpuherd.top.look import Look, Looker
 from gpuherd.top.picture import Cells, Widths
 
 EVERY_S = 1.0
+_PARTS = 3
 _COLUMNS = ("State", "Job", "GPU", "What")
 Severity = Literal["information", "warning", "error"]
 
@@ -109,6 +110,8 @@ class TopApp(App[None]):
         self.call_from_thread(self._saw, look)
 
     def _saw(self, look: Look) -> None:
+        if not self.is_running or len(self.query("#head, #jobs, #log-lines")) < _PARTS:
+            return  # the user has left meanwhile, and the screen is being taken down
         self.seen = look
         self._history.add(look.machine.gpus)
         self._draw(look)
@@ -270,5 +273,7 @@ class TopApp(App[None]):
         self.call_from_thread(self._answered, text, severity)
 
     def _answered(self, text: str, severity: Severity) -> None:
+        if not self.is_running:
+            return
         self.notify(clean(text), severity=severity, markup=False, timeout=6)
         self.look_now()

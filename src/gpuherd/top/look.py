@@ -18,7 +18,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import shown, tail
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.status import JobStatus, Page, RunStatus, opened, status_of
+from gpuherd.jobs.runstatus import JobStatus, Page, RunStatus
+from gpuherd.jobs.status import opened, status_of
 
 if TYPE_CHECKING:
     from gpuherd.gpus.lease import Holder

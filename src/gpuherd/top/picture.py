@@ -15,13 +15,13 @@ from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.status import JobStatus
+from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what
 from gpuherd.top.history import History, sparkline
 from gpuherd.top.look import Look
 
 WIDE = 110
-_HOT, _WARM = 0.85, 0.4
+_FULL, _NEARLY = 0.95, 0.85
 
 
 def head(look: Look, run: str, width: int) -> Text:
@@ -74,10 +74,10 @@ def _gpu_line(gpu: Gpu, look: Look, history: History, spark: int, *, wide: bool)
     if wide:
         line.append(f"{_name(gpu):<14.14} ", style="dim")
     use = None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100
-    line.append(sparkline(past.use, spark), style=_heat(use))
+    line.append(sparkline(past.use, spark), style=_busy_style(use))
     line.append(f"{'N/A' if use is None else f'{gpu.utilisation_percent} %':>6}  ")
     share = gpu.used_mb / gpu.total_mb if gpu.total_mb else None
-    line.append(sparkline(past.memory, spark), style=_heat(share))
+    line.append(sparkline(past.memory, spark), style=_memory_style(share))
     memory = "N/A" if share is None else f"{gpu.used_mb / 1024:.1f}/{gpu.total_mb / 1024:.1f} GB"
     line.append(f" {memory:>13}  ")
     if wide:
@@ -93,10 +93,15 @@ def _figure(value: float | None, unit: str) -> str:
     return "N/A" if value is None else f"{value:.0f} {unit}"
 
 
-def _heat(share: float | None) -> str:
+def _busy_style(use: float | None) -> str:
+    """A GPU that computes is as it should be; one that does not fades."""
+    return "green" if use else "dim"
+
+
+def _memory_style(share: float | None) -> str:
     if share is None:
         return "dim"
-    return "red" if share >= _HOT else "yellow" if share >= _WARM else "green"
+    return "red" if share >= _FULL else "yellow" if share >= _NEARLY else "green"
 
 
 def _who(gpu: Gpu, look: Look) -> Text:

@@ -1,0 +1,118 @@
+"""How a run stands, as plain frozen data: what ``status`` reads, and what it can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.engines.progress import Progress
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.records import AttemptState, Counts, PauseReason
+from gpuherd.jobs.standing import Standing
+
+# What people look for first comes first.
+SHOWN_FIRST = (JobState.RUNNING, JobState.FAILED, JobState.WAITING, JobState.CANCELLED, JobState.DONE)
+PAGE = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStatus:
+    """A job's latest attempt. Seconds; MB of 2^20 bytes. ``run_s`` goes on while it runs.
+
+    ``paused``: why its processes are stopped now, () while they run; ``paused_s``: how long they were, in all.
+    ``progress`` and ``eta_s`` are None unless it runs and has told something; ``peak_mb`` where nobody measured it.
+    """
+
+    id: int
+    number: int
+    state: AttemptState
+    gpus: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    pid: int
+    log: str
+    started_at: float
+    ended_at: float | None
+    run_s: float | None
+    wait_s: float
+    exit_code: int | None
+    signal: int | None
+    failure_class: str | None
+    peak_mb: int | None
+    paused: tuple[PauseReason, ...]
+    paused_s: float
+    progress: Progress | None = None
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus:
+    """A job and how it stands. ``reason``: why it waits, or how it failed, or why it was cancelled.
+
+    ``gpus`` is how many it asks for now, ``paused`` that it was told to wait (or stands still while running).
+    """
+
+    id: int
+    name: str
+    title: str
+    state: JobState
+    paused: bool
+    reason: str | None
+    gpus: int
+    priority: int
+    tries: int
+    attempts: int
+    ready_at: float
+    command: tuple[str, ...]
+    attempt: AttemptStatus | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatcherStatus:
+    """The gpuherd that works on the queue. ``standing`` is None while it has told nothing of itself."""
+
+    pid: int
+    since: float
+    standing: Standing | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        folder: the run folder.
+        at: wall-clock second of the look.
+        counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        dispatcher: who works on it, None for nobody.
+        jobs: the page that was asked for, running first, then failed, waiting, cancelled, done.
+        matching: how many jobs the page is taken from.
+        eta_s: seconds until all is done by the mean length of jobs so far, None while nothing can be said.
+    """
+
+    folder: Path
+    at: float
+    counts: Counts
+    paused: int
+    dispatcher: DispatcherStatus | None
+    jobs: tuple[JobStatus, ...]
+    matching: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Which jobs to tell of: those in these states (all if empty), with ``text`` in their name, after ``offset``.
+
+    ``each``: of every state but the running at most so many, so that one long state does not hide the others.
+    """
+
+    states: Collection[JobState] = ()
+    text: str = ""
+    names: Collection[str] = ()
+    limit: int = PAGE
+    offset: int = 0
+    each: int | None = None
+
+
+EVERYTHING = Page(limit=2**31)
