@@ -457,7 +457,7 @@ def test_reasons_to_pause_a_running_job_add_up(queue: Queue, start: Callable[[st
     queue.pause(("a",), "alice", 12.0)
     assert queue.mark_resumed(record.id, PauseReason.DISK, 13.0)
     (found,) = queue.running()
-    assert (found.paused, found.paused_mono, found.paused_s) == ({PauseReason.USER}, 10.0, 0.0)
+    assert (found.paused, found.paused_mono, found.paused_s) == (frozenset({PauseReason.USER}), 10.0, 0.0)
     queue.resume(("a",), 15.0, time.time())
     (found,) = queue.running()
     assert (found.paused, found.paused_mono, found.paused_s) == (frozenset(), None, 5.0)

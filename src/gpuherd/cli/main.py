@@ -13,7 +13,26 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
-COMMANDS = ("esd", "batch", "run", "submit", "up", "down", "gpus", "doctor", "completion")
+COMMANDS = (
+    "esd",
+    "batch",
+    "run",
+    "submit",
+    "up",
+    "down",
+    "gpus",
+    "status",
+    "logs",
+    "top",
+    "cancel",
+    "retry",
+    "pause",
+    "resume",
+    "drain",
+    "set",
+    "doctor",
+    "completion",
+)
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.

@@ -23,6 +23,7 @@ from gpuherd.engines.processes import Lock, ProcessId, Seen, everyone, locks_hel
 
 # A process that forks and ends at once is a moving target: it may take several looks until one meets it. Each is short.
 _MOST_ROUNDS = 40
+_LOOKS_TO_BE_SURE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,15 @@ def members(
     sessions -= theirs | {os.getsid(0)}
     held = {lock for each in spare for lock in each.locks}
     locks = {lock for each in traces for lock in each.locks} - held
+    # Nobody inherited anything from one who came later. This spares a look at the files of all who live here for long.
+    oldest = min((each.leader.start_ticks for each in traces), default=0)
     found = []
     for process in seen:
         if process.process.pid == os.getpid() or process.session in theirs:
             continue
         by_tag = process.attempt is not None and ours(process.attempt)
         # A tag of another's: of a gpuherd, say, that took the GPU just now. Its lock is its own.
-        by_lock = process.attempt is None and _holds(process, locks)
+        by_lock = process.attempt is None and process.process.start_ticks >= oldest and _holds(process, locks)
         if by_tag or process.session in sessions or by_lock:
             found.append(process)
     return tuple(found)
@@ -99,29 +102,32 @@ class Tree:
     traces: Traces
 
     def members(self) -> tuple[Seen, ...]:
-        """Its live processes, in order of pid."""
-        return members(everyone(), self.traces.tag.__eq__, (self.traces,))
+        """Its live processes, the youngest first."""
+        return members(everyone(self.traces.leader.start_ticks), self.traces.tag.__eq__, (self.traces,))
 
     def terminate(self) -> None:
         """SIGTERM to all; those that were stopped go on, or they could not obey."""
         for process in self.members():
-            send(process.process, signal.SIGTERM)
-            if process.held:
-                send(process.process, signal.SIGCONT)
+            ask_to_end(process.process)
 
     def pause(self) -> None:
         """SIGSTOP to all, until a look finds none that runs."""
         _until_none(lambda: tuple(p for p in self.members() if not p.held), signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT to all that are stopped."""
+        """SIGCONT to all, also to those that have yet to hear that they are to stop."""
         for process in self.members():
-            if process.held:
-                send(process.process, signal.SIGCONT)
+            send(process.process, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to all, until a look finds none."""
         kill(self.members)
+
+
+def ask_to_end(process: ProcessId) -> None:
+    """SIGTERM; and SIGCONT, since what is stopped, or is about to be, could not obey."""
+    send(process, signal.SIGTERM)
+    send(process, signal.SIGCONT)
 
 
 def kill(find: Callable[[], Sequence[Seen]]) -> None:
@@ -131,9 +137,11 @@ def kill(find: Callable[[], Sequence[Seen]]) -> None:
 
 def _until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
     told: set[ProcessId] = set()
+    nothing_new = 0
     for _ in range(_MOST_ROUNDS):
         found = [process for process in find() if process.process not in told]
-        if not found:
+        nothing_new = 0 if found else nothing_new + 1
+        if nothing_new == _LOOKS_TO_BE_SURE:
             return
         for process in found:
             send(process.process, number)

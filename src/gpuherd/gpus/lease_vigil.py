@@ -61,6 +61,7 @@ class Vigil:
         self._folder = folder
         self._idle_lease_s = idle_lease_s
         self._patience_s = min(_PATIENCE_S, idle_lease_s / 10)
+        self._hole_s = min(_LONGEST_HOLE_S, idle_lease_s / 2)
         self._watched: dict[str, _Watched] = {}
 
     def look(self, uuid: str, used: bool, now: float) -> None:
@@ -69,7 +70,7 @@ class Vigil:
             self.forget(uuid)
             return
         watched = self._watched.get(uuid)
-        if watched is None or now - watched.last > _LONGEST_HOLE_S:
+        if watched is None or now - watched.last > self._hole_s:
             self.forget(uuid)
             watched = self._watched[uuid] = _Watched(now, now)
         watched.last = now

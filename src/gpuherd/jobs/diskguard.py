@@ -6,7 +6,6 @@ business.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +19,16 @@ _AGAIN = 1.1
 
 
 class DiskGuard:
-    """``low`` is a sentence while there is too little space, else None; ``due_at`` is when to call ``look`` again."""
+    """``low`` is a sentence while there is too little space, else None.
+
+    ``due_at`` is when to call ``look`` (again), None for never.
+    """
 
     def __init__(self, folders: Sequence[Path], min_mb: int):
         self._folders = tuple(dict.fromkeys(folders))
         self._min_mb = min_mb
         self.low: str | None = None
-        self.due_at = 0.0 if min_mb else math.inf
+        self.due_at: float | None = 0.0 if min_mb else None
 
     def look(self, now: float) -> bool:
         """Looks at all folders; returns whether there is too little space in one where there was enough, or reverse."""

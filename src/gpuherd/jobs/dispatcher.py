@@ -40,9 +40,11 @@ from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import PauseReason, QueuedJob
 from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.retuning import SETTABLE
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
 from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.stopping import Ask, StopSignals
 from gpuherd.jobs.supervisor import GRACE_S, Attempt, Supervisor
@@ -113,6 +115,8 @@ class Dispatcher:
         self._changes_at: float | None = None
         self._starter: Starter | None = None
         self._waiting_for: str | None = None
+        self._standing = StandingFile(run.standing)
+        self._waits: Sequence[Wait] = ()
         self._decide_at: float | None = 0.0
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
@@ -141,6 +145,7 @@ class Dispatcher:
                 self._loop(self._starter, signals)
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(())
+            self._standing.remove()
             self._queue.end_run(run_id, clock.wall())
             return outcome
 
@@ -205,9 +210,10 @@ class Dispatcher:
         if self._desk.changed:
             self._desk.changed = False
             self._decide_at = now
-        if now >= self._disk.due_at and self._wants_disk() and self._disk.look(now):
-            self._on_disk(now)
+        if self._wants_disk():
+            self._look_at_disk(now)
         self._obeying.keep_time(now)
+        self._standing.keep_time(now, self._stands)
         every = self._tell.every_s
         if every is not None and now >= self._show_at:
             self._show_at = now + every
@@ -222,6 +228,7 @@ class Dispatcher:
             self._endings.again_at,
             self._desk.next_at(may_start=may_start),
             self._obeying.due_at,
+            self._standing.due_at,
         ]
         if may_start:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
@@ -246,10 +253,8 @@ class Dispatcher:
             starter.again_at, self._decide_at = None, now
         if self._decide_at is None or now < self._decide_at or self.asked is not Ask.GO_ON:
             return
+        self._look_at_disk(now)
         self._decide_at = None
-        if now >= self._disk.due_at and self._disk.look(now):
-            self._on_disk(now)
-            self._decide_at = None
         while self._decide_and_start(starter):
             pass
         self._wait_for_later()
@@ -276,6 +281,7 @@ class Dispatcher:
             running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
             for attempt in running:
                 self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
+            self._desk.started(now)
         self._note_waits(decision.waits, head, bounds, now)
         places -= sum(max(1, len(start.gpus)) for start in decision.starts)
         all_went = len(running) == len(decision.starts) and not decision.refused
@@ -323,6 +329,8 @@ class Dispatcher:
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
         self._waiting_for = clean(waits[0].reason) if waits else None
+        self._waits = waits
+        self._standing.touch()
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)
 
@@ -386,6 +394,9 @@ class Dispatcher:
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
                 ends.append(lost(found, at, now))
+        if self._supervisor.gpus:
+            self._desk.open()
+            self._desk.started(now)
         if ends:
             self._endings.settle(ends, now)
         self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
@@ -401,6 +412,7 @@ class Dispatcher:
     def end(self, asked: Ask, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
         self.asked = asked
+        self._standing.touch()
         running = len(self._supervisor.running)
         if asked is Ask.DRAIN:
             text = f"{why}nothing new is started; {running} running jobs go on to their end"
@@ -441,6 +453,20 @@ class Dispatcher:
             stopped_by=signals.exit_code if counts.waiting else None,
         )
 
+    def _stands(self) -> Standing:
+        """What those are told who look on."""
+        views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()
+        return Standing(
+            pid=os.getpid(),
+            mode=self.asked.mode,
+            closed=self._closed(),
+            waits={wait.job: clean(wait.reason) for wait in self._waits},
+            gpus=tuple(
+                GpuStanding(uuid=view.gpu.uuid, label=view.gpu.label, busy=view.busy, ours=view.ours) for view in views
+            ),
+            settings={name: getattr(self.options, name) for name in SETTABLE},
+        )
+
     # --- giving way -------------------------------------------------------------------------------------------
 
     def _give_way(self, action: Action, now: float) -> None:
@@ -459,6 +485,10 @@ class Dispatcher:
 
     def _wants_disk(self) -> bool:
         return bool(self._supervisor.running) or self._waiting_for is not None
+
+    def _look_at_disk(self, now: float) -> None:
+        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
+            self._on_disk(now)
 
     def _on_disk(self, now: float) -> None:
         """There is too little space, or there is enough again."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuherd.jobs.gpuwatch import GpuWatch
 
 # How often the GPUs of running jobs are looked at for strangers and memory.
-_LOOK_AT_OURS_S = 2.0
+WATCH_EVERY_S = 2.0
 # Older than this, what is in use on shared GPUs is asked for anew before a decision.
 _STALE_S = 0.05
 
@@ -143,13 +143,15 @@ class GpuDesk:
             return ()
         if self._wanted and may_start:
             self._look_for_free(watch, now)
-        if self._ours_at is None:
-            if self._supervisor.gpus:
-                self._ours_at = now + _LOOK_AT_OURS_S
-        elif now >= self._ours_at:
-            self._ours_at = now + _LOOK_AT_OURS_S if self._supervisor.gpus else None
-            return self._look_at_ours(watch, now)
-        return ()
+        if self._ours_at is None or now < self._ours_at:
+            return ()
+        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
+        return self._look_at_ours(watch, now)
+
+    def started(self, now: float) -> None:
+        """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
+        if self._ours_at is None and self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
 
     def _look_for_free(self, watch: GpuWatch, now: float) -> None:
         ours = self._supervisor.gpus

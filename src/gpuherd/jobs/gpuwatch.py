@@ -1,9 +1,9 @@
 """The dispatcher's eye on the GPUs: looks at them, remembers how long each has been free, and takes leases.
 
 It joins what ``gpuherd.gpus`` offers (driver, free test, leases) and keeps what has to be remembered between two looks.
-Looks are of two kinds. A cheap one asks for memory only, ten times a second at most, so that a GPU which somebody frees
-is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU is
-becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
+Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody
+frees is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU
+is becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuherd.gpus.choose import choose
 from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
-from gpuherd.gpus.visible import find, visible
+from gpuherd.gpus.visible import find, is_named, visible
 from gpuherd.jobs.allowance import Allowance
 from gpuherd.jobs.gpufaults import GpuFaults
 from gpuherd.jobs.gpuleases import GpuLeases
@@ -36,8 +36,8 @@ from gpuherd.jobs.yielding import Stranger
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# Cheap looks: one in a twentieth of the quiet time, but no more than ten a second.
-_CHEAP_LOOK_S = 0.1
+# Cheap looks: one in a twentieth of the quiet time, but no more than eight a second.
+_CHEAP_LOOK_S = 0.125
 _LOOKS_IN_QUIET_TIME = 20
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
@@ -90,7 +90,7 @@ class GpuWatch:
         excluded = settings.policy.exclude_gpus
         seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
-        kept = [gpu for gpu in chosen if not _is_named(gpu, excluded)]
+        kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
         if options.gpu_ids and len(kept) < len(chosen):
             labels = ", ".join(gpu.label for gpu in chosen if gpu not in kept)
             raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
@@ -149,7 +149,7 @@ class GpuWatch:
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
-        used = self._nvml.used_mb()
+        used = self._nvml.used_mb(uuids)
         for uuid in uuids:
             # What the cheap look does not tell of is left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._is_low(self._gpus[uuid].used_mb):
@@ -298,8 +298,3 @@ class GpuWatch:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._busy[uuid])
         return verdicts
-
-
-def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    """Whether one of these names means this GPU: an index (of its whole GPU too), a label, or a UUID."""
-    return any(name in (gpu.label, str(gpu.index), gpu.uuid, gpu.mig_parent) for name in names)

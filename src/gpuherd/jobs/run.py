@@ -18,6 +18,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.outward import Outward
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.retuning import dispatch_options
@@ -61,11 +62,15 @@ def run_jobs(
         NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
     """
     run.create()
+    outward = Outward(run, dispatch_options(options))
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             queue.submit(jobs, rerun)
-            reporter = Reporter(queue, run, display, on_event)
-            return _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+                )
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 
@@ -87,10 +92,24 @@ def work_off(
     ``run_jobs``.
     """
     run.create()
+    outward = Outward(run, dispatch_options(options))
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
-            reporter = Reporter(queue, run, display, on_event)
-            return _work(queue, run, options, reporter, lock, jobs=(), serve=serve, on_ready=on_ready, grace_s=grace_s)
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(
+                        queue,
+                        run,
+                        options,
+                        reporter,
+                        lock,
+                        jobs=(),
+                        serve=serve,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                )
         except sqlite3.OperationalError as problem:
             raise _cannot_write(run, problem) from problem
 

@@ -42,6 +42,7 @@ class RunDirectory:
         self.stats = self.root / "stats"
         self.summary = self.root / "esd_results_summary.csv"
         self.attempts = self.root / "attempts"
+        self.standing = self.root / "standing.json"
 
     def create(self) -> None:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""

@@ -25,6 +25,11 @@ class Ask(IntEnum):
     STOP = 2
     STOP_NOW = 3
 
+    @property
+    def mode(self) -> str:
+        """How people call it: ``working``, ``draining``, ``stopping``."""
+        return ("working", "draining", "stopping", "stopping")[self]
+
 
 class StopSignals:
     """Listens from ``__enter__`` to ``__exit__``, then puts the former handlers back.

@@ -64,8 +64,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Sightings:
-    """What has to be remembered of strangers, by GPU and ``who``: since when each is there without a break, when each was
-    last seen, and of whom people have been told already."""
+    """What has to be remembered of strangers, by GPU and ``who``: since when each is there without a break, when each
+    was last seen, and of whom people have been told already."""
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
     last: Mapping[tuple[str, str], float] = field(default_factory=dict)

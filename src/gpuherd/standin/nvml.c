@@ -63,6 +63,25 @@ static int give(unsigned *out, unsigned value)
         return leave(give_text(out, length, value)); \
     }
 
+/* Sets of events, which end with the library's session; the calls about them are further below. */
+enum { TIMEOUT = 10, XID_CRITICAL = 8, MAX_SETS = 64 };
+
+struct event_set {
+    int used;
+    uint8_t registered[MAX_DEVICES];
+    uint32_t told[MAX_DEVICES]; /* how many of each device's events have been told */
+};
+
+static struct event_set event_sets[MAX_SETS]; /* guarded by the mutex; a set is named by 1 + its number */
+
+typedef struct standin_set *nvmlEventSet_t;
+
+static struct event_set *set_of(nvmlEventSet_t name)
+{
+    uintptr_t number = (uintptr_t)name - 1;
+    return number < MAX_SETS && event_sets[number].used ? &event_sets[number] : NULL;
+}
+
 /* ---- library and system ---- */
 
 API int nvmlInitWithFlags(unsigned flags)
@@ -76,7 +95,10 @@ API int nvmlInitWithFlags(unsigned flags)
     if (state && (!path || strcmp(path, state_path))) close_state();
     attributed_at = 0;
     attributed_count = 0;
-    if (!state) code = path && *path ? open_state(path) : DRIVER_NOT_LOADED;
+    if (!state) {
+        memset(event_sets, 0, sizeof event_sets);
+        code = path && *path ? open_state(path) : DRIVER_NOT_LOADED;
+    }
     if (code == SUCCESS) {
         __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
         code = ordered_failure();
@@ -434,24 +456,6 @@ API int nvmlDeviceGetTotalEccErrors(nvmlDevice_t handle, unsigned type, unsigned
 }
 
 /* ---- events: critical Xid errors, and no others ---- */
-
-enum { TIMEOUT = 10, XID_CRITICAL = 8, MAX_SETS = 16 };
-
-struct event_set {
-    int used;
-    uint8_t registered[MAX_DEVICES];
-    uint32_t told[MAX_DEVICES]; /* how many of each device's events have been told */
-};
-
-static struct event_set event_sets[MAX_SETS]; /* guarded by the mutex; a set is named by 1 + its number */
-
-typedef struct standin_set *nvmlEventSet_t;
-
-static struct event_set *set_of(nvmlEventSet_t name)
-{
-    uintptr_t number = (uintptr_t)name - 1;
-    return number < MAX_SETS && event_sets[number].used ? &event_sets[number] : NULL;
-}
 
 API int nvmlEventSetCreate(nvmlEventSet_t *out)
 {
