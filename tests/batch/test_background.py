@@ -117,6 +117,18 @@ def test_it_outlives_its_terminal_and_is_nobodys_child(own: RunDirectory, tmp_pa
     assert DispatcherLock.holder(own.lock) == pid
 
 
+def test_a_job_has_the_environment_of_its_own_terminal_only(
+    own: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_UP", "1")
+    up(QUICK)
+    monkeypatch.delenv("OF_UP")
+    monkeypatch.setenv("OF_SUBMIT", "two words")
+    name = add('echo "[$OF_UP] [$OF_SUBMIT]" >seen', tmp_path)
+    wait_until(lambda: state(own, name) is JobState.DONE)
+    assert (tmp_path / "seen").read_text() == "[] [two words]\n"
+
+
 def test_what_it_is_told_is_not_on_its_command_line(own: RunDirectory) -> None:
     pid = up(DispatchOptions(webhook="http://127.0.0.1:9/secret"))
     assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -170,3 +170,17 @@ def test_jobs_share_where_they_say_how_much_they_need(tmp_path: Path) -> None:
             "line-0004": False,
             "line-0005": False,
         }
+
+
+def test_the_users_settings_are_the_defaults(tmp_path: Path) -> None:
+    config = Path(os.environ["XDG_CONFIG_HOME"], "gpuherd", "config.toml")
+    config.parent.mkdir(parents=True)
+    config.write_text("[defaults]\nmax_gpus = 1\ngpus_per_job = 2\n")
+    (tmp_path / "commands.txt").write_text("true\n")
+    words = ("--simulate", "2x40GB", "batch", "commands.txt", "--dry-run", "--json")
+    told = json.loads(gpuherd(*words, cwd=tmp_path).stdout)
+    assert told["jobs"][0]["reason"] == "asks for 2 GPUs; max_gpus is 1"
+    told = json.loads(gpuherd(*words, "--max-gpus", "2", cwd=tmp_path).stdout)
+    assert told["jobs"][0]["reason"] is None
+    config.write_text("[defaults]\nmax_gpu = 1\n")
+    assert "did you mean max_gpus" in gpuherd(*words, cwd=tmp_path).stderr

@@ -51,6 +51,13 @@ def test_an_unknown_flag_of_a_command_names_the_nearest() -> None:
     assert "did you mean --json?" in shown.stderr
 
 
+def test_an_unknown_command_names_the_nearest() -> None:
+    for words in (["sumbit", "--", "x"], ["--simulate", "2x40GB", "sumbit"], ["--simulate=2x40GB", "sumbit"]):
+        shown = gpuherd(*words)
+        assert shown.returncode == ExitCode.USAGE
+        assert "unknown command 'sumbit'; did you mean submit?" in shown.stderr
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"

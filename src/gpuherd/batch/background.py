@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from gpuherd.jobs.reporter import Display
 
 START_WITHIN_S = 60.0
+# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones.
+_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM"})
+_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
 # The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
@@ -135,6 +138,15 @@ def down(*, now: bool = False, run: RunDirectory | None = None, wait_s: float = 
     return answer
 
 
+def forget_environment() -> None:
+    """Drops from this process's environment what came from the terminal in which it happened to be started: jobs bring
+    their own, and would get ours beneath it."""
+    for name in list(os.environ):
+        proxy = name.lower().endswith("_proxy")
+        if name not in _KEPT and not proxy and not name.startswith(_KEPT_BEGINNINGS):
+            del os.environ[name]
+
+
 def serve(
     options: DispatchOptions,
     run: RunDirectory,
@@ -162,6 +174,7 @@ def main() -> int:
     with os.fdopen(options_in, "rb") as pipe:
         options = DispatchOptions(**_without_lists(json.loads(pipe.read())))
     run = RunDirectory(folder)
+    forget_environment()
     os.chdir(run.root)  # a folder that somebody wants to unmount must not be ours
     _log_to(log_file(run))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -64,13 +65,13 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
 
 
 def _command(words: Sequence[str]) -> str | None:
-    """The command that these words begin with, behind our own options; None for all that is not as simple as that."""
+    """The word that names the command, behind our own options; None when these words begin with no such word."""
     rest = iter(words)
     for word in rest:
         if word == "--simulate":
             next(rest, None)
         elif not word.startswith("--simulate="):
-            return word if word in COMMANDS else None
+            return None if word.startswith("-") else word
     return None
 
 
@@ -79,7 +80,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
-    parser = build_parser() if command is None else build_parser([command])
+    parser = build_parser([command] if command in COMMANDS else COMMANDS)
+    if command is not None and command not in COMMANDS:
+        nearest = difflib.get_close_matches(command, COMMANDS, n=1)
+        parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
     command_parser.reject_unknown(unknown)

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
-    from gpuherd.batch.background import log_file, serve, up
+    from gpuherd.batch.background import forget_environment, log_file, serve, up
     from gpuherd.batch.own_queue import open_folder
 
     load_for(args, UpOptions)
@@ -61,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
         from gpuherd.jobs.live import display
 
-        with display(Console(highlight=False, stderr=args.json)) as shown:
+        console = Console(highlight=False, stderr=args.json)
+        forget_environment()
+        with display(console) as shown:
             return serve(options.dispatch_options(), directory, display=shown).exit_code
     pid = up(options.dispatch_options(), directory)
     if args.json:

@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import sqlite3
+import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuherd.errors import QueueUnreadable
 
 VERSION = 2
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
+_LOCK_WITHIN_S = 30.0
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
@@ -168,7 +170,7 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
     try:
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, cached_statements=256)
+        connection = sqlite3.connect(path, timeout=_LOCK_WITHIN_S, isolation_level=None, cached_statements=256)
     except (sqlite3.Error, OSError) as problem:
         raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
     try:
@@ -201,9 +203,12 @@ def keep_aside_command(path: Path) -> str:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
+    # One look: another process may be making the tables at this moment.
+    connection.execute("BEGIN")
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    connection.execute("COMMIT")
     if tables and application != APPLICATION:
         raise QueueUnreadable(f"{path} is an SQLite file, but no gpuherd queue; it was left as it is")
     if version > VERSION:
@@ -215,7 +220,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(str(found))
-    connection.execute("PRAGMA journal_mode = WAL")
+    _keep_a_journal(connection)
     # NORMAL: a commit is in the kernel's hands at once and so survives the death of any process; only a power cut can
     # take the last commits back (it never damages the file), and then a job that had ended runs once more. FULL would
     # cost a sync (3 ms and more) at every start and every end of a job.
@@ -223,6 +228,21 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     if not tables or version < VERSION:
         _bring_up_to_date(connection, path)
+
+
+def _keep_a_journal(connection: sqlite3.Connection) -> None:
+    """Switches the file to a write-ahead log. SQLite does not wait for a lock in doing so, whatever the time-out says:
+    of several processes that open a new queue at once, all but one would be told that it is locked."""
+    deadline = time.monotonic() + _LOCK_WITHIN_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as problem:
+            if "locked" not in str(problem) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
