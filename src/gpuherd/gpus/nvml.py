@@ -128,6 +128,7 @@ class Nvml:
         self._answered_last = True
         self._failing: set[str] = set()
         self._seen: dict[int, Fixed] = {}
+        self._first_broken: int | None = None
 
     def snapshot(
         self,
@@ -207,7 +208,11 @@ class Nvml:
                 continue
             read = self._read_device(index, device, attempt)
             gpus += [_with_errors(gpu, device, xids.get(device.fixed.uuid)) for gpu in read] if attempt.errors else read
-        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(gpus))
+        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(session.devices))
+        if attempt.only is None or self._first_broken is None:
+            self._first_broken = first_broken
+        # A look at some GPUs sees no broken one in front of them: the last look at all has.
+        first_broken = min(first_broken, self._first_broken)
         gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
         if attempt.topology:
             peers = self._peers(session)
