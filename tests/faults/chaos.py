@@ -112,6 +112,10 @@ class _Run:
         self.locks.mkdir()
         (folder / "results").mkdir()
         self.machine = Machine.create(folder / "machine", f"{chance.choice((2, 4, 8))}x40GB")
+        for index, uuid in enumerate(self.machine.uuids):
+            # Behind a broken GPU a job is told the UUID in place of the index: one file, one lock, two names.
+            (self.locks / str(index)).touch()
+            os.link(self.locks / str(index), self.locks / uuid)
         self.clock = folder / "clock"
         self.clock.write_bytes(struct.pack("d", 0.0))
         self.mark = f"GPUHERD_CHAOS={folder}"

@@ -432,3 +432,20 @@ def test_a_look_at_some_gpus_reads_those_and_still_sees_that_another_is_lost(sta
     lost, found = nvml.snapshot(only=[machine.uuid(3)]).gpus
     assert (lost.index, lost.problem is not None, found.index, found.index_unsure) == (1, True, 3, True)
     nvml.close()
+
+
+def test_a_look_at_some_gpus_names_them_as_a_look_at_all_does(standin: Standin) -> None:
+    """By index while that is CUDA's too; by UUID behind a broken GPU, also where the look passes that one over."""
+    simulated = standin("4x40GB")
+    reader = Nvml()
+
+    def names(*, only: bool) -> list[str]:
+        gpus = reader.snapshot(only={simulated.uuid(3)} if only else None).gpus
+        return [gpu.cuda_name for gpu in gpus if gpu.uuid == simulated.uuid(3)]
+
+    assert names(only=True) == names(only=False) == ["3"]
+    simulated.lose(1)
+    assert names(only=False) == [simulated.uuid(3)]
+    assert names(only=True) == [simulated.uuid(3)]
+    simulated.restore(1)
+    assert names(only=False) == names(only=True) == ["3"]
