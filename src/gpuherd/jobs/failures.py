@@ -25,6 +25,7 @@ class FailureClass(StrEnum):
     CANNOT_WRITE = "cannot write"
     KILLED = "killed"
     TIMEOUT = "timeout"
+    NO_HEARTBEAT = "no heartbeat"
     NO_RESULT = "no result"
     NEVER_STARTED = "never started"
     CRASH = "crash"
@@ -33,7 +34,15 @@ class FailureClass(StrEnum):
 # Another try of these would fail the same way.
 _FOR_GOOD = frozenset({FailureClass.BAD_INPUT, FailureClass.MISSING, FailureClass.CANNOT_WRITE})
 # A try on another GPU may go better than one on the same.
-_ELSEWHERE = frozenset({FailureClass.OUT_OF_MEMORY, FailureClass.GPU_FAULT, FailureClass.CRASH, FailureClass.TIMEOUT})
+_ELSEWHERE = frozenset(
+    {
+        FailureClass.OUT_OF_MEMORY,
+        FailureClass.GPU_FAULT,
+        FailureClass.CRASH,
+        FailureClass.TIMEOUT,
+        FailureClass.NO_HEARTBEAT,
+    }
+)
 
 _BY_CODE = {
     ExitCode.BAD_INPUT: FailureClass.BAD_INPUT,
@@ -65,6 +74,11 @@ _BY_LOG = (
     (FailureClass.DISK_FULL, re.compile(r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT")),
 )
 
+# Of those that tell of memory: the machine's, not a GPU's.
+_HOST_MEMORY = re.compile(
+    r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate|DefaultCPUAllocator"
+)
+
 _ERROR_LINE = re.compile(r"^[\w.]{1,80}(?:Error|Exception|Interrupt|Exit)\b|\b(?:error|fatal)\b[: ]", re.IGNORECASE)
 _SHELL_WORDS = re.compile(r"^(?:Killed|Terminated|Hangup|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?$")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
@@ -81,7 +95,9 @@ class Ending:
         started: whether the command itself ever ran.
         code, signal: as in ``engines.local.Exit``; both None when the end was not recorded.
         log_tail: the last part of its output.
-        timeout_s: the limit, when we ended it for that.
+        timeout_s, stage_timeout_s, heartbeat_s: the limit, when we ended it for that one.
+        stage: the stage that it was in for too long, as it called it.
+        gpu_problem: what the driver says is wrong with one of its GPUs ("Xid 79"), when it came up while it ran.
         missing_result: the file that should be there after a success, when the command ended well without it.
     """
 
@@ -90,32 +106,45 @@ class Ending:
     signal: int | None = None
     log_tail: str = ""
     timeout_s: float | None = None
+    stage_timeout_s: float | None = None
+    stage: str | None = None
+    heartbeat_s: float | None = None
+    gpu_problem: str | None = None
     missing_result: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A failure's class, the reason as one clean line, and whether another try may help, and on another GPU."""
+    """A failure's class, the reason as one clean line, and whether another try may help, and on another GPU.
+
+    ``on_host``: what ran out is the machine's memory and not a GPU's.
+    """
 
     failure: FailureClass
     reason: str
     retry: bool
     elsewhere: bool
+    on_host: bool = False
 
 
 def classify(ending: Ending) -> Diagnosis:
     """Diagnoses an attempt that did not succeed."""
     failure, reason = _judge(ending)
     retry = failure not in _FOR_GOOD
-    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE)
+    on_host = failure is FailureClass.OUT_OF_MEMORY and _HOST_MEMORY.search(reason) is not None
+    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host)
 
 
 def _judge(ending: Ending) -> tuple[FailureClass, str]:
     line = telling_line(ending.log_tail)
-    if ending.timeout_s is not None:
-        return FailureClass.TIMEOUT, f"stopped after its time limit of {ending.timeout_s:g} s"
-    if not ending.started:
+    if not ending.started and ending.timeout_s is None:
         return FailureClass.NEVER_STARTED, line or "it ended before it could be given the go-ahead"
+    if ending.gpu_problem is not None and ending.code not in _BY_CODE:
+        # Also for one that we had to stop: a job hangs when its GPU does.
+        return FailureClass.GPU_FAULT, f"the driver reports {ending.gpu_problem}" + (f"; {line}" if line else "")
+    stopped = _judge_stop(ending)
+    if stopped is not None:
+        return stopped
     if ending.missing_result is not None:
         return FailureClass.NO_RESULT, f"it ended well, but its result {ending.missing_result} is not there"
     if ending.code in _BY_CODE:
@@ -129,6 +158,18 @@ def _judge(ending: Ending) -> tuple[FailureClass, str]:
     if ending.code is None:
         return FailureClass.KILLED, "it was gone without leaving an exit status: killed, with its shell"
     return FailureClass.CRASH, line or f"exit code {ending.code}, and nothing in its log"
+
+
+def _judge_stop(ending: Ending) -> tuple[FailureClass, str] | None:
+    """The class of an attempt that we ended for one of its limits."""
+    if ending.timeout_s is not None:
+        return FailureClass.TIMEOUT, f"stopped after its time limit of {ending.timeout_s:g} s"
+    if ending.stage_timeout_s is not None:
+        stage = f" in stage {ending.stage}" if ending.stage else ""
+        return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {ending.stage_timeout_s:g} s for a stage"
+    if ending.heartbeat_s is not None:
+        return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {ending.heartbeat_s:g} s"
+    return None
 
 
 def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:

@@ -3,83 +3,57 @@
 It sees the head of the queue, what runs, and each GPU with a verdict (free, or why not); it knows no database, no
 driver and no clock. Rules, in this order:
 
-1. Priority, then age. A job that could never run on this machine is refused, with the reason.
-2. No more than ``max_gpus`` GPUs at once, and no GPU twice.
+1. Priority, then age (or the longest first). A job that could never run here is refused, with the reason.
+2. No more than the limits at once, and no GPU twice, but for jobs that share.
 3. A job on several GPUs can't be starved by smaller ones: when those that it waits for are free or used by our own
-   jobs, the free ones are kept for it, and so is its part of ``max_gpus``. When it waits for other people's GPUs,
-   whose end nobody knows, the smaller ones go first meanwhile.
+   jobs, the free ones of one machine are kept for it, and so is its part of the limit. When it waits for other
+   people's GPUs, whose end nobody knows, the smaller ones go first meanwhile.
 4. A job that failed on a GPU gets another one, if there is another that is free or ours.
+5. A job that shares goes to the fullest GPU on which it fits, so that others stay whole; to a free one when there is
+   none. To the first sharing job that fits nowhere, the shared GPU with the most room is kept: nothing is added there
+   until it fits. For a job that wants GPUs for itself, as many shared ones are closed in this way as it lacks. What is
+   kept for a job only grows emptier while it waits, so that its turn comes.
+
+``decide`` is for one decision, ``decide_with`` for many on a ``Pool`` that lasts: the same code, at a cost that grows
+with the jobs looked at and not with the GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.decision import (
+    Chooser,
+    Decision,
+    GpuView,
+    Limits,
+    Start,
+    Wait,
+    WaitingJob,
+    why_never,
+)
+from gpuherd.jobs.pool import Machine, Pool
 
-# Chooses ``count`` of the candidates, or None: gpuherd.gpus.choose.choose with the user's preference filled in.
-Chooser = Callable[[Sequence[Gpu], int, int | None], tuple[Gpu, ...] | None]
+__all__ = [
+    "Chooser",
+    "Decision",
+    "GpuView",
+    "Limits",
+    "Pool",
+    "Start",
+    "Wait",
+    "WaitingJob",
+    "decide",
+    "decide_with",
+    "order_key",
+    "why_never",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
-    """What the decision needs of a waiting job. ``id`` rises with age; ``avoid`` are GPUs on which it failed."""
-
-    id: int
-    gpus: int
-    memory_mb: int | None = None
-    priority: int = 0
-    avoid: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class GpuView:
-    """A GPU that we may use, with the verdict on it: ``busy`` is None when it is free, else a sentence.
-
-    ``ours``: one of our own jobs runs on it, so that it will come back to us.
-    """
-
-    gpu: Gpu
-    busy: str | None = None
-    ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much at once: ``max_gpus`` GPUs, and ``cpu_slots`` jobs without a GPU.
-
-    ``cpu_only``: the machine has no GPUs, and jobs that ask for one run on the CPU.
-    """
-
-    max_gpus: int
-    cpu_slots: int
-    cpu_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start this job now on these GPUs (() for the CPU)."""
-
-    job: int
-    gpus: tuple[Gpu, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """This job can't start now, for this reason. ``refused``: nor ever, on this machine with these options."""
-
-    job: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do now. The three parts together name every waiting job that was looked at, once."""
-
-    starts: tuple[Start, ...] = ()
-    waits: tuple[Wait, ...] = ()
-    refused: tuple[Wait, ...] = ()
+# With more GPUs than this in the pool a reason counts them and does not name each.
+_NAMED = 64
+_NOBODY: frozenset[str] = frozenset()
 
 
 def decide(
@@ -95,110 +69,231 @@ def decide(
     GPUs on which our jobs run are marked ``ours`` in ``gpus`` and count against ``max_gpus``; ``cpu_running`` jobs run
     without a GPU and count against ``cpu_slots``.
     """
-    table = _Table(gpus, limits, choose, cpu_running)
-    for job in sorted(waiting, key=lambda job: (-job.priority, job.id)):
-        table.place(job)
-    return Decision(tuple(table.starts), tuple(table.waits), tuple(table.refused))
+    return decide_with(Pool(gpus), waiting, limits, choose, cpu_running=cpu_running)
 
 
-class _Table:
-    """What is left to give while one decision goes through the jobs in order."""
+def decide_with(
+    pool: Pool,
+    waiting: Sequence[WaitingJob],
+    limits: Limits,
+    choose: Chooser,
+    *,
+    cpu_running: int = 0,
+    explain: bool = True,
+) -> Decision:
+    """What to start now, with GPUs that the caller keeps in a pool.
 
-    def __init__(self, gpus: Sequence[GpuView], limits: Limits, choose: Chooser, cpu_running: int):
-        self.views = gpus
+    The pool is as before when this returns: the caller updates it with what has really started. Without ``explain`` a
+    job that waits for GPUs is told just that, which saves the time of naming them.
+    """
+    decision = _Round(pool, limits, choose, cpu_running, explain)
+    try:
+        for job in sorted(waiting, key=lambda job: order_key(job, limits)):
+            decision.place(job)
+    finally:
+        decision.put_back()
+    return Decision(tuple(decision.starts), tuple(decision.waits), tuple(decision.refused))
+
+
+def order_key(job: WaitingJob, limits: Limits) -> tuple[int, float, int]:
+    """Sorts waiting jobs: the one to be looked at first is the least."""
+    cost = -job.cost if limits.longest_first and job.cost is not None else float(limits.longest_first)
+    return (-job.priority, cost, job.id)
+
+
+class _Round:
+    """One decision as it goes through the jobs in order: what is left to give, and what is kept for whom.
+
+    While it lasts the pool holds what would be so if all its starts were carried out, with what is kept taken out.
+    """
+
+    def __init__(self, pool: Pool, limits: Limits, choose: Chooser, cpu_running: int, explain: bool):
+        self.pool = pool
         self.limits = limits
         self.choose = choose
-        self.free = {view.gpu.uuid: view.gpu for view in gpus if view.busy is None and not view.ours}
+        self.explain = explain
         # May fall below 0 when a large job's part is kept for it.
-        self.budget = limits.max_gpus - sum(view.ours for view in gpus)
+        self.budget = limits.most_gpus - pool.in_use
         self.slots = limits.cpu_slots - cpu_running
+        self.places = None if limits.max_concurrent is None else limits.max_concurrent - limits.running
+        self.promised = 0
+        self.claims: dict[int, int] = {}
+        self.kept_for_sharing = False
+        self.given: set[str] = set()
+        self.originals: list[GpuView] = []
         self.starts: list[Start] = []
         self.waits: list[Wait] = []
         self.refused: list[Wait] = []
 
+    def put_back(self) -> None:
+        """Leaves the pool as it was."""
+        for view in reversed(self.originals):
+            self.pool.update(view)
+
     def place(self, job: WaitingJob) -> None:
-        never = why_never(job, [view.gpu for view in self.views], self.limits)
+        """Starts the job, or says why not."""
+        never = self.pool.why_never(job, self.limits)
         if never is not None:
             self.refused.append(Wait(job.id, never))
+        elif self.limits.closed is not None:
+            self.waits.append(Wait(job.id, self.limits.closed))
+        elif self.places is not None and self.places <= 0:
+            self.waits.append(Wait(job.id, f"{self.limits.max_concurrent} jobs run, which is the most at once"))
         elif job.gpus == 0 or self.limits.cpu_only:
             self._place_on_cpu(job)
         else:
             self._place_on_gpus(job)
 
+    # --- giving -----------------------------------------------------------------------------------------------
+
+    def _start(self, start: Start) -> None:
+        self.starts.append(start)
+        if self.places is not None:
+            self.places -= 1
+
     def _place_on_cpu(self, job: WaitingJob) -> None:
         if self.slots > 0:
             self.slots -= 1
-            self.starts.append(Start(job.id))
+            self._start(Start(job.id))
         else:
             self.waits.append(Wait(job.id, f"all {self.limits.cpu_slots} places for jobs on the CPU are taken"))
 
     def _place_on_gpus(self, job: WaitingJob) -> None:
-        usable = self._usable(job)
-        candidates = [gpu for uuid, gpu in self.free.items() if uuid in usable]
-        chosen = self.choose(candidates, job.gpus, job.memory_mb) if self.budget >= job.gpus else None
-        if chosen is not None:
-            for gpu in chosen:
-                del self.free[gpu.uuid]
-            self.budget -= job.gpus
-            self.starts.append(Start(job.id, chosen))
+        barred = _NOBODY
+        if job.avoid and self.pool.has_enough(job, job.avoid):
+            barred = job.avoid
+        if (job.share and self._join(job, barred)) or self._take(job, barred):
             return
-        self.waits.append(Wait(job.id, self._why(job, usable)))
-        if job.gpus > 1 and self._will_come(usable) >= job.gpus:
+        reason = self._why(job, barred) if self.explain else "waits for GPUs"
+        self.waits.append(Wait(job.id, reason))
+        self._keep_for(job, barred)
+
+    def _join(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+        """Puts a sharing job beside others, on the fullest GPU that has room for it."""
+        need_mb = job.memory_mb or 0
+        for view in self.pool.open_from(need_mb):
+            if view.gpu.uuid not in barred:
+                self._change(replace(view, shareable_mb=(view.shareable_mb or 0) - need_mb))
+                self._start(Start(job.id, (view.gpu,), shared=True))
+                return True
+        return False
+
+    def _take(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+        """Gives the job GPUs that are free."""
+        chosen = self._choose(job, barred) if 0 < job.gpus <= min(self.budget, self.pool.free) else None
+        if chosen is None:
+            return False
+        self.budget -= job.gpus
+        for gpu in chosen:
+            view = self.pool.view(gpu.uuid)
+            left_mb = _promisable_mb(view) - (job.memory_mb or 0) if job.share else None
+            self._change(replace(view, ours=True, busy=_GIVEN, shareable_mb=left_mb))
+        self._start(Start(job.id, chosen, shared=job.share))
+        return True
+
+    def _choose(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Gpu, ...] | None:
+        for machine in self.pool.with_free(job.gpus):
+            candidates = [
+                view.gpu
+                for view in machine.usable(job, barred)
+                if view.is_free and (not job.share or _promisable_mb(view) >= (job.memory_mb or 0))
+            ]
+            chosen = self.choose(candidates, job.gpus, job.memory_mb) if len(candidates) >= job.gpus else None
+            if chosen is not None:
+                return chosen
+        return None
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def _keep_for(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        """Sees to it that a job that waits for our own GPUs gets them before those that come after it."""
+        if job.gpus > self.limits.most_gpus:
+            return  # It waits for the hour, not for GPUs.
+        if job.share:
+            self._keep_room(job, barred)
+        elif job.gpus > 1 or self.pool.open_count:
+            self._keep_gpus(job, barred)
+
+    def _keep_room(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        """For the first sharing job that fits nowhere: nothing is added to the shared GPU with the most room."""
+        if self.kept_for_sharing:
+            return
+        for view in self.pool.emptiest_open():
+            if view.gpu.total_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
+                self._close(view)
+                self.kept_for_sharing = True
+                return
+
+    def _keep_gpus(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        machine = self.pool.most_free(job, barred)
+        if machine is None:
+            return  # It waits for other people's GPUs.
+        if job.gpus > 1:
             self.budget -= job.gpus
-            for uuid in usable & self.free.keys():
-                del self.free[uuid]
+            for view in [view for view in machine.usable(job, barred) if view.is_free]:
+                self._change(replace(view, busy=_GIVEN, returning=True))
+        self.promised += job.gpus
+        self.claims[machine.place] = self.claims.get(machine.place, 0) + job.gpus
+        if self.pool.open_count:
+            self._close_shared(job, barred, machine)
 
-    def _usable(self, job: WaitingJob) -> set[str]:
-        """GPUs large enough for the job, without those on which it failed, unless too few would be left to come."""
-        fitting = {view.gpu.uuid for view in self.views if _fits(view.gpu, job)}
-        others = fitting - job.avoid
-        return others if self._will_come(others) >= job.gpus else fitting
+    def _close_shared(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> None:
+        """Closes shared GPUs, those with the most room first, until enough will come and the limit allows them."""
+        usable = list(machine.usable(job, barred))
+        coming = sum(view.will_come and not view.is_open for view in usable)
+        for view in sorted(
+            (view for view in usable if view.is_open), key=lambda view: (-(view.shareable_mb or 0), view.gpu.uuid)
+        ):
+            if coming >= self.claims[machine.place]:
+                break
+            self._close(view)
+            coming += 1
+        while self.pool.open_count and self.pool.open_count + self.promised > self.limits.most_gpus:
+            self._close(next(self.pool.emptiest_open()))
 
-    def _will_come(self, uuids: set[str]) -> int:
-        """How many of these GPUs are free, or will be when our own jobs end."""
-        return sum(view.gpu.uuid in uuids and (view.ours or view.busy is None) for view in self.views)
+    def _close(self, view: GpuView) -> None:
+        self._change(replace(view, shareable_mb=None, busy=_KEPT))
 
-    def _why(self, job: WaitingJob, usable: set[str]) -> str:
+    def _change(self, view: GpuView) -> None:
+        uuid = view.gpu.uuid
+        if uuid not in self.given:
+            self.given.add(uuid)
+            self.originals.append(self.pool.view(uuid))
+        self.pool.update(view)
+
+    # --- saying why -------------------------------------------------------------------------------------------
+
+    def _why(self, job: WaitingJob, barred: frozenset[str]) -> str:
+        most = self.limits.most_gpus
         if self.budget < job.gpus:
-            return f"{self.limits.max_gpus - max(0, self.budget)} of at most {self.limits.max_gpus} GPUs are in use"
+            if most < self.limits.max_gpus and job.gpus > most:
+                return self.limits.gpus_now_why or f"only {most} GPUs may be used for now"
+            return f"{most - max(0, self.budget)} of at most {most} GPUs are in use"
+        counted = sum(len(machine.views) for machine in self.pool.machines)
+        if counted > _NAMED:
+            return f"{self.pool.free} of {counted} GPUs are free, our own jobs run on {self.pool.in_use}"
         reasons, ours = [], []
-        for view in self.views:
-            if view.gpu.uuid not in usable:
-                continue
-            if view.ours:
-                ours.append(view.gpu.label)
-            elif view.busy is not None:
-                reasons.append(f"GPU {view.gpu.label}: {view.busy}")
-            elif view.gpu.uuid not in self.free:
-                reasons.append(f"GPU {view.gpu.label}: goes to a job before this one")
-            elif job.memory_mb is not None and view.gpu.free_mb < job.memory_mb:
-                reasons.append(f"GPU {view.gpu.label}: {view.gpu.free_mb} of {job.memory_mb} MB are free")
+        for machine in self.pool.machines:
+            for view in machine.usable(job, barred):
+                if view.busy in (_GIVEN, _KEPT):
+                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+                elif view.is_open and job.share:
+                    reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
+                elif view.ours:
+                    ours.append(view.gpu.label)
+                elif view.busy is not None:
+                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+                elif job.memory_mb is not None and view.gpu.free_mb < job.memory_mb:
+                    reasons.append(f"GPU {view.gpu.label}: {view.gpu.free_mb} of {job.memory_mb} MB are free")
         if ours:
             reasons.append(f"our own jobs run on GPU {', '.join(ours)}")
-        return "; ".join(reasons) or f"{len(self.free)} of {job.gpus} GPUs are free"
+        return "; ".join(reasons) or f"{self.pool.free} of {job.gpus} GPUs are free"
 
 
-def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | None:
-    """Why the job could never run with these GPUs and limits, as a sentence, or None when it could."""
-    if job.gpus == 0:
-        return None
-    if limits.cpu_only:
-        return None if job.gpus == 1 else f"asks for {job.gpus} GPUs; this machine has none"
-    whole = [gpu for gpu in gpus if not gpu.mig_instances]
-    if job.gpus > len(whole):
-        return f"asks for {job.gpus} GPUs; there are {len(whole)} to use"
-    if job.gpus > limits.max_gpus:
-        return f"asks for {job.gpus} GPUs; max_gpus is {limits.max_gpus}"
-    large = sum(_fits(gpu, job) for gpu in whole)
-    if job.gpus > 1 and sum(gpu.mig_parent is None for gpu in whole) < job.gpus:
-        return f"asks for {job.gpus} GPUs; there are not so many whole ones, and a job gets one MIG instance at most"
-    if large < job.gpus:
-        return f"asks for {job.memory_mb} MB on {job.gpus} GPUs; {large} of the GPUs have as much"
-    return None
+_GIVEN = "goes to a job before this one"
+_KEPT = "kept for a job before this one"
 
 
-def _fits(gpu: Gpu, job: WaitingJob) -> bool:
-    """Whether the job could run on this GPU, were it free. CUDA never uses two MIG instances in one process."""
-    if gpu.mig_instances or (job.gpus > 1 and gpu.mig_parent is not None):
-        return False
-    return job.memory_mb is None or gpu.total_mb >= job.memory_mb
+def _promisable_mb(view: GpuView) -> int:
+    """MB that may be promised to sharing jobs on a free GPU."""
+    return view.gpu.free_mb if view.shareable_mb is None else view.shareable_mb

@@ -1,0 +1,194 @@
+"""The GPUs that may be used, kept from one decision to the next and indexed for it.
+
+A decision must not cost a look at every GPU of a large cluster. So the pool keeps, by machine, which GPUs are free, the
+machines by how many they have free, and the GPUs that are shared by how much may still be promised on them; ``update``
+moves one GPU in all of these at once. It knows nothing of jobs' order, limits or reservations: those are ``policy``'s.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpuherd.jobs.decision import GpuView, Limits, WaitingJob, fits, why_never
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """GPUs that one job may have together. ``place``: its rank among the machines, in order of appearance."""
+
+    name: str
+    place: int
+    views: dict[str, GpuView] = field(default_factory=dict)
+    free: int = 0
+
+    def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
+        """How many GPUs the job could use are free, or will be when our own jobs have ended."""
+        return sum(view.will_come for view in self.usable(job, barred))
+
+    def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+        """Its GPUs that are large enough for the job, without ``barred``."""
+        for uuid, view in self.views.items():
+            if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
+                yield view
+
+
+class Pool:
+    """All GPUs with the latest verdicts. ``in_use``: how many of them our jobs are on.
+
+    >>> from gpuherd.gpus.state import Gpu
+    >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
+    >>> pool = Pool([GpuView(gpu)])
+    >>> pool.free
+    1
+    >>> pool.update(GpuView(gpu, "our job runs there", ours=True))
+    >>> pool.free, pool.in_use
+    (0, 1)
+    """
+
+    def __init__(self, views: Iterable[GpuView] = ()):
+        self.machines: list[Machine] = []
+        self.in_use = 0
+        self.free = 0
+        self._by_name: dict[str, Machine] = {}
+        self._home: dict[str, Machine] = {}
+        # Places of the machines that have so many GPUs free, each list in order.
+        self._by_free: list[list[int]] = [[]]
+        # (MB that may still be promised, place of the machine, UUID), in order.
+        self._open: list[tuple[int, int, str]] = []
+        self._never: dict[tuple[int, int | None, int, bool], str | None] = {}
+        self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
+        for view in views:
+            self.update(view)
+
+    # --- what there is ----------------------------------------------------------------------------------------
+
+    def update(self, view: GpuView) -> None:
+        """Takes in a GPU, or what is now known of one that is there (which stays in its machine)."""
+        uuid = view.gpu.uuid
+        machine = self._home.get(uuid)
+        if machine is None:
+            machine = self._home[uuid] = self._machine(view.machine)
+            old = None
+        else:
+            old = machine.views[uuid]
+        machine.views[uuid] = view
+        if old is None or _traits(old) != _traits(view):
+            self._never.clear()
+            self._enough.clear()
+        elif old.will_come != view.will_come:
+            self._enough.clear()
+        self.in_use += view.ours - (old is not None and old.ours)
+        self._count_free(machine, view.is_free - (old is not None and old.is_free))
+        if old is not None and old.is_open:
+            del self._open[bisect_left(self._open, _room(old, machine))]
+        if view.is_open:
+            insort(self._open, _room(view, machine))
+
+    def remove(self, uuid: str) -> None:
+        """Forgets a GPU that may not be used any more; nothing for one that is not there."""
+        machine = self._home.pop(uuid, None)
+        if machine is None:
+            return
+        old = machine.views.pop(uuid)
+        self.in_use -= old.ours
+        self._count_free(machine, -int(old.is_free))
+        if old.is_open:
+            del self._open[bisect_left(self._open, _room(old, machine))]
+        self._never.clear()
+        self._enough.clear()
+
+    def view(self, uuid: str) -> GpuView:
+        """The GPU as it was last described. Raises KeyError for one that is not there."""
+        return self._home[uuid].views[uuid]
+
+    def views(self) -> Iterator[GpuView]:
+        """All of them, machine by machine."""
+        for machine in self.machines:
+            yield from machine.views.values()
+
+    # --- what a decision asks ---------------------------------------------------------------------------------
+
+    def why_never(self, job: WaitingJob, limits: Limits) -> str | None:
+        """Why the job could never run on any of the machines, or None when it could."""
+        kind = (job.gpus, job.memory_mb, limits.max_gpus, limits.cpu_only)
+        if kind not in self._never:
+            largest = sorted(self.machines, key=lambda machine: -len(machine.views)) or [Machine("", 0)]
+            reasons = [why_never(job, [view.gpu for view in machine.views.values()], limits) for machine in largest]
+            self._never[kind] = None if None in reasons else reasons[0]
+        return self._never[kind]
+
+    def with_free(self, least: int) -> Iterator[Machine]:
+        """Machines with at least so many GPUs free, those with the fewest first: large gaps stay for large jobs."""
+        for places in self._by_free[max(1, least) :]:
+            for place in places:
+                yield self.machines[place]
+
+    def most_free(self, job: WaitingJob, barred: frozenset[str]) -> Machine | None:
+        """Of the machines with enough GPUs that will come for the job, the one with the most free now."""
+        enough = self._with_enough(job) if not barred else None
+        for places in reversed(self._by_free):
+            for place in places:
+                machine = self.machines[place]
+                if place in enough if enough is not None else machine.count_coming(job, barred) >= job.gpus:
+                    return machine
+        return None
+
+    def has_enough(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+        """Whether some machine has enough GPUs that will come for the job, without ``barred``."""
+        if not barred:
+            return bool(self._with_enough(job))
+        return any(machine.count_coming(job, barred) >= job.gpus for machine in self.machines)
+
+    def open_from(self, least_mb: int) -> Iterator[GpuView]:
+        """GPUs on which so much may still be promised to one more sharing job, the fullest first."""
+        for _, _, uuid in self._open[bisect_left(self._open, (least_mb, -1, "")) :]:
+            yield self.view(uuid)
+
+    def emptiest_open(self) -> Iterator[GpuView]:
+        """GPUs that are shared and may be added to, the one with the most room first."""
+        for _, _, uuid in reversed(self._open):
+            yield self.view(uuid)
+
+    @property
+    def open_count(self) -> int:
+        """How many GPUs are shared and may be added to."""
+        return len(self._open)
+
+    # --- plumbing ---------------------------------------------------------------------------------------------
+
+    def _machine(self, name: str) -> Machine:
+        if name not in self._by_name:
+            machine = self._by_name[name] = Machine(name, len(self.machines))
+            self.machines.append(machine)
+            self._by_free[0].append(machine.place)
+        return self._by_name[name]
+
+    def _count_free(self, machine: Machine, change: int) -> None:
+        if not change:
+            return
+        places = self._by_free[machine.free]
+        del places[bisect_left(places, machine.place)]
+        machine.free += change
+        self.free += change
+        while len(self._by_free) <= machine.free:
+            self._by_free.append([])
+        insort(self._by_free[machine.free], machine.place)
+
+    def _with_enough(self, job: WaitingJob) -> frozenset[int]:
+        kind = (job.gpus, job.memory_mb)
+        if kind not in self._enough:
+            nothing: frozenset[str] = frozenset()
+            self._enough[kind] = frozenset(
+                machine.place for machine in self.machines if machine.count_coming(job, nothing) >= job.gpus
+            )
+        return self._enough[kind]
+
+
+def _traits(view: GpuView) -> tuple[int, bool, bool]:
+    return (view.gpu.total_mb, bool(view.gpu.mig_instances), view.gpu.mig_parent is None)
+
+
+def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:
+    return (view.shareable_mb or 0, machine.place, view.gpu.uuid)

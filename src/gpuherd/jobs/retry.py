@@ -1,0 +1,179 @@
+"""How a job that has failed is tried again: when, with what, and where not. One pure function over a table.
+
+Whether another try can help at all is said by the diagnosis (``failures``); this says how. A job that ran out of GPU
+memory climbs a ladder, one rung for each failure:
+
+1. it shared its GPU: it gets one for itself;
+2. there are larger GPUs: it asks for one of them;
+3. it may have more GPUs (``gpus_at_most``): twice as many, up to that;
+4. else the same again, on another GPU if there is one.
+
+Rungs 1 and 3 cost no try, since the job asked for them (``share``, ``gpus_at_most``), and each can be climbed a few
+times at most. A full disk costs no try either while it is full: the job waits for space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from gpuherd.jobs.failures import Diagnosis, FailureClass
+from gpuherd.jobs.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a class of failure is tried again.
+
+    Attributes:
+        first_wait_s, longest_wait_s: the pause before the first further try; it doubles with each, up to the longest.
+        ladder: more memory or more GPUs may help.
+        waits_for_disk: not before there is space again.
+    """
+
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    ladder: bool = False
+    waits_for_disk: bool = False
+
+
+RULES: Mapping[FailureClass, Rule] = MappingProxyType(
+    {
+        FailureClass.OUT_OF_MEMORY: Rule(ladder=True),
+        FailureClass.GPU_FAULT: Rule(),
+        FailureClass.NO_HEARTBEAT: Rule(),
+        FailureClass.TIMEOUT: Rule(),
+        FailureClass.CRASH: Rule(),
+        FailureClass.NO_RESULT: Rule(),
+        FailureClass.NEVER_STARTED: Rule(),
+        FailureClass.KILLED: Rule(),
+        FailureClass.DISK_FULL: Rule(waits_for_disk=True),
+    }
+)
+# Host memory is used by all jobs of the machine: a pause until some of them have ended helps, another GPU does not.
+HOST_MEMORY = Rule(first_wait_s=5.0, longest_wait_s=300.0)
+
+
+class Tried(Protocol):
+    """What is known of a job that has been tried (``records.QueuedJob``): the job as its owner meant it, the failures
+    that count so far, where it failed, and what the last try asked for."""
+
+    @property
+    def job(self) -> Job:
+        """As it was submitted."""
+
+    @property
+    def tries(self) -> int:
+        """Failures so far that count against ``job.retries``, without this one."""
+
+    @property
+    def avoid(self) -> frozenset[str]:
+        """UUIDs of GPUs on which it failed."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asked for this time."""
+
+    @property
+    def memory_mb(self) -> int | None:
+        """What it asked to be free on each."""
+
+    @property
+    def share(self) -> bool:
+        """Whether it was to share its GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What was seen of the attempt.
+
+    Attributes:
+        gpus: UUIDs that it ran on; () on the CPU.
+        faulty: those of them that the driver blames, () when it blames none.
+        peak_mb: the most it was seen to use on one GPU, None if that is not known.
+        gpu_total_mb: size of the smallest of its GPUs.
+        larger_exists: the run may use GPUs larger than that, as many as the job needs.
+        disk_low: there was less space than ``min_disk`` when it ended.
+    """
+
+    gpus: tuple[str, ...] = ()
+    faulty: tuple[str, ...] = ()
+    peak_mb: int | None = None
+    gpu_total_mb: int | None = None
+    larger_exists: bool = False
+    disk_low: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextTry:
+    """The next try of a job.
+
+    Attributes:
+        not_before: wall-clock second of its earliest start.
+        gpus, memory_mb, share: what it asks for from now on.
+        avoid: UUIDs of GPUs that it should not get if there are others.
+        wait_for_disk: it waits until there is ``min_disk`` space.
+        costs_try: whether the failure counts against ``job.retries``.
+        change: what is different this time, as a part of a sentence; None when nothing is.
+    """
+
+    not_before: float
+    gpus: int
+    memory_mb: int | None
+    share: bool
+    avoid: frozenset[str]
+    wait_for_disk: bool = False
+    costs_try: bool = True
+    change: str | None = None
+
+
+def next_try(queued: Tried, diagnosis: Diagnosis, seen: Seen, now: float) -> NextTry | None:
+    """The next try after this failure, or None when it has failed for good."""
+    if not diagnosis.retry:
+        return None
+    rule = HOST_MEMORY if diagnosis.on_host else RULES[diagnosis.failure]
+    change = _climb(queued, seen) if rule.ladder and seen.gpus else _Change(queued.gpus, queued.memory_mb, queued.share)
+    waits_for_disk = rule.waits_for_disk and seen.disk_low
+    costs = not (change.is_asked_for or waits_for_disk)
+    if costs and queued.tries >= queued.job.retries:
+        return None
+    avoid = queued.avoid
+    if diagnosis.elsewhere and not (change.is_asked_for or diagnosis.on_host):
+        avoid |= frozenset(seen.faulty or seen.gpus)
+    pause = min(rule.longest_wait_s, rule.first_wait_s * 2 ** min(queued.tries, 20))
+    return NextTry(
+        not_before=now + pause,
+        gpus=change.gpus,
+        memory_mb=change.memory_mb,
+        share=change.share,
+        avoid=avoid,
+        wait_for_disk=waits_for_disk,
+        costs_try=costs,
+        change="when there is space on the disk again" if waits_for_disk else change.sentence,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    gpus: int
+    memory_mb: int | None
+    share: bool
+    is_asked_for: bool = False
+    sentence: str | None = None
+
+
+def _climb(queued: Tried, seen: Seen) -> _Change:
+    """The next rung of the ladder for a job that ran out of GPU memory."""
+    gpus, memory_mb = queued.gpus, queued.memory_mb
+    if queued.share:
+        return _Change(gpus, memory_mb, False, True, "on a GPU for itself")
+    if seen.larger_exists and seen.gpu_total_mb is not None:
+        more_mb = seen.gpu_total_mb + 1
+        return _Change(gpus, more_mb, False, False, f"on a GPU of more than {seen.gpu_total_mb} MB")
+    most = queued.job.gpus_at_most
+    if most is not None and gpus < most:
+        more = min(2 * gpus, most)
+        return _Change(more, queued.job.memory_mb, False, True, f"on {more} GPUs")
+    return _Change(gpus, memory_mb, False)

@@ -1,0 +1,152 @@
+"""How a job is tried again: the ladder, the table, and that no job is tried for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.jobs.failures import Diagnosis, Ending, FailureClass, classify
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.retry import RULES, NextTry, Seen, next_try
+
+OOM = classify(Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"))
+FAULT = classify(Ending(code=1, gpu_problem="Xid 79"))
+DISK = classify(Ending(code=1, log_tail="OSError: [Errno 28] No space left on device"))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job as the queue knows it."""
+
+    job: Job = field(default_factory=lambda: job())
+    tries: int = 0
+    avoid: frozenset[str] = frozenset()
+    gpus: int = 1
+    memory_mb: int | None = None
+    share: bool = False
+
+
+def job(**fields: object) -> Job:
+    return replace(Job(name="j", argv=("x",), retries=1), **fields)  # type: ignore[arg-type]
+
+
+ON_A = Seen(gpus=("GPU-a",), gpu_total_mb=40_000)
+
+
+def again(queued: Waiting, diagnosis: Diagnosis, seen: Seen = ON_A) -> NextTry:
+    found = next_try(queued, diagnosis, seen, 100.0)
+    assert found is not None
+    return found
+
+
+def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
+    """Shared, alone, a larger GPU, two, four, five, and then no more: only the larger GPU and the end cost a try."""
+    queued = Waiting(job(memory_mb=10_000, share=True, gpus_at_most=5), memory_mb=10_000, share=True)
+    seen = replace(ON_A, larger_exists=True)
+    climbed = []
+    for _ in range(9):
+        found = next_try(queued, OOM, seen, 100.0)
+        if found is None:
+            break
+        climbed.append((found.gpus, found.memory_mb, found.share, found.costs_try))
+        queued = replace(
+            queued,
+            tries=queued.tries + found.costs_try,
+            gpus=found.gpus,
+            memory_mb=found.memory_mb,
+            share=found.share,
+            avoid=found.avoid,
+        )
+        seen = replace(seen, larger_exists=seen.larger_exists and found.memory_mb == 10_000)
+    assert climbed == [
+        (1, 10_000, False, False),
+        (1, 40_001, False, True),
+        (2, 10_000, False, False),
+        (4, 10_000, False, False),
+        (5, 10_000, False, False),
+    ]
+
+
+def test_out_of_memory_with_nothing_larger_goes_to_another_gpu() -> None:
+    found = again(Waiting(avoid=frozenset({"GPU-b"})), OOM)
+    assert (found.gpus, found.memory_mb, found.change) == (1, None, None)
+    assert found.avoid == {"GPU-a", "GPU-b"}
+
+
+def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
+    queued = Waiting(job(memory_mb=9, share=True), memory_mb=9, share=True)
+    assert again(queued, OOM).avoid == frozenset()
+
+
+def test_memory_of_the_machine_is_waited_for_and_not_looked_for_on_another_gpu() -> None:
+    host = classify(Ending(code=1, log_tail="MemoryError: Unable to allocate 3.0 GiB for an array"))
+    found = again(Waiting(job(gpus_at_most=4)), host, replace(ON_A, larger_exists=True))
+    assert (found.gpus, found.memory_mb, found.avoid, found.not_before) == (1, None, frozenset(), 105.0)
+
+
+def test_on_the_cpu_there_is_no_ladder() -> None:
+    found = again(Waiting(job(gpus_at_most=4)), OOM, Seen())
+    assert (found.gpus, found.costs_try) == (1, True)
+
+
+def test_only_the_faulty_gpu_of_several_is_avoided() -> None:
+    seen = Seen(gpus=("GPU-a", "GPU-b"), faulty=("GPU-b",))
+    assert again(Waiting(gpus=2), FAULT, seen).avoid == {"GPU-b"}
+    assert again(Waiting(gpus=2), FAULT, replace(seen, faulty=())).avoid == {"GPU-a", "GPU-b"}
+
+
+def test_a_full_disk_is_waited_for_without_a_try_but_a_job_that_fills_it_itself_is_not_tried_for_ever() -> None:
+    spent = Waiting(tries=1)
+    waits = again(spent, DISK, Seen(disk_low=True))
+    assert waits.wait_for_disk
+    assert not waits.costs_try
+    assert next_try(spent, DISK, Seen(disk_low=False), 1.0) is None
+    assert again(Waiting(), DISK, Seen(disk_low=False)).costs_try
+
+
+@pytest.mark.parametrize("failure", list(FailureClass))
+def test_every_class_has_a_rule_or_is_for_good(failure: FailureClass) -> None:
+    retry = failure not in (FailureClass.BAD_INPUT, FailureClass.MISSING, FailureClass.CANNOT_WRITE)
+    assert (failure in RULES) == retry
+
+
+def test_pauses_double_up_to_a_minute() -> None:
+    waits = [again(Waiting(job(retries=99), tries=tries), FAULT).not_before - 100 for tries in (0, 1, 5, 6, 60)]
+    assert waits == [1, 2, 32, 60, 60]
+
+
+@given(
+    st.sampled_from([OOM, FAULT, DISK, classify(Ending(code=65)), classify(Ending(code=3))]),
+    st.booleans(),
+    st.none() | st.integers(1, 16),
+    st.integers(0, 4),
+    st.lists(st.sampled_from([16_000, 40_000, 80_000]), min_size=1, max_size=3, unique=True),
+)
+def test_no_job_is_tried_for_ever(
+    diagnosis: Diagnosis, share: bool, most: int | None, retries: int, sizes: list[int]
+) -> None:
+    """A job that fails in the same way each time ends, on any machine, after few attempts."""
+    queued = Waiting(
+        job(memory_mb=5_000, share=share, gpus_at_most=most, retries=retries), share=share, memory_mb=5_000
+    )
+    for _ in range(1 + 1 + 5 + retries):
+        fitting = [size for size in sizes if size >= (queued.memory_mb or 0)]
+        assert fitting, "the ladder asks for a GPU that is not there"
+        seen = Seen(gpus=("GPU-x",), gpu_total_mb=min(fitting), larger_exists=max(sizes) > min(fitting))
+        found = next_try(queued, diagnosis, seen, 0.0)
+        if found is None:
+            assert queued.tries == retries or not diagnosis.retry
+            return
+        assert queued.gpus <= found.gpus <= (most or 1)
+        assert not found.share or queued.share
+        queued = replace(
+            queued,
+            tries=queued.tries + found.costs_try,
+            gpus=found.gpus,
+            memory_mb=found.memory_mb,
+            share=found.share,
+        )
+    raise AssertionError("still tried after all rungs and all tries")
