@@ -7,7 +7,7 @@ Which job gets which GPU is decided in ``policy``; when to look is decided in ``
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +18,13 @@ from gpuherd.gpus.lease import Holder, Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, visible
+from gpuherd.jobs.gpuusers import NOTHING, GpuUsers
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.policy import GpuView
+from gpuherd.jobs.yielding import Stranger
 
+# How often the GPUs of running jobs are looked at for strangers, in seconds, while nobody waits.
+WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
 # A row of checks with a longer hole than this in it is no row: nobody knows what went on meanwhile.
@@ -51,6 +55,7 @@ class GpuWatch:
         self._looked_at = 0.0
         self._left_at: dict[str, float] = {}
         self._haste: dict[str, float] = {}
+        self._users = GpuUsers(options.gpu_memory_threshold)
         self.problem = None if chosen else machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
 
     @property
@@ -113,6 +118,25 @@ class GpuWatch:
         """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
         return choose(candidates, count, preference=self._preference, memory_mb=memory_mb)
 
+    # --- while our jobs run -----------------------------------------------------------------------------------
+
+    def strangers(
+        self, own: Mapping[str, Collection[str]], declared_mb: Mapping[str, int] = NOTHING
+    ) -> tuple[Stranger, ...]:
+        """A look at the GPUs on which our jobs run, every ``WATCH_EVERY_S``: who else is there. It feeds ``peaks`` too.
+
+        Args:
+            own: by GPU's UUID, the tags (GPUHERD_ATTEMPT) of our attempts on it.
+            declared_mb: by GPU's UUID, how much memory they may use together, where that is known.
+        """
+        self._refresh()
+        return self._users.look(self._gpus, own, declared_mb)
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """By attempt's tag, the most memory in MB that it was seen to use on any one GPU, at the looks so far."""
+        return self._users.peaks
+
     # --- taking -----------------------------------------------------------------------------------------------
 
     def take(self, gpus: Sequence[Gpu], job: str) -> tuple[Lease, ...] | None:
@@ -136,7 +160,9 @@ class GpuWatch:
         unclean = {uuid: found for uuid, found in checks.items() if not found.free}
         self._streaks = idle.observe(self._streaks, unclean, self._rule)
         self._busy |= {uuid: found.reason for uuid, found in unclean.items()}
-        return set(uuids) - unclean.keys()
+        free = set(uuids) - unclean.keys()
+        self._users.taken(self._gpus[uuid] for uuid in free)
+        return free
 
     @property
     def _leases(self) -> LeaseFolder:

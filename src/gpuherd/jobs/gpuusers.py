@@ -1,0 +1,160 @@
+"""Who uses the GPUs on which our jobs run: our own attempts, with how much memory, and strangers.
+
+A process is ours when it, or one that it descends from, carries an attempt's tag in its environment. Where the driver
+shows no pids, or those of another container's numbering, a stranger can only be told by memory: more is in use than
+was before our jobs came and they have declared. Knows the driver's answers and /proc; what is done about a stranger is
+``gpuherd.jobs.yielding``'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpuherd.engines.processes import ATTEMPT_VARIABLE, identify
+from gpuherd.gpus.idle import describe
+from gpuherd.gpus.state import Gpu, GpuProcess
+from gpuherd.jobs.yielding import Stranger
+
+# The kernel's number for the machine's own numbering of processes (PROC_PID_INIT_INO); a container has another.
+_MACHINE_PIDS = "pid:[4026531836]"
+_LONGEST_DESCENT = 64
+
+NOTHING: Mapping[str, int] = {}
+
+
+class GpuUsers:
+    """Tells our own from strangers, look by look, and remembers each attempt's greatest use of memory.
+
+    Args:
+        slack_mb: memory beyond what is known that is nobody yet: the threshold under which a GPU can be free.
+    """
+
+    def __init__(self, slack_mb: int) -> None:
+        self._slack_mb = slack_mb
+        self._attempts: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._baseline: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._pids_are_true = _numbering() == _MACHINE_PIDS
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """By attempt's tag, the most memory in MB that it was seen to use on any one GPU; without those unseen."""
+        return self._peaks
+
+    def taken(self, gpus: Iterable[Gpu]) -> None:
+        """Our job is about to start on these GPUs, which nobody uses now: what is in use here and now is nobody's."""
+        for gpu in gpus:
+            self._baseline[gpu.uuid] = gpu.used_mb
+
+    def look(
+        self,
+        gpus: Mapping[str, Gpu],
+        own: Mapping[str, Collection[str]],
+        declared_mb: Mapping[str, int] = NOTHING,
+    ) -> tuple[Stranger, ...]:
+        """Notes memory and returns the strangers on our GPUs.
+
+        Args:
+            gpus: the GPUs by UUID as the driver has just described them.
+            own: for each GPU on which our jobs run, the tags of their attempts.
+            declared_mb: how much memory our jobs on a GPU may use together, where that is known.
+        """
+        tags = {tag for here in own.values() for tag in here}
+        self._peaks = {tag: peak for tag, peak in self._peaks.items() if tag in tags}
+        found: list[Stranger] = []
+        known: set[tuple[int, int]] = set()
+        for uuid, here in own.items():
+            gpu = gpus.get(uuid)
+            if gpu is None or gpu.problem is not None:
+                continue
+            attempts = {process.pid: self._attempt_of(process.pid, here, known) for process in gpu.processes}
+            self._note_memory(gpu, here, attempts)
+            others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
+            told = self._pids_are_true and bool(gpu.processes)
+            if told:
+                found += [_stranger(gpu, process) for process in others]
+            else:
+                found += self._by_memory(gpu, declared_mb.get(uuid))
+        self._attempts = {key: tag for key, tag in self._attempts.items() if key in known}
+        self._baseline = {uuid: used for uuid, used in self._baseline.items() if uuid in own}
+        return tuple(found)
+
+    def _note_memory(self, gpu: Gpu, here: Collection[str], attempts: Mapping[int, str | None]) -> None:
+        used: dict[str, int] = {}
+        unknown = False
+        for process in gpu.processes:
+            tag = attempts[process.pid]
+            if tag is not None:
+                self._pids_are_true = True
+                unknown = unknown or process.memory_mb is None
+                used[tag] = used.get(tag, 0) + (process.memory_mb or 0)
+        if len(here) == 1 and (unknown or not used) and not (self._pids_are_true and gpu.processes and not used):
+            # The driver does not say who uses how much; all that has come since is the only job's.
+            used = {tag: max(0, gpu.used_mb - self._baseline.get(gpu.uuid, 0)) for tag in here}
+        for tag, mb in used.items():
+            if mb > self._peaks.get(tag, 0):
+                self._peaks[tag] = mb
+
+    def _by_memory(self, gpu: Gpu, declared_mb: int | None) -> list[Stranger]:
+        if declared_mb is None:
+            return []  # our own jobs may use all of it
+        more = gpu.used_mb - self._baseline.get(gpu.uuid, 0) - declared_mb
+        if more < max(1, self._slack_mb):
+            return []
+        sentence = f"someone, or our own job, uses {more} MB more than our jobs declare"
+        return [Stranger(gpu.uuid, gpu.label, "memory", sentence, memory_mb=more)]
+
+    def _attempt_of(self, pid: int, here: Collection[str], known: set[tuple[int, int]]) -> str | None:
+        """Which of these attempts the process belongs to, by its own environment or an ancestor's."""
+        return next((tag for tag in self._tags_of(pid, known) if tag in here), None)
+
+    def _tags_of(self, pid: int, known: set[tuple[int, int]]) -> tuple[str, ...]:
+        """The tags of a process and its ancestors: there are two where a job is itself a gpuherd."""
+        asked: list[tuple[int, int]] = []
+        found: list[tuple[str, ...]] = []
+        for _ in range(_LONGEST_DESCENT):
+            process = identify(pid) if pid > 1 else None
+            if process is None:
+                break
+            key = (pid, process.start_ticks)
+            known.add(key)
+            if key in self._attempts:
+                found.append(self._attempts[key])
+                break
+            asked.append(key)
+            found.append(_tag_in_environment(pid))
+            pid = _parent(pid)
+        tags = tuple(dict.fromkeys(tag for tags in found for tag in tags))
+        if asked:
+            # Only the process itself: an ancestor has fewer.
+            self._attempts[asked[0]] = tags
+        return tags
+
+
+def _stranger(gpu: Gpu, process: GpuProcess) -> Stranger:
+    return Stranger(gpu.uuid, gpu.label, str(process.pid), describe(process), process.pid, process.memory_mb)
+
+
+def _numbering() -> str | None:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
+def _tag_in_environment(pid: int) -> tuple[str, ...]:
+    wanted = f"{ATTEMPT_VARIABLE}=".encode()
+    with suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(wanted):
+                return (variable[len(wanted) :].decode("utf-8", "replace"),)
+    return ()
+
+
+def _parent(pid: int) -> int:
+    """The pid of the parent; 0 when there is none, or none to be seen."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0

@@ -1,0 +1,254 @@
+"""The settings files: the user's own ``~/.config/gpuherd/config.toml``, and the machine's policy, which root sets.
+
+The user's file gives defaults for what the command line leaves open, limits that the user sets themself, and where
+notices go. The machine's policy (``gpuherd.gpus.policy_file`` says when it is believed) sets limits that nobody can
+loosen. Every key is checked by the very parser of the option that it stands for; an error names file and key. Knows no
+GPUs; what the limits allow at some moment is ``gpuherd.jobs.allowance``'s part. All keys: docs/sharing-politely.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuherd.errors import UsageError
+from gpuherd.gpus.policy_file import parse, read_policy
+from gpuherd.jobs import quiet_hours
+from gpuherd.jobs.options import DispatchOptions, count, gpu_names, positive_int
+from gpuherd.jobs.quiet_hours import QuietHours
+from gpuherd.options import Option
+from gpuherd.quantities import duration_s
+
+IDLE_LEASE_S = 4 * 3600.0
+# A shorter time would pass over jobs that load their data.
+_SHORTEST_IDLE_LEASE_S = 60.0
+T = TypeVar("T")
+_Read = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """When gpuherd keeps itself small, and how many GPUs it may use then."""
+
+    quiet: tuple[QuietHours, ...] = ()
+    max_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the machine's administrator has set. ``exclude_gpus`` are indices, labels like 3:1, or UUIDs."""
+
+    max_gpus_per_user: int | None = None
+    max_gpus_of: Mapping[str, int] = field(default_factory=dict)
+    hours: Hours = Hours()
+    exclude_gpus: tuple[str, ...] = ()
+    idle_lease_s: float = IDLE_LEASE_S
+    path: Path | None = None
+
+    def max_gpus(self, user: str) -> int | None:
+        """The most GPUs that this user may hold on the machine; None for as many as there are."""
+        return self.max_gpus_of.get(user, self.max_gpus_per_user)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that both files say. ``defaults``: values of DispatchOptions' fields by name. ``warnings``: for the user."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_gpus: int | None = None
+    hours: Hours = Hours()
+    policy: Policy = Policy()
+    warnings: tuple[str, ...] = ()
+    path: Path | None = None
+
+    def fill(self, args: Namespace, config_type: type) -> None:
+        """Puts defaults where the command line (``gpuherd.flags``) has said nothing of an option of this dataclass."""
+        for declared in fields(config_type):
+            if "option" in declared.metadata and declared.name in self.defaults and not hasattr(args, declared.name):
+                setattr(args, declared.name, self.defaults[declared.name])
+
+
+NO_SETTINGS = Settings()
+
+
+def user_file() -> Path:
+    """Where the user's settings are looked for: under XDG_CONFIG_HOME, else ~/.config."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path("~/.config").expanduser()) / "gpuherd" / "config.toml"
+
+
+def load() -> Settings:
+    """Both files as they are now; a file that is not there says nothing.
+
+    Raises:
+        UsageError: a file is wrong, or somebody else could have written the user's one. It names file, key and remedy.
+    """
+    machine = read_policy()
+    policy = Policy() if machine.path is None else _policy(machine.tables, machine.path)
+    warnings = () if machine.warning is None else (machine.warning,)
+    try:
+        path = user_file()
+        text = _own_text(path)
+    except RuntimeError:  # a user without a home folder has no settings in it
+        return Settings(policy=policy, warnings=warnings)
+    if text is None:
+        return Settings(policy=policy, warnings=warnings)
+    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify"))
+    limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
+    notify = top.table("notify", ("command", "webhook"))
+    defaults = _defaults(top.table("defaults", _default_names()))
+    told = {"notify_command": notify.text("command"), "webhook": notify.text("webhook")}
+    return Settings(
+        defaults=defaults | {name: value for name, value in told.items() if value is not None},
+        max_gpus=limits.one("max_gpus", positive_int),
+        hours=_hours(limits),
+        policy=policy,
+        warnings=warnings,
+        path=path,
+    )
+
+
+def _own_text(path: Path) -> str | None:
+    """The user's file; None when there is none. It may name a command to run, so nobody else may have written it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise UsageError(f"{path} is no plain file; remove it")
+            if state.st_uid not in (0, os.geteuid()) or state.st_mode & stat.S_IWOTH:
+                raise UsageError(f"{path} could have been written by somebody else; run: chmod go-w {path}, and own it")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeError) as problem:
+        raise UsageError(f"{path} can't be read: {getattr(problem, 'strerror', None) or problem}") from None
+
+
+# --- the tables -----------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """A table of a settings file whose errors name the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path, name: str, known: Sequence[str] | None) -> None:
+        self.values, self.path, self.name = values, path, name
+        for key in values if known is not None else ():
+            if key not in (known or ()):
+                near = difflib.get_close_matches(key, known or (), n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known or ())}"
+                raise self.wrong(key, f"is no setting; {hint}")
+
+    def wrong(self, key: str, what: str) -> UsageError:
+        place = f"[{self.name}] {key}" if self.name else key
+        return UsageError(f"{self.path}: {place} {what}")
+
+    def table(self, key: str, known: Sequence[str] | None) -> _Table:
+        """The table of this name, empty when it is not there."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"should be a table; write [{key}] and its settings below it")
+        return _Table(value, self.path, f"{self.name}.{key}" if self.name else key, known)
+
+    def one(self, key: str, read: Callable[[str], T]) -> T | None:
+        """One value, read as the command line would; None when it is not there."""
+        return None if key not in self.values else self.read(key, self.values[key], read)
+
+    def many(self, key: str, read: Callable[[str], T]) -> tuple[T, ...]:
+        """A list of values, or a single one; () when it is not there."""
+        value = self.values.get(key, [])
+        return tuple(self.read(key, each, read) for each in (value if isinstance(value, list) else [value]))
+
+    def text(self, key: str) -> str | None:
+        """A text; None when it is not there."""
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise self.wrong(key, f"= {value!r} should be a text in quotes")
+        return value
+
+    def read(self, key: str, value: Any, read: Callable[[str], T]) -> T:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise self.wrong(key, f"= {value!r} should be a number or a text in quotes")
+        try:
+            return read(str(value))
+        except (ValueError, UsageError) as problem:
+            raise self.wrong(key, f"is wrong: {problem}") from None
+
+
+def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
+    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
+    limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
+    users = top.table("users", None)
+    of_user = {name: users.table(name, ("max_gpus",)).one("max_gpus", count) for name in users.values}
+    idle_lease = top.one("idle_lease", duration_s)
+    if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
+        raise top.wrong("idle_lease", f"is below {_SHORTEST_IDLE_LEASE_S:g} s, in which a job may load its data")
+    lease_dir = top.text("lease_dir")
+    if lease_dir is not None and not Path(lease_dir).is_absolute():
+        raise top.wrong("lease_dir", f"= {lease_dir!r} should be the whole path of a folder, from / on")
+    return Policy(
+        max_gpus_per_user=limits.one("max_gpus_per_user", count),
+        max_gpus_of={name: most for name, most in of_user.items() if most is not None},
+        hours=_hours(limits),
+        exclude_gpus=tuple(name for names in top.many("exclude_gpus", gpu_names) for name in names.split(",")),
+        idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
+        path=path,
+    )
+
+
+def _hours(limits: _Table) -> Hours:
+    most = limits.one("quiet_max_gpus", count)
+    return Hours(limits.many("quiet_hours", quiet_hours.parse), most or 0)
+
+
+# --- defaults of options --------------------------------------------------------------------------------------
+
+
+def _options() -> dict[str, tuple[str, Option, Any]]:
+    """Every spelling of every option with underscores: the field's name, its declaration, its default."""
+    found = {}
+    for declared in fields(DispatchOptions):
+        spec: Option = declared.metadata["option"]
+        for spelling in (declared.name, spec.flag or declared.name, *spec.aliases):
+            found[spelling.replace("-", "_")] = (declared.name, spec, declared.default)
+    return found
+
+
+def _default_names() -> tuple[str, ...]:
+    return tuple(name for spelling in _options() for name in {spelling, spelling.replace("_", "-")})
+
+
+def _defaults(table: _Table) -> dict[str, Any]:
+    options = _options()
+    values: dict[str, Any] = {}
+    for key in table.values:
+        name, spec, default = options[key.replace("-", "_")]
+        if name in values:
+            raise table.wrong(key, f"says the same as another setting of the table: {name}; keep one of them")
+        values[name] = _default(table, key, spec, default)
+    return values
+
+
+def _default(table: _Table, key: str, spec: Option, default: Any) -> Any:
+    value = table.values[key]
+    if default is False:
+        if not isinstance(value, bool):
+            raise table.wrong(key, f"= {value!r} should be true or false")
+        return value
+    if spec.many:
+        return table.many(key, spec.parse or str)
+    if spec.choices is not None and value not in spec.choices:
+        near = difflib.get_close_matches(str(value), spec.choices, n=1)
+        raise table.wrong(key, f"= {value!r}; possible: {', '.join(spec.choices)}" + _hint(near))
+    if spec.parse is None:
+        return table.text(key)
+    return table.one(key, spec.parse)
+
+
+def _hint(near: Sequence[str]) -> str:
+    return f" (did you mean {near[0]}?)" if near else ""
