@@ -309,7 +309,7 @@ def test_a_full_disk_is_told_as_such_and_takes_the_whole_transaction_back(queue:
 def test_what_is_due_is_found_by_indexes_however_long_the_queue(queue: Queue) -> None:
     plan = queue._db.execute(
         "EXPLAIN QUERY PLAN SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0"
-        " AND not_before > 5 AND not_before <= 9"
+        " AND held = 0 AND not_before > 5 AND not_before <= 9"
     ).fetchall()
     assert "jobs_later" in plan[0]["detail"]
 

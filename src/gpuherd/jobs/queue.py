@@ -1,9 +1,10 @@
 """The durable queue: every job, every attempt, and every change of state as one transaction.
 
 The database is the only truth about progress. Whatever the dispatcher holds in memory can be rebuilt from here after a
-kill at any instant. Each method that changes something is one transaction and refuses a transition that can't be
-(``ImpossibleTransition``). Any process may read a queue; one dispatcher at a time changes it (``DispatcherLock``).
-What to run next is decided elsewhere; this module only hands out the head of the queue in order.
+kill at any instant. Each method that changes something is one transaction (or part of the one that ``transaction``
+opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
+post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
+elsewhere; this module only hands out the head of the queue in order.
 """
 
 from __future__ import annotations
@@ -14,18 +15,30 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from gpuherd.engines.processes import ProcessId, boot_id
+from gpuherd.engines.processes import boot_id
+from gpuherd.jobs import interventions, mailbox, rows, submission
+from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.needs import check_needs
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptRow, AttemptState, Counts, QueuedJob
+from gpuherd.jobs.options import Order
+from gpuherd.jobs.records import (
+    AttemptEnd,
+    AttemptRecord,
+    AttemptRow,
+    AttemptState,
+    Counts,
+    PauseReason,
+    QueuedJob,
+    StartRecord,
+)
 from gpuherd.jobs.schema import connect
 
 _LONGEST_BACK_OFF_S = 120.0
+_FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, cost DESC, id"}
 
 
 class ImpossibleTransition(RuntimeError):
@@ -35,6 +48,10 @@ class ImpossibleTransition(RuntimeError):
 class Queue:
     """The jobs of one run folder, in one SQLite file.
 
+    Args:
+        path: the file; made, for its owner alone, if it is not there.
+        check: look through the whole file for damage. Whoever only adds a job or asks something may save that time.
+
     Attributes:
         tag: names this queue in the environment of its jobs' processes.
         copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
@@ -42,9 +59,10 @@ class Queue:
     Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, check: bool = True):
         self.path = Path(path)
-        self._db = connect(self.path)
+        self._db = connect(self.path, check=check)
+        self._depth = 0
         # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
         inode = str(self.path.stat().st_ino)
         self.copied = self._meta("inode") not in ("", inode)
@@ -53,6 +71,25 @@ class Queue:
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
         self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is done meanwhile is done together or not at all. May be nested."""
+        if self._depth:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._depth = 0
 
     # --- submitting -------------------------------------------------------------------------------------------
 
@@ -63,150 +100,122 @@ class Queue:
         waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
         cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
         and are not named any more are cancelled. Raises UsageError for a name given twice and for ``needs`` that name
-        no job or go in a circle; nothing is changed then.
+        no job, a later round, or go in a circle; nothing is changed then.
         """
         check_needs(jobs)
-        again = set(rerun)
-        with self._transaction():
-            submission = int(self._meta("submission")) + 1
-            self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(submission),))
-            now = time.time()
-            for job in jobs:
-                self._submit_one(_anchored(job), job.name in again, submission, now)
-            self._link_needs(jobs)
+        with self.transaction():
+            latest = self._submission() + 1
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(latest),))
+            submission.enter(self._db, jobs, set(rerun), latest, time.time())
             self._db.execute(
-                "UPDATE jobs SET state = 'cancelled', reason = 'no longer in the list'"
+                "UPDATE jobs SET state = 'cancelled', held = 0, reason = 'no longer in the list'"
                 " WHERE submission < ? AND state = 'waiting'",
-                (submission,),
+                (latest,),
             )
 
-    def _submit_one(self, job: Job, again: bool, submission: int, now: float) -> None:
-        spec = _spec(job)
-        known = self._db.execute("SELECT id, spec, state FROM jobs WHERE name = ?", (job.name,)).fetchone()
-        if known is None:
-            self._db.execute(
-                "INSERT INTO jobs (name, spec, gpus, priority, submission, state, ready_at) VALUES (?,?,?,?,?,?,?)",
-                (job.name, spec, job.gpus, job.priority, submission, JobState.WAITING, now),
-            )
-            return
-        if known["state"] == JobState.RUNNING:
-            # Fresh tries for it too: killed together with its dispatcher time and again, it must not fail for that.
-            self._db.execute("UPDATE jobs SET submission = ?, tries = 0 WHERE id = ?", (submission, known["id"]))
-            return
-        stays = known["state"] == JobState.DONE and not again and _same_work(known["spec"], spec) and _has_result(job)
-        state = JobState.DONE if stays else JobState.WAITING
-        fresh = "" if stays else ", tries = 0, not_before = 0, avoid = '[]', reason = NULL"
-        ready = "" if stays or known["state"] == JobState.WAITING else f", ready_at = {now!r}"
-        self._db.execute(
-            f"UPDATE jobs SET spec = ?, gpus = ?, priority = ?, submission = ?, state = ?{fresh}{ready} WHERE id = ?",  # noqa: S608
-            (spec, job.gpus, job.priority, submission, state, known["id"]),
-        )
+    def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
+        """Puts jobs into the queue beside those that are there, also while a dispatcher works it off (then ``poke``).
 
-    def _link_needs(self, jobs: Sequence[Job]) -> None:
-        self._db.execute("DELETE FROM needs WHERE job IN (SELECT id FROM jobs WHERE state = 'waiting')")
-        for job in jobs:
-            for need in job.needs:
-                self._db.execute(
-                    "INSERT OR IGNORE INTO needs SELECT a.id, b.id FROM jobs a, jobs b WHERE a.name = ? AND b.name = ?",
-                    (job.name, need),
-                )
-        self._db.execute(
-            "UPDATE jobs SET blocked = (SELECT count(*) FROM needs JOIN jobs n ON n.id = needs.needed"
-            " WHERE needs.job = jobs.id AND n.state <> 'done')"
-            " WHERE state = 'waiting' AND (blocked > 0 OR id IN (SELECT job FROM needs))"
-        )
+        By the rules of ``submit``, but nothing else is cancelled, and ``needs`` may name jobs that are in the queue. A
+        job that needs one which has failed or was cancelled is cancelled at once, with the reason. Raises UsageError as
+        ``submit`` does; nothing is changed then.
+        """
+        with self.transaction():
+            submission.check_added(self._db, jobs)
+            submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
+            submission.check_circles(self._db, jobs)
+            if any(job.needs for job in jobs):
+                bad = self._db.execute(
+                    "SELECT DISTINCT n.id, n.state FROM needs JOIN jobs n ON n.id = needs.needed"
+                    " JOIN jobs j ON j.id = needs.job WHERE j.state = 'waiting' AND n.state IN ('failed', 'cancelled')"
+                ).fetchall()
+                for row in bad:
+                    interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def head(self, limit: int, now: float) -> tuple[QueuedJob, ...]:
-        """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, by priority, then age.
+    def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
+        """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
+        not ended: by priority, then age, or then cost (the highest first, unknown ones last), then age.
 
-        Jobs whose needs have not succeeded, or whose back-off has not passed, are not among them. (A back-off that is
-        far in the future is one from before the clock was set back, and counts as passed.)
+        Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
+        back-off that is far in the future is one from before the clock was set back, and counts as passed.)
         """
-        rows: list[sqlite3.Row] = []
-        for needs_gpu in (1, 0):
-            rows += self._db.execute(
-                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND (gpus > 0) = ?"
-                " AND (not_before <= ? OR not_before > ?) ORDER BY priority DESC, id LIMIT ?",
-                (needs_gpu, now, now + _LONGEST_BACK_OFF_S, limit),
+        unfinished = self.round()
+        found: list[sqlite3.Row] = []
+        for needs_gpu in (1, 0) if unfinished is not None else ():
+            found += self._db.execute(
+                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0 AND (gpus > 0) = ?"  # noqa: S608
+                f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
+                (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
             ).fetchall()
-        return tuple(_queued(row) for row in rows)
+        return tuple(rows.queued(row) for row in found)
+
+    def round(self) -> int | None:
+        """The lowest round of which a job waits or runs, None when none does."""
+        row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def held(self) -> int:
+        """How many waiting jobs are paused."""
+        return int(self._db.execute("SELECT count(*) FROM jobs WHERE held = 1").fetchone()[0])
 
     def next_not_before(self, now: float) -> float | None:
         """The next wall-clock second at which a job's back-off ends, or None."""
         row = self._db.execute(
-            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND not_before > ?"
-            " AND not_before <= ?",
+            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
+            " AND not_before > ? AND not_before <= ?",
             (now, now + _LONGEST_BACK_OFF_S),
         ).fetchone()
         return None if row[0] is None else float(row[0])
 
     def counts(self) -> Counts:
         """Jobs of the latest submission by state."""
-        latest = int(self._meta("submission"))
-        rows = self._db.execute("SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (latest,))
-        return Counts.of({row["state"]: row["n"] for row in rows})
+        found = self._db.execute(
+            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
+        )
+        return Counts.of({row["state"]: row["n"] for row in found})
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""
         return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
 
+    def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
+        """The job of this name and how it stands, None when there is none."""
+        row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (rows.queued(row), JobState(row["state"]))
+
     def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
-        rows = self._db.execute(
-            "SELECT * FROM attempts WHERE state = 'running' ORDER BY id",
-        ).fetchall()
-        return tuple(self._attempt_record(row) for row in rows)
-
-    def _attempt_record(self, row: sqlite3.Row) -> AttemptRecord:
-        job = self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone()
-        return AttemptRecord(
-            id=row["id"],
-            queued=_queued(job),
-            number=row["number"],
-            gpus=tuple(json.loads(row["gpus"])),
-            labels=tuple(json.loads(row["labels"])),
-            process=ProcessId(row["pid"], row["start_ticks"], row["boot"]),
-            log=row["log"],
-            started_at=row["started_at"],
-            started_mono=row["started_mono"],
+        found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()
+        return tuple(
+            rows.attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone())
+            for row in found
         )
+
+    def kinds(self) -> tuple[tuple[int, int | None], ...]:
+        """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
+        found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'")
+        return tuple((row["gpus"], row["memory_mb"]) for row in found)
 
     def attempts(self) -> Iterator[AttemptRow]:
         """Every attempt in order of start, with its length; None for the length of one that crossed a reboot."""
-        rows = self._db.execute(
-            "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id",
-        )
-        for row in rows:
-            run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-            yield AttemptRow(
-                job=row["name"],
-                number=row["number"],
-                run=row["run"],
-                state=AttemptState(row["state"]),
-                gpus=tuple(json.loads(row["gpus"])),
-                labels=tuple(json.loads(row["labels"])),
-                wait_s=row["wait_s"],
-                started_at=row["started_at"],
-                ended_at=row["ended_at"],
-                run_s=run_s,
-                failure_class=row["class"],
-            )
+        found = self._db.execute("SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id")
+        return (rows.attempt_row(row) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last it wrote."""
-        rows = self._db.execute(
+        found = self._db.execute(
             "SELECT r.started_at, coalesce(r.ended_at, max(a.ended_at), max(a.started_at), r.started_at) AS ended_at"
             " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
         )
-        return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in rows)
+        return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)
 
     # --- transitions ------------------------------------------------------------------------------------------
 
     def begin_run(self, now: float, mono: float) -> int:
         """Writes down that a dispatcher begins; returns the run's number."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
                 "INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (?,?,?,?)",
@@ -216,7 +225,7 @@ class Queue:
 
     def end_run(self, run: int, now: float) -> None:
         """Writes down that the dispatcher has ended in order."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (now, run))
 
     def last_attempt(self) -> int:
@@ -224,84 +233,114 @@ class Queue:
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
 
     def record_start(self, attempt: AttemptRecord, run: int, *, wait_s: float, leased_mono: float | None) -> None:
-        """A waiting job runs. To be called when its process is there and before it gets its go-ahead.
+        """One start: see ``record_starts``."""
+        self.record_starts([StartRecord(attempt, wait_s, leased_mono)], run)
 
-        ``wait_s``: how long it could have run and did not. ``leased_mono``: when its GPUs were leased.
-        """
-        process = attempt.process
-        with self._transaction():
-            self._change(
-                "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
-                " WHERE id = ? AND state = 'waiting' AND blocked = 0",
-                (attempt.number, attempt.queued.id),
-            )
-            self._db.execute(
-                "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
-                " leased_mono, started_at, started_mono) VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?)",
-                (
-                    attempt.id,
-                    attempt.queued.id,
-                    attempt.number,
-                    run,
-                    json.dumps(attempt.gpus),
-                    json.dumps(attempt.labels),
-                    process.pid,
-                    process.start_ticks,
-                    process.boot,
-                    attempt.log,
-                    wait_s,
-                    leased_mono,
-                    attempt.started_at,
-                    attempt.started_mono,
-                ),
-            )
+    def record_starts(self, starts: Sequence[StartRecord], run: int) -> None:
+        """Waiting jobs run. To be called when their processes are there and before they get their go-ahead."""
+        with self.transaction():
+            for start in starts:
+                self._record_start(start, run)
+
+    def _record_start(self, start: StartRecord, run: int) -> None:
+        attempt, process = start.attempt, start.attempt.process
+        self._change(
+            "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
+            " WHERE id = ? AND state = 'waiting' AND blocked = 0 AND held = 0",
+            (attempt.number, attempt.queued.id),
+        )
+        self._db.execute(
+            "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " leased_mono, started_at, started_mono, shared_mb) VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                attempt.id,
+                attempt.queued.id,
+                attempt.number,
+                run,
+                json.dumps(attempt.gpus),
+                json.dumps(attempt.labels),
+                process.pid,
+                process.start_ticks,
+                process.boot,
+                attempt.log,
+                start.wait_s,
+                start.leased_mono,
+                attempt.started_at,
+                attempt.started_mono,
+                attempt.shared_mb,
+            ),
+        )
 
     def record_end(self, end: AttemptEnd) -> tuple[str, ...]:
-        """A running attempt has ended, and its job is done, failed for good, or waits again.
+        """One end: see ``record_ends``."""
+        return self.record_ends([end])[0]
 
-        Returns the names of jobs that can't run any more because they need this one; they are cancelled with it.
+    def record_ends(self, ends: Sequence[AttemptEnd]) -> tuple[tuple[str, ...], ...]:
+        """Running attempts have ended, and their jobs are done, failed or cancelled for good, or wait again.
+
+        Returns for each the names of jobs that can't run any more because they need this one; they are cancelled.
         """
-        with self._transaction():
-            self._change(
-                "UPDATE attempts SET state = ?, ended_at = ?, ended_mono = ?, exit_code = ?, signal = ?, class = ?,"
-                " reason = ? WHERE id = ? AND state = 'running'",
-                (
-                    end.state,
-                    end.ended_at,
-                    end.ended_mono,
-                    end.exit_code,
-                    end.signal,
-                    end.failure_class,
-                    end.reason,
-                    end.attempt,
-                ),
+        with self.transaction():
+            return tuple(self._record_end(end) for end in ends)
+
+    def _record_end(self, end: AttemptEnd) -> tuple[str, ...]:
+        self._change(
+            "UPDATE attempts SET state = ?, ended_at = ?, ended_mono = ?, exit_code = ?, signal = ?, class = ?,"
+            " reason = ?, peak_mb = ?, paused_s = ?, paused = '', paused_mono = NULL"
+            " WHERE id = ? AND state = 'running'",
+            (
+                end.state,
+                end.ended_at,
+                end.ended_mono,
+                end.exit_code,
+                end.signal,
+                end.failure_class,
+                end.reason,
+                end.peak_mb,
+                end.paused_s,
+                end.attempt,
+            ),
+        )
+        job = int(self._db.execute("SELECT job FROM attempts WHERE id = ?", (end.attempt,)).fetchone()[0])
+        costs = end.state is AttemptState.FAILED and end.costs_try
+        self._change(
+            "UPDATE jobs SET state = ?, reason = ?, tries = tries + ?, not_before = ?, avoid = ?, ready_at = ?,"
+            " cancelled_by = NULL WHERE id = ? AND state = 'running'",
+            (
+                end.job_state,
+                end.reason,
+                int(costs),
+                end.not_before,
+                json.dumps(sorted(end.avoid)) if end.avoid else "[]",
+                max(end.ended_at, end.not_before),
+                job,
+            ),
+        )
+        if end.adapted is not None:
+            self._db.execute(
+                "UPDATE jobs SET gpus = ?, memory_mb = ?, share = ? WHERE id = ?",
+                (end.adapted.gpus, end.adapted.memory_mb, end.adapted.share, job),
             )
-            job = int(self._db.execute("SELECT job FROM attempts WHERE id = ?", (end.attempt,)).fetchone()[0])
-            self._change(
-                "UPDATE jobs SET state = ?, reason = ?, tries = tries + ?, not_before = ?, avoid = ?, ready_at = ?"
-                " WHERE id = ? AND state = 'running'",
-                (
-                    end.job_state,
-                    end.reason,
-                    1 if end.state is AttemptState.FAILED else 0,
-                    end.not_before,
-                    json.dumps(sorted(end.avoid)),
-                    max(end.ended_at, end.not_before),
-                    job,
-                ),
-            )
-            if end.job_state is JobState.DONE:
-                self._unblock(job)
-            return self._cancel_dependents(job) if end.job_state is JobState.FAILED else ()
+        if end.job_state is JobState.DONE:
+            self._unblock(job)
+        fate = _FATE.get(end.job_state)
+        return () if fate is None else interventions.doom(self._db, job, fate)
 
     def fail_waiting(self, job: int, reason: str) -> tuple[str, ...]:
         """A waiting job is given up without having run. Returns the names of jobs cancelled with it."""
-        with self._transaction():
+        with self.transaction():
             self._change(
                 "UPDATE jobs SET state = 'failed', reason = ? WHERE id = ? AND state = 'waiting'",
                 (reason, job),
             )
-            return self._cancel_dependents(job)
+            return interventions.doom(self._db, job, "failed")
+
+    def postpone(self, job: int, until: float, reason: str) -> None:
+        """A waiting job is not to be started before this wall-clock second."""
+        with self.transaction():
+            self._change(
+                "UPDATE jobs SET not_before = ?, reason = ? WHERE id = ? AND state = 'waiting'", (until, reason, job)
+            )
 
     def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
         """Adds an event to the queue's own diary."""
@@ -316,32 +355,113 @@ class Queue:
             (job,),
         )
 
-    def _cancel_dependents(self, job: int) -> tuple[str, ...]:
-        name = str(self._db.execute("SELECT name FROM jobs WHERE id = ?", (job,)).fetchone()[0])
-        doomed = self._db.execute(
-            "WITH RECURSIVE doomed (id) AS (SELECT job FROM needs WHERE needed = ?"
-            " UNION SELECT needs.job FROM needs JOIN doomed ON needs.needed = doomed.id)"
-            " SELECT jobs.id, jobs.name FROM doomed JOIN jobs ON jobs.id = doomed.id WHERE jobs.state = 'waiting'",
-            (job,),
-        ).fetchall()
-        for row in doomed:
-            reason = f"needs {name}, which failed"
-            self._db.execute("UPDATE jobs SET state = 'cancelled', reason = ? WHERE id = ?", (reason, row["id"]))
-        return tuple(row["name"] for row in doomed)
+    # --- what people ask ---------------------------------------------------------------------------------------
+
+    def post(self, letter: Letter) -> int:
+        """Writes down what somebody asks; returns its number. Any process may, at any time."""
+        with self.transaction():
+            return mailbox.post(self._db, letter)
+
+    def letters(self) -> tuple[Letter, ...]:
+        """What is asked and not yet done, oldest first."""
+        return mailbox.open_letters(self._db)
+
+    def answer(self, letter: int, reply: Reply, now: float) -> None:
+        """What was asked is done; to be called in the same transaction."""
+        with self.transaction():
+            mailbox.answer(self._db, letter, reply, now)
+
+    def reply_to(self, letter: int) -> Reply | None:
+        """What came of it, None while it is not done."""
+        return mailbox.reply_to(self._db, letter)
+
+    def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that no job has."""
+        return tuple(
+            name for name in names if not self._db.execute("SELECT 1 FROM jobs WHERE name = ?", (name,)).fetchone()
+        )
+
+    def names(self, limit: int) -> tuple[str, ...]:
+        """The names of the newest ``limit`` jobs."""
+        return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
+
+    def cancel(self, names: Sequence[str], by: str) -> Changed:
+        """Ends jobs for good: waiting ones at once; running ones are marked (``QueuedJob.cancelled_by``).
+
+        Here and below ``names`` are jobs that are there; () means all that it can be done to.
+        """
+        with self.transaction():
+            return interventions.cancel(self._db, self._rows(names, ("waiting", "running")), by)
+
+    def retry(self, names: Sequence[str], now: float) -> Changed:
+        """Failed and cancelled jobs wait again, with fresh tries, and so do those cancelled because of them."""
+        with self.transaction():
+            return interventions.retry(self._db, self._rows(names, ("failed", "cancelled")), now)
+
+    def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
+        """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
+        with self.transaction():
+            return interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+
+    def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
+        """Takes ``pause`` back."""
+        with self.transaction():
+            found = self._rows(names, ("waiting", "running"))
+            if not names:
+                found = [row for row in found if row["held"] or row["state"] == JobState.RUNNING]
+            changed = interventions.resume(self._db, found, mono, now)
+            return changed if names else Changed(changed.jobs)
+
+    def set_priority(self, names: Sequence[str], priority: int) -> Changed:
+        """Gives jobs another place in the line."""
+        with self.transaction():
+            return interventions.set_priority(self._db, self._rows(names, ("waiting", "running")), priority)
+
+    def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
+        """Writes down that a running attempt is stopped for this reason too; False when it was already."""
+        with self.transaction():
+            return interventions.mark_paused(self._db, attempt, why, mono)
+
+    def mark_resumed(self, attempt: int, why: PauseReason, mono: float) -> bool:
+        """Writes down that this reason is over; False when it was none."""
+        with self.transaction():
+            return interventions.mark_resumed(self._db, attempt, why, mono)
+
+    def _rows(self, names: Sequence[str], states: tuple[str, ...]) -> list[sqlite3.Row]:
+        if not names:
+            return self._db.execute(
+                f"SELECT * FROM jobs WHERE submission = ? AND state IN ({','.join('?' * len(states))}) ORDER BY id",  # noqa: S608
+                (self._submission(), *states),
+            ).fetchall()
+        found = (self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone() for name in names)
+        return [row for row in found if row is not None]
+
+    # --- what is learned --------------------------------------------------------------------------------------
+
+    def families(self) -> dict[str, int]:
+        """The most memory that a job of each family was seen to use on one GPU, in MB."""
+        return {row["name"]: row["peak_mb"] for row in self._db.execute("SELECT name, peak_mb FROM families")}
+
+    def learn(self, family: str, peak_mb: int) -> None:
+        """A job of this family was seen to use so much on one GPU."""
+        with self.transaction():
+            known = self._db.execute("SELECT peak_mb FROM families WHERE name = ?", (family,)).fetchone()
+            peak = max(peak_mb, 0 if known is None else known["peak_mb"])
+            self._db.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", (family, peak))
+
+    def gpu_health(self) -> dict[str, str]:
+        """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""
+        return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
+
+    def save_gpu_health(self, states: Mapping[str, str]) -> None:
+        """Replaces what is remembered of these GPUs."""
+        with self.transaction():
+            self._db.executemany("INSERT OR REPLACE INTO gpu_health VALUES (?, ?)", states.items())
 
     # --- plumbing ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
+    def _submission(self) -> int:
+        return int(self._meta("submission"))
 
     def _change(self, statement: str, values: tuple[object, ...]) -> None:
         if self._db.execute(statement, values).rowcount != 1:
@@ -349,48 +469,3 @@ class Queue:
 
     def _meta(self, key: str) -> str:
         return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
-
-
-def _spec(job: Job) -> str:
-    # Not asdict, which copies deeply: a tenth of the time of queueing a long list.
-    values = {each.name: getattr(job, each.name) for each in fields(job)}
-    return json.dumps({**values, "env": dict(job.env)}, sort_keys=True, separators=(",", ":"))
-
-
-@lru_cache(maxsize=1024)
-def _job(spec: str) -> Job:
-    values: dict[str, Any] = json.loads(spec)
-    return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values["needs"])})
-
-
-def _same_work(old: str, new: str) -> bool:
-    """Whether two specs give the same result: by what the jobs say it depends on, else by command and place."""
-
-    def work(spec: Mapping[str, Any]) -> tuple[object, ...]:
-        if spec.get("identity") is not None:
-            return spec["identity"], spec["result"]
-        return spec["argv"], spec["env"], spec["cwd"], spec["result"]
-
-    return work(json.loads(old)) == work(json.loads(new))
-
-
-def _anchored(job: Job) -> Job:
-    """The job with absolute paths: the next call may come from another folder."""
-    cwd = None if job.cwd is None else str(Path(job.cwd).absolute())
-    return replace(job, cwd=cwd, result=None if job.result is None else str(Path(cwd or ".", job.result).absolute()))
-
-
-def _has_result(job: Job) -> bool:
-    return job.result is None or Path(job.result).exists()
-
-
-def _queued(row: sqlite3.Row) -> QueuedJob:
-    return QueuedJob(
-        id=row["id"],
-        job=_job(row["spec"]),
-        tries=row["tries"],
-        attempts=row["attempts"],
-        not_before=row["not_before"],
-        avoid=frozenset(json.loads(row["avoid"])),
-        ready_at=row["ready_at"],
-    )

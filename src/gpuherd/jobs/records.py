@@ -11,6 +11,15 @@ from gpuherd.jobs.job import Job, JobState
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What a job asks for now: as its spec says, or more, when it ran out of memory. MB (2^20 bytes) on each GPU."""
+
+    gpus: int
+    memory_mb: int | None = None
+    share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class QueuedJob:
     """A job in the queue.
 
@@ -21,6 +30,8 @@ class QueuedJob:
         not_before: wall-clock second before which it is not started again.
         avoid: UUIDs of GPUs on which it failed.
         ready_at: wall-clock second since which it could have run.
+        adapted: what it asks for after a retry changed that; None while it is what the job says.
+        cancelled_by: who wants it to end for good while it runs; else None.
     """
 
     id: int
@@ -30,6 +41,36 @@ class QueuedJob:
     not_before: float
     avoid: frozenset[str]
     ready_at: float
+    adapted: Request | None = None
+    cancelled_by: str | None = None
+
+    @property
+    def request(self) -> Request:
+        """What it asks for now."""
+        return self.adapted or Request(self.job.gpus, self.job.memory_mb, self.job.share)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asks for now."""
+        return self.request.gpus
+
+    @property
+    def memory_mb(self) -> int | None:
+        """How much memory it wants free on each of them now; None if unknown."""
+        return self.request.memory_mb
+
+    @property
+    def share(self) -> bool:
+        """Whether it may share its GPU now."""
+        return self.request.share
+
+
+class PauseReason(StrEnum):
+    """Why a running attempt's processes are stopped; there can be several reasons at once."""
+
+    USER = "user"
+    DISK = "disk"
+    STRANGER = "stranger"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +85,8 @@ class AttemptRecord:
         process: its main process.
         log: path of its log.
         started_at, started_mono: by the wall clock and by the machine's own.
+        shared_mb: what it was promised of a GPU that it shares; None when it has its GPUs for itself.
+        paused: why its processes were stopped when this was read; since ``paused_mono``, and ``paused_s`` before.
     """
 
     id: int
@@ -55,11 +98,26 @@ class AttemptRecord:
     log: str
     started_at: float
     started_mono: float
+    shared_mb: int | None = None
+    paused: frozenset[PauseReason] = frozenset()
+    paused_mono: float | None = None
+    paused_s: float = 0.0
 
     @property
     def title(self) -> str:
         """What people call the job."""
         return self.queued.job.title or self.queued.job.name
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """A start to write down. ``wait_s``: how long the job could have run and did not; ``leased_mono``: when its GPUs
+    were leased.
+    """
+
+    attempt: AttemptRecord
+    wait_s: float
+    leased_mono: float | None
 
 
 class AttemptState(StrEnum):
@@ -73,9 +131,14 @@ class AttemptState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnd:
-    """An end, and what becomes of the job: DONE, FAILED, or WAITING for another try.
+    """An end, and what becomes of the job: DONE, FAILED, CANCELLED, or WAITING for another try.
 
-    ``ended_mono`` is None when the machine was restarted meanwhile, whose clock then began anew.
+    Attributes:
+        ended_mono: None when the machine was restarted meanwhile, whose clock then began anew.
+        costs_try: whether a failure counts against the job's retries.
+        adapted: what the job asks for from now on, None for no change.
+        peak_mb: the most memory that it was seen to use on one GPU, None when nobody looked.
+        paused_s: how long its processes were stopped by us.
     """
 
     attempt: int
@@ -89,11 +152,18 @@ class AttemptEnd:
     reason: str | None = None
     not_before: float = 0.0
     avoid: frozenset[str] = frozenset()
+    costs_try: bool = True
+    adapted: Request | None = None
+    peak_mb: int | None = None
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """A finished or running attempt as the metrics see it. Seconds; ``ended_at`` is None while it runs."""
+    """A finished or running attempt as the metrics see it. Seconds and MB; ``ended_at`` is None while it runs.
+
+    ``run_s`` holds ``paused_s``, in which the processes were stopped by us. ``shared_mb``: as in AttemptRecord.
+    """
 
     job: str
     number: int
@@ -106,6 +176,9 @@ class AttemptRow:
     ended_at: float | None
     run_s: float | None
     failure_class: str | None
+    paused_s: float = 0.0
+    peak_mb: int | None = None
+    shared_mb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The queue's file: its tables, how it is opened, and how a file that is no good is told apart and left alone.
+"""The queue's file: its tables, how it is opened and brought up to date, and how one that is no good is left alone.
+
+A file of an older version is changed into this one's in one transaction when it is opened; one of a newer version is
+refused, and a damaged one is left as it is: the message says how to keep it aside.
 
 Plain CHECKs stand in place of STRICT tables and RETURNING, which need an SQLite newer than what the Python of some
 clusters is built with (RHEL 8: 3.26): a queue must be readable wherever its folder is mounted.
@@ -6,17 +9,26 @@ clusters is built with (RHEL 8: 3.26): a queue must be readable wherever its fol
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import sqlite3
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.errors import QueueUnreadable
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
-# is one index lookup however long the queue is.
+# is one index lookup however long the queue is. held: 1 while a waiting job is paused.
+# gpus, memory_mb, share: what the job asks for now; a retry may have made it more than what its spec says.
+# cancelled_by: who wants a running job to end for good; kept here so that it ends also when its dispatcher dies.
+# doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
+# attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,
+# paused_s how long before that.
 # *_mono columns are seconds of CLOCK_BOOTTIME: one clock for the whole machine, that nobody sets back; comparable
 # between users and processes within one boot. *_at columns are wall-clock seconds since 1970, for people.
 _SCHEMA = """
@@ -43,10 +55,15 @@ CREATE TABLE jobs (
     not_before REAL NOT NULL DEFAULT 0,
     avoid TEXT NOT NULL DEFAULT '[]',
     ready_at REAL NOT NULL,
-    reason TEXT
+    reason TEXT,
+    held INTEGER NOT NULL DEFAULT 0,
+    memory_mb INTEGER,
+    share INTEGER NOT NULL DEFAULT 0,
+    cost REAL,
+    round INTEGER NOT NULL DEFAULT 0,
+    cancelled_by TEXT,
+    doomed INTEGER NOT NULL DEFAULT 0
 );
-CREATE INDEX jobs_ready ON jobs ((gpus > 0), priority DESC, id) WHERE state = 'waiting' AND blocked = 0;
-CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0;
 CREATE INDEX jobs_count ON jobs (submission, state);
 CREATE TABLE needs (
     job INTEGER NOT NULL REFERENCES jobs (id),
@@ -75,7 +92,12 @@ CREATE TABLE attempts (
     exit_code INTEGER,
     signal INTEGER,
     class TEXT,
-    reason TEXT
+    reason TEXT,
+    peak_mb INTEGER,
+    shared_mb INTEGER,
+    paused TEXT NOT NULL DEFAULT '',
+    paused_mono REAL,
+    paused_s REAL NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX attempts_running ON attempts (job) WHERE state = 'running';
 CREATE INDEX attempts_job ON attempts (job);
@@ -89,16 +111,69 @@ CREATE TABLE events (
 );
 """
 
+# What version 2 has beside the columns: the same whether the file is new or was one of version 1.
+_SINCE_2 = """
+CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_held ON jobs (id) WHERE held = 1;
+CREATE INDEX jobs_unfinished ON jobs (round) WHERE state IN ('waiting', 'running');
+CREATE TABLE controls (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    jobs TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    by TEXT NOT NULL,
+    applied_at REAL,
+    applied_by TEXT,
+    ok INTEGER,
+    answer TEXT,
+    changed TEXT
+);
+CREATE INDEX controls_open ON controls (id) WHERE applied_at IS NULL;
+CREATE TABLE gpu_health (uuid TEXT PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE families (name TEXT PRIMARY KEY, peak_mb INTEGER NOT NULL);
+"""
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Opens the queue's file, making it if there is none. Raises QueueUnreadable; never changes a file it can't use."""
+_FROM_1_TO_2 = (
+    """
+DROP INDEX jobs_ready;
+DROP INDEX jobs_later;
+ALTER TABLE jobs ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN memory_mb INTEGER;
+ALTER TABLE jobs ADD COLUMN share INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN cost REAL;
+ALTER TABLE jobs ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN cancelled_by TEXT;
+ALTER TABLE jobs ADD COLUMN doomed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN peak_mb INTEGER;
+ALTER TABLE attempts ADD COLUMN shared_mb INTEGER;
+ALTER TABLE attempts ADD COLUMN paused TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN paused_mono REAL;
+ALTER TABLE attempts ADD COLUMN paused_s REAL NOT NULL DEFAULT 0;
+"""
+    + _SINCE_2
+)
+
+
+def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
+    """Opens the queue's file, making it if there is none, for its owner alone: commands may hold secrets.
+
+    ``check`` looks through the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable;
+    never changes a file it can't use.
+    """
     try:
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, cached_statements=256)
-    except sqlite3.Error as problem:
+    except (sqlite3.Error, OSError) as problem:
         raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
     try:
         connection.row_factory = sqlite3.Row
-        _prepare(connection, path)
+        _prepare(connection, path, check)
     except sqlite3.OperationalError as problem:
         # Locked by another program, read-only, no space: nothing that says anything against the file itself.
         connection.close()
@@ -106,7 +181,8 @@ def connect(path: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as problem:
         connection.close()
         raise QueueUnreadable(
-            f"the queue {path} is damaged ({problem}); it was left as it is: move it away to start a new one"
+            f"the queue {path} is damaged ({problem}); it was left as it is. To keep it aside and start a new one:"
+            f" {keep_aside_command(path)}"
         ) from problem
     except QueueUnreadable:
         connection.close()
@@ -114,7 +190,17 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def keep_aside_command(path: Path) -> str:
+    """A shell command that moves a queue's file aside, with its journal, which must not meet a new queue.
+
+    >>> keep_aside_command(Path("results/queue.sqlite"))
+    'mkdir results/damaged && mv results/queue.sqlite* results/damaged/'
+    """
+    folder = shlex.quote(str(path.parent / "damaged"))
+    return f"mkdir {folder} && mv {shlex.quote(str(path))}* {folder}/"
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
@@ -125,34 +211,48 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"the queue {path} is of a newer gpuherd (its version is {version}, this one reads up to {VERSION}); "
             "it was left as it is: use that gpuherd, or another output folder"
         )
-    if tables:
-        check = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if check != "ok":
-            raise sqlite3.DatabaseError(str(check))
+    if tables and check:
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(str(found))
     connection.execute("PRAGMA journal_mode = WAL")
     # NORMAL: a commit is in the kernel's hands at once and so survives the death of any process; only a power cut can
     # take the last commits back (it never damages the file), and then a job that had ended runs once more. FULL would
     # cost a sync (3 ms and more) at every start and every end of a job.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if not tables:
-        _create(connection)
+    if not tables or version < VERSION:
+        _bring_up_to_date(connection, path)
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Makes the tables, or changes those of version 1, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have made the tables between our look and our lock.
+        # Another process may have done it between our look and our lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
+            _execute_all(connection, _SCHEMA + _SINCE_2)
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (uuid.uuid4().hex[:12],)
             )
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+        elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:
+            path.chmod(0o600)
+            _execute_all(connection, _FROM_1_TO_2)
+            rows = connection.execute("SELECT id, spec FROM jobs")
+            connection.executemany(
+                "UPDATE jobs SET memory_mb = ? WHERE id = ?",
+                [(json.loads(row["spec"])["memory_mb"], row["id"]) for row in rows],
+            )
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _execute_all(connection: sqlite3.Connection, script: str) -> None:
+    # Not executescript, which would end the transaction.
+    for statement in script.split(";"):
+        connection.execute(statement)

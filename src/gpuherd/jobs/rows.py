@@ -1,0 +1,100 @@
+"""How jobs and attempts stand in the queue's rows, and how they come back from there."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from typing import Any
+
+from gpuherd.engines.processes import ProcessId
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, PauseReason, QueuedJob, Request
+
+# name and default of each field; the rest of a spec is what a job says beyond these.
+_DEFAULTS = tuple(
+    (each.name, each.default if each.default_factory is MISSING else each.default_factory()) for each in fields(Job)
+)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def spec_of(job: Job) -> str:
+    """The job as JSON, without what is as by default."""
+    values = {name: value for name, default in _DEFAULTS if (value := getattr(job, name)) != default}
+    if job.env:
+        values["env"] = dict(job.env)
+    return _encode(values)
+
+
+@lru_cache(maxsize=1024)
+def job_of(spec: str) -> Job:
+    """The job that ``spec_of`` was given."""
+    values: dict[str, Any] = json.loads(spec)
+    return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values.get("needs", ()))})
+
+
+def queued(row: sqlite3.Row) -> QueuedJob:
+    """A job from a row of ``jobs``."""
+    job = job_of(row["spec"])
+    request = Request(row["gpus"], row["memory_mb"], bool(row["share"]))
+    return QueuedJob(
+        id=row["id"],
+        job=job,
+        tries=row["tries"],
+        attempts=row["attempts"],
+        not_before=row["not_before"],
+        avoid=gpus_of(row["avoid"]),
+        ready_at=row["ready_at"],
+        adapted=None if request == Request(job.gpus, job.memory_mb, job.share) else request,
+        cancelled_by=row["cancelled_by"],
+    )
+
+
+def gpus_of(text: str) -> frozenset[str]:
+    """A set of UUIDs from JSON."""
+    return frozenset() if text == "[]" else frozenset(json.loads(text))
+
+
+def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
+    """An attempt from a row of ``attempts`` and its job's row."""
+    return AttemptRecord(
+        id=row["id"],
+        queued=queued(job),
+        number=row["number"],
+        gpus=tuple(json.loads(row["gpus"])),
+        labels=tuple(json.loads(row["labels"])),
+        process=ProcessId(row["pid"], row["start_ticks"], row["boot"]),
+        log=row["log"],
+        started_at=row["started_at"],
+        started_mono=row["started_mono"],
+        shared_mb=row["shared_mb"],
+        paused=pause_reasons(row["paused"]),
+        paused_mono=row["paused_mono"],
+        paused_s=row["paused_s"],
+    )
+
+
+def attempt_row(row: sqlite3.Row) -> AttemptRow:
+    """An attempt as the metrics see it, from a row of ``attempts`` with its job's name."""
+    return AttemptRow(
+        job=row["name"],
+        number=row["number"],
+        run=row["run"],
+        state=AttemptState(row["state"]),
+        gpus=tuple(json.loads(row["gpus"])),
+        labels=tuple(json.loads(row["labels"])),
+        wait_s=row["wait_s"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        run_s=None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"]),
+        failure_class=row["class"],
+        paused_s=row["paused_s"],
+        peak_mb=row["peak_mb"],
+        shared_mb=row["shared_mb"],
+    )
+
+
+def pause_reasons(text: str) -> frozenset[PauseReason]:
+    """The words of ``attempts.paused``."""
+    return frozenset(PauseReason(word) for word in text.split())
