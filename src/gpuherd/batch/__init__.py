@@ -1,1 +1,1 @@
-"""Job files and the user's own queue: reads what people write down as commands and makes jobs of it."""
+"""Job files, commands in the foreground and the user's own queue: makes jobs of what people write down as commands."""

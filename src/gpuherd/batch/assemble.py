@@ -1,0 +1,123 @@
+"""Makes jobs of drafts: names, needs, settings. Pure.
+
+A job without a name of its own is found again by what it is (command, environment, folder), not by its place in the
+file: lines may be added above it and it stays the job that it was. A line that was changed is another job.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuherd.batch.draft import BadJobFile, Draft, Problem
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.errors import UsageError
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.needs import check_needs
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What makes a job without a name the same job: its command, its additions to the environment, its folder."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    cwd: str | None
+
+    @staticmethod
+    def of(job: Job) -> Content:
+        """The content of a job that is there already."""
+        return Content(job.argv, tuple(sorted(job.env.items())), job.cwd)
+
+
+def assemble(drafts: Sequence[Draft], *, gpus: int = 1, known: Mapping[str, Content] | None = None) -> tuple[Job, ...]:
+    """The jobs of a file, in its order.
+
+    Args:
+        drafts: what the file asks for.
+        gpus: how many GPUs a job gets that says nothing of them.
+        known: jobs of the queue that they go to, so that those without a name keep the one that they were given.
+
+    Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or go in a circle,
+    settings that don't go together.
+    """
+    problems: list[Problem] = []
+    options = [JobOptions(**draft.said) for draft in drafts]
+    names = _names(drafts, options, known or {}, problems)
+    meant = _meant(drafts, names)
+    jobs = []
+    for draft, said, name in zip(drafts, options, names, strict=True):
+        try:
+            needs = _expanded(said.needs, name, meant)
+            jobs.append(replace(said, needs=needs).job(name, draft.argv, gpus=gpus))
+        except (ValueError, UsageError) as problem:
+            problems.append(Problem(draft.line, str(problem)))
+    if not problems:
+        try:
+            check_needs(jobs)
+        except UsageError as problem:
+            problems.append(Problem(0, str(problem)))
+    if problems:
+        raise BadJobFile(problems)
+    return tuple(jobs)
+
+
+def _names(
+    drafts: Sequence[Draft], options: Sequence[JobOptions], known: Mapping[str, Content], problems: list[Problem]
+) -> list[str]:
+    """A name for each draft: its own, else that of the known job with its content, else the one proposed."""
+    first: dict[str, int] = {}
+    for draft, said in zip(drafts, options, strict=True):
+        if said.name is not None:
+            if said.name in first:
+                text = f"the name {said.name!r} is taken: line {first[said.name]} has it"
+                problems.append(Problem(draft.line, text))
+            first.setdefault(said.name, draft.line)
+    free: dict[Content, list[str]] = {}
+    for name in sorted(known.keys() - first.keys(), reverse=True):
+        free.setdefault(known[name], []).append(name)
+    contents = [
+        Content(draft.argv, tuple(sorted(said.env.items())), said.cwd)
+        for draft, said in zip(drafts, options, strict=True)
+    ]
+    taken = {*first, *known}
+    names = []
+    for draft, said, content in zip(drafts, options, contents, strict=True):
+        if said.name is not None:
+            names.append(said.name)
+        elif free.get(content):
+            names.append(free[content].pop())
+        else:
+            names.append(_unused(draft.proposed, taken))
+            taken.add(names[-1])
+    return names
+
+
+def _unused(proposed: str, taken: set[str]) -> str:
+    name, number = proposed, 1
+    while name in taken:
+        number += 1
+        name = f"{proposed}.{number}"
+    return name
+
+
+def _meant(drafts: Sequence[Draft], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What a need may name: each job, and each group of jobs that one entry made."""
+    groups: dict[str, list[str]] = {}
+    for draft, name in zip(drafts, names, strict=True):
+        if draft.group is not None:
+            groups.setdefault(draft.group, []).append(name)
+    return {group: tuple(members) for group, members in groups.items()} | {name: (name,) for name in names}
+
+
+def _expanded(needs: Sequence[str], name: str, meant: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The needs as names of jobs. Raises ValueError for one that names none, with the nearest that does."""
+    found: dict[str, None] = {}
+    for need in needs:
+        if need not in meant:
+            nearest = difflib.get_close_matches(need, meant, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")
+        found |= dict.fromkeys(meant[need])
+    return tuple(found)

@@ -1,0 +1,207 @@
+"""What people can say of a job, once for all: ``#gpuherd`` lines, jobs.yaml, and the flags of ``gpuherd submit``.
+
+Knows names, spellings and values. Does not know files, commands or queues.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuherd.flags import option_fields
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import count
+from gpuherd.options import Option, option
+from gpuherd.quantities import duration_s, gpu_range, size_mb
+
+LONGEST_NAME = 200
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_YES_NO = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+
+
+def job_name(word: str) -> str:
+    """A job's name: printable, without blanks and commas, so that ``needs=a,b`` can list names."""
+    if not word or len(word) > LONGEST_NAME or not word.isprintable() or "," in word or " " in word:
+        raise ValueError(f"{word!r} is no name; write up to {LONGEST_NAME} letters, without blanks and commas")
+    return word
+
+
+def job_names(word: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(job_name(name.strip()) for name in word.split(","))
+
+
+def whole_number(word: str) -> int:
+    """A whole number, negative ones too."""
+    if not re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII):
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(word)
+
+
+def amount(word: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{word!r} is not a number of 0 or more")
+    return value
+
+
+def path_name(word: str) -> str:
+    """A path that a system call can take."""
+    if not word or "\0" in word:
+        raise ValueError(f"{word!r} is no path")
+    return word
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What was said of a job. None (and False, and ()) is what was not said."""
+
+    num_gpus: tuple[int, int] | None = option(
+        None,
+        help="GPUs that the job gets (default: 1); 1-4: more of them after it ran out of memory",
+        parse=gpu_range,
+        metavar="N",
+        group="job",
+    )
+    mem: int | None = option(
+        None, help="free memory that it needs on each GPU, like 20GB", parse=size_mb, metavar="SIZE", group="job"
+    )
+    share: bool = option(False, help="it may share its GPU with others that say so and how much --mem", group="job")
+    priority: int | None = option(
+        None, help="higher goes first (default: 0)", parse=whole_number, metavar="N", group="job"
+    )
+    name: str | None = option(
+        None, help="what it is called (default: a number)", parse=job_name, metavar="NAME", group="job"
+    )
+    needs: tuple[str, ...] = option(
+        (), help="jobs that must have succeeded before, like a,b", parse=job_names, metavar="NAMES", group="job"
+    )
+    timeout: float | None = option(
+        None, help="stop it after this time, like 90s or 2h", parse=duration_s, metavar="TIME", group="job"
+    )
+    stage_timeout: float | None = option(
+        None, help="stop it when one stage of its progress takes longer", parse=duration_s, metavar="TIME", group="job"
+    )
+    heartbeat: float | None = option(
+        None, help="stop it when it tells no progress for so long", parse=duration_s, metavar="TIME", group="job"
+    )
+    retries: int | None = option(
+        None, help="further tries after a failure that may pass (default: 1)", parse=count, metavar="N", group="job"
+    )
+    round: int | None = option(
+        None,
+        help="it waits until all jobs of lower rounds have ended (default: 0)",
+        parse=count,
+        metavar="N",
+        group="job",
+    )
+    cost: float | None = option(
+        None,
+        help="how long it is expected to take, in any unit; see --order longest",
+        parse=amount,
+        metavar="X",
+        group="job",
+    )
+    family: str | None = option(
+        None, help="jobs of one family are expected to use as much memory", parse=job_name, metavar="NAME", group="job"
+    )
+    cwd: str | None = option(
+        None, help="folder that it runs in (default: this one)", parse=path_name, metavar="DIR", group="job"
+    )
+    result: str | None = option(
+        None, help="a file that is there when it has succeeded", parse=path_name, metavar="FILE", group="job"
+    )
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def job(self, name: str, argv: tuple[str, ...], *, gpus: int = 1, title: str | None = None) -> Job:
+        """The job of this name and command; ``gpus`` where nothing is said of them.
+
+        Raises UsageError for settings that don't go together.
+        """
+        least, most = self.num_gpus if self.num_gpus is not None else (gpus, gpus)
+        return Job(
+            name=name,
+            argv=argv,
+            gpus=least,
+            gpus_at_most=most if most > least else None,
+            memory_mb=self.mem,
+            share=self.share,
+            priority=self.priority or 0,
+            needs=self.needs,
+            round=self.round or 0,
+            cost=self.cost,
+            family=self.family,
+            retries=1 if self.retries is None else self.retries,
+            timeout_s=self.timeout,
+            stage_timeout_s=self.stage_timeout,
+            heartbeat_s=self.heartbeat,
+            env=self.env,
+            cwd=self.cwd,
+            result=self.result,
+            title=title,
+        )
+
+
+_OPTIONS: dict[str, Option] = {declared.name: spec for declared, spec in option_fields(JobOptions)}
+# In a file nothing else is called so, as it is on the command line, where --gpus says which.
+_SHORT = {"gpus": "num_gpus"}
+KEYS = ("gpus", *(name.replace("_", "-") for name in _OPTIONS if name != "num_gpus"), "env.NAME")
+
+
+def field_of(key: str) -> str:
+    """The field of ``JobOptions`` that a key of a file means. Raises ValueError, naming the nearest, if none."""
+    name = key.replace("-", "_")
+    name = _SHORT.get(name, name)
+    if name not in _OPTIONS:
+        raise ValueError(unknown(key, KEYS))
+    return name
+
+
+def value_of(name: str, word: str) -> Any:
+    """The value that a word means for this field. Raises ValueError with a sentence."""
+    if name == "share":
+        if word.lower() not in _YES_NO:
+            raise ValueError(f"share={word!r}; write share=yes or share=no")
+        return _YES_NO[word.lower()]
+    parse: Callable[[str], Any] = _OPTIONS[name].parse or str
+    return parse(word)
+
+
+def variable(name: str, value: str) -> str:
+    """The name, when a job may have it in its environment. Raises ValueError, when not or when the value can't be."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an environment variable")
+    if name in _OURS:
+        raise ValueError(f"{name} is set by gpuherd when it knows the job's GPUs; choose GPUs by --gpu-list")
+    if name.startswith("GPUHERD_"):
+        raise ValueError(f"{name} is gpuherd's own; a job can't set it")
+    if "\0" in value:
+        raise ValueError(f"the value of {name} has a NUL byte in it")
+    return name
+
+
+def unknown(word: str, known: tuple[str, ...]) -> str:
+    """A sentence about a word that is not among the known ones, with the nearest."""
+    nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.5)
+    return f"unknown key {word!r}; " + (f"did you mean {nearest[0]}?" if nearest else f"possible: {', '.join(known)}")
+
+
+def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Both settings; where both say something the later counts, but for ``env``, which is joined.
+
+    >>> merged({"mem": 1, "env": {"A": "1"}}, {"mem": 2, "env": {"B": "2"}})
+    {'mem': 2, 'env': {'A': '1', 'B': '2'}}
+    """
+    both = {**earlier, **later}
+    if "env" in earlier and "env" in later:
+        both["env"] = {**earlier["env"], **later["env"]}
+    return both
