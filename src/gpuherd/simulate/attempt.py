@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.records import QueuedJob
+from gpuherd.simulate.standing import Standing
 
 if TYPE_CHECKING:
     from gpuherd.simulate.floor import Slot
@@ -15,25 +15,29 @@ class Attempt:
     """A running attempt.
 
     Attributes:
-        queued: the job as it was when it started.
+        standing: the job as it was when it started.
         slots: its GPUs; () on the CPU.
         started: second of its start.
         failure: how it will end, None for a success.
         ends_at: when it will end; None while it is paused.
+        shared: others that share may be on its GPU.
         over: it has ended.
     """
 
-    __slots__ = ("_left_s", "ends_at", "failure", "over", "queued", "slots", "started")
+    __slots__ = ("_left_s", "ends_at", "failure", "over", "shared", "slots", "standing", "started")
 
     def __init__(
         self,
-        queued: QueuedJob,
+        standing: Standing,
         slots: tuple[Slot, ...],
         now: float,
         seconds: float,
         failure: FailureClass | None,
+        *,
+        shared: bool,
     ):
-        self.queued = queued
+        self.standing = standing
+        self.shared = shared
         self.slots = slots
         self.started = now
         self.failure = failure

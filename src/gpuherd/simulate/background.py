@@ -26,7 +26,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Share of time in which strangers would use each GPU, mean length in seconds, share of strangers who don't look."""
+    """Share of time in which strangers would use each GPU, mean length in seconds, share of them that barges in."""
 
     busy: float
     mean_s: float = 7200.0

@@ -6,12 +6,11 @@ It does in memory what ``jobs.queue`` does in its database: needs, rounds, back-
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gpuherd.jobs.policy import Limits, WaitingJob
-from gpuherd.jobs.records import QueuedJob
-from gpuherd.jobs.settle import Settlement
 from gpuherd.simulate.line import Line
+from gpuherd.simulate.standing import Standing
 from gpuherd.simulate.workload import Work
 
 
@@ -22,14 +21,14 @@ class Backlog:
         done, failed, cancelled, unfinished: how many.
     """
 
-    def __init__(self, works: Sequence[Work], limits: Limits):
+    def __init__(self, works: Sequence[Work], limits: Limits, *, share: bool):
         self.on_gpus = Line(limits)
         self.on_cpu = Line(limits)
         self.done = self.failed = self.cancelled = 0
         self.unfinished = len(works)
         self._works = works
         self._arrived = [False] * len(works)
-        self._queued = [QueuedJob(number, work.job, 0, 0, 0.0, frozenset(), 0.0) for number, work in enumerate(works)]
+        self._standings = [Standing.of(number, work.job, share=share) for number, work in enumerate(works)]
         self._ended = [False] * len(works)
         by_name = {work.job.name: number for number, work in enumerate(works)}
         self._blocked = [len(set(work.job.needs)) for work in works]
@@ -49,40 +48,23 @@ class Backlog:
         """How many could start now if there were room."""
         return len(self.on_gpus) + len(self.on_cpu)
 
-    def job(self, number: int) -> QueuedJob:
-        """The job as it stands."""
-        return self._queued[number]
-
     def arrive(self, numbers: Sequence[int], now: float) -> None:
         """These jobs are submitted."""
         for number in numbers:
             self._arrived[number] = True
-        self._admit((number for number in numbers if not self._ended[number]), now)
+        self._admit([number for number in numbers if not self._ended[number]], now)
 
-    def started(self, number: int) -> QueuedJob:
+    def started(self, number: int) -> Standing:
         """The job leaves the line. Returns it as it runs."""
         line = self.on_gpus if number in self.on_gpus else self.on_cpu
         line.remove(number)
-        old = self._queued[number]
-        self._queued[number] = _changed(old, attempts=old.attempts + 1)
-        return self._queued[number]
+        self._standings[number] = self._standings[number].started()
+        return self._standings[number]
 
-    def again(self, number: int, settlement: Settlement, now: float, *, costs_try: bool) -> None:
-        """An attempt has ended and the job is to be tried again. It waits from ``settlement.not_before`` on: then call
-        ``back``.
-        """
-        old = self._queued[number]
-        self._queued[number] = _changed(
-            old,
-            tries=old.tries + costs_try,
-            not_before=settlement.not_before,
-            avoid=settlement.avoid,
-            ready_at=max(now, settlement.not_before),
-        )
-
-    def back(self, number: int) -> None:
-        """The job waits again."""
-        self._admit((number,), self._queued[number].ready_at)
+    def back(self, standing: Standing) -> None:
+        """The job waits again, as said here."""
+        self._standings[standing.number] = standing
+        self._admit((standing.number,), standing.ready_at)
 
     def succeeded(self, number: int, now: float) -> None:
         """The job is done. Jobs that needed it may now wait."""
@@ -117,48 +99,22 @@ class Backlog:
             self._round = min(self._rounds)
             self._admit([each for each in self._later.pop(self._round, []) if not self._ended[each]], now)
 
-    def _admit(self, numbers: Sequence[int] | Iterator[int], now: float) -> None:
+    def _admit(self, numbers: Sequence[int], now: float) -> None:
         """Puts those into their line that nothing else keeps from it."""
-        on_gpus, on_cpu = [], []
+        on_gpus: list[WaitingJob] = []
+        on_cpu: list[WaitingJob] = []
         for number in numbers:
-            queued = self._queued[number]
-            job = queued.job
+            standing = self._standings[number]
             if self._blocked[number]:
                 continue
-            if job.round > self._round:
-                self._later[job.round].append(number)
+            if standing.job.round > self._round:
+                self._later[standing.job.round].append(number)
                 continue
-            if queued.ready_at < now:
-                self._queued[number] = queued = _changed(queued, ready_at=now)
-            (on_gpus if job.gpus else on_cpu).append(_waiting(queued))
+            if standing.ready_at < now:
+                self._standings[number] = standing = standing.ready(now)
+            (on_gpus if standing.gpus else on_cpu).append(standing.waiting())
         for line, jobs in ((self.on_gpus, on_gpus), (self.on_cpu, on_cpu)):
             if len(jobs) > 1:
                 line.add_all(jobs)
             elif jobs:
                 line.add(jobs[0])
-
-
-def _changed(
-    old: QueuedJob,
-    *,
-    tries: int | None = None,
-    attempts: int | None = None,
-    not_before: float | None = None,
-    avoid: frozenset[str] | None = None,
-    ready_at: float | None = None,
-) -> QueuedJob:
-    # Not dataclasses.replace, which costs as much as all else that is done for a start.
-    return QueuedJob(
-        old.id,
-        old.job,
-        old.tries if tries is None else tries,
-        old.attempts if attempts is None else attempts,
-        old.not_before if not_before is None else not_before,
-        old.avoid if avoid is None else avoid,
-        old.ready_at if ready_at is None else ready_at,
-    )
-
-
-def _waiting(queued: QueuedJob) -> WaitingJob:
-    job = queued.job
-    return WaitingJob(queued.id, job.gpus, job.memory_mb, job.priority, queued.avoid, job.share, job.cost)

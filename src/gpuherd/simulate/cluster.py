@@ -61,9 +61,7 @@ def _build(sizes: list[list[int]], word: str) -> tuple[Machine, ...]:
     total = sum(len(each) for each in sizes)
     if not 1 <= total <= MOST_GPUS or not all(sizes):
         raise ValueError(f"{word!r} has {total} GPUs; 1 to {MOST_GPUS} can be simulated")
-    return tuple(
-        tuple(_gpu(number, index, mb) for index, mb in enumerate(each)) for number, each in enumerate(sizes)
-    )
+    return tuple(tuple(_gpu(number, index, mb) for index, mb in enumerate(each)) for number, each in enumerate(sizes))
 
 
 def _gpu(number: int, index: int, mb: int) -> Gpu:

@@ -1,9 +1,9 @@
 """The simulation: events in virtual time over GPUs, waiting jobs and strangers.
 
-What starts where is asked of the same ``policy.decide_with``, what an end means of the same ``settle``. Here is only what
-a dispatcher's loop and the world around it do: jobs come, attempts end, strangers come and go, GPUs become free. The
-same input gives the same history. The machines of a cluster take their jobs from one common queue; a job gets GPUs of
-one machine.
+What starts where is asked of the same ``policy.decide_with`` as on a real run, what becomes of a job that failed of the
+same ``retry.next_try``, and which GPUs are left out of the same ``quarantine``. Here is only what a dispatcher's loop
+and the world around it do: jobs come, attempts end, strangers come and go, GPUs become free. The same input gives the
+same history. The machines of a cluster take their jobs from one common queue; a job gets GPUs of one machine.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import quarantine, quiet_hours
+from gpuherd.jobs.allowance import allowance
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.job import JobState
 from gpuherd.jobs.policy import Limits, Start, Wait, decide_with
-from gpuherd.jobs.settle import Settlement
+from gpuherd.jobs.retry import Seen, next_try
+from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
-from gpuherd.simulate.backlog import Backlog
 from gpuherd.simulate.background import Background, Session
+from gpuherd.simulate.backlog import Backlog
 from gpuherd.simulate.cluster import Machine
-from gpuherd.simulate.ends import given_way, settled
+from gpuherd.simulate.ends import diagnosis
 from gpuherd.simulate.floor import Floor, Slot
 from gpuherd.simulate.history import Ending, History, Ran, Visit
 from gpuherd.simulate.quiet import Quiet
@@ -32,11 +35,11 @@ from gpuherd.simulate.workload import Work
 
 # How many jobs more than there are places one decision looks at: as in jobs.dispatcher.
 _BEYOND = 8
-# A stranger on a GPU of ours is noticed after so long: as in jobs.yielding.
-_NOTICE_S = 2.0
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
 _HOPELESS_S = 366 * 86400.0
 _TELL_EVERY = 256
+# A Monday, 00:00.
+MONDAY = datetime(2024, 1, 1)
 
 
 class Simulation:
@@ -48,6 +51,7 @@ class Simulation:
         rules: the rules of the run; ``policy`` is not looked at.
         background: strangers, None for none.
         seed: of the strangers.
+        begin: local time of second 0, for quiet hours.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Simulation:
         rules: Rules,
         background: Background | None = None,
         seed: int = 0,
+        begin: datetime = MONDAY,
     ):
         self._machines = machines
         self._works = works
@@ -70,7 +75,13 @@ class Simulation:
             max_concurrent=rules.max_concurrent,
             longest_first=rules.order == "longest",
         )
-        self._backlog = Backlog(works, self._limits)
+        self._backlog = Backlog(works, self._limits, share=rules.share)
+        self._settings = rules.settings()
+        self._begin = begin
+        self._healths: quarantine.Healths = {}
+        self._left_out: set[str] = set()
+        self._uuids = tuple(slot.gpu.uuid for slot in self._floor.slots)
+        self._largest_mb = max(slot.gpu.total_mb for slot in self._floor.slots)
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = 0
@@ -117,6 +128,8 @@ class Simulation:
             together[work.arrives_s].append(number)
         for time, numbers in together.items():
             self._at(time, self._backlog.arrive, numbers, time)
+        if self._settings.hours.quiet:
+            self._at(0.0, self._hours_change)
 
     def _is_hopeless(self) -> bool:
         return not self._running and self._backlog.waiting > 0 and self._now - self._idle_since > _HOPELESS_S
@@ -136,7 +149,7 @@ class Simulation:
         self._floor.come(slot)
         self._at(session.end, self._stranger_goes, slot)
         if slot.attempts and self._rules.yield_to_others != "ignore":
-            self._at(self._now + _NOTICE_S, self._give_way, slot)
+            self._at(self._now + PRESENCE_S, self._give_way, slot)
 
     def _stranger_goes(self, slot: Slot) -> None:
         self._visits.append(Visit(slot.number, self._visiting.pop(slot.number), self._now))
@@ -154,7 +167,8 @@ class Simulation:
             if self._rules.yield_to_others == "pause":
                 attempt.pause(self._now)
             else:
-                self._end(attempt, given_way(attempt.queued, self._now))
+                self._finish(attempt, Ending.GAVE_WAY)
+                self._backlog.back(attempt.standing.ready(self._now))
 
     def _go_on(self, attempt: Attempt) -> None:
         """A paused attempt goes on when no stranger has been on any of its GPUs for the quiet time."""
@@ -163,7 +177,7 @@ class Simulation:
             return
         self._at(attempt.resume(self._now), self._ends, attempt, attempt.ends_at)
 
-    # --- our attempts ------------------------------------------------------------------------------------------
+    # --- what starts now ---------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         """Starts all that can start now, as a dispatcher does after each event."""
@@ -203,69 +217,102 @@ class Simulation:
         return self._floor.pool.free > 0 or self._floor.pool.open_count > 0
 
     def _limits_now(self) -> Limits:
-        if self._limits.max_concurrent is None:
+        """The limits of this moment. With quiet hours, an event comes when they next change."""
+        if self._limits.max_concurrent is None and not self._settings.hours.quiet:
             return self._limits
+        allowed = allowance(self._settings, "", self._begin + timedelta(seconds=self._now))
         return Limits(
             self._limits.max_gpus,
             self._limits.cpu_slots,
             max_concurrent=self._limits.max_concurrent,
             running=self._running,
+            gpus_now=allowed.max_gpus,
+            gpus_now_why=allowed.sentence,
             longest_first=self._limits.longest_first,
         )
 
+    def _hours_change(self) -> None:
+        """Quiet hours have begun or ended."""
+        local = self._begin + timedelta(seconds=self._now)
+        change = quiet_hours.next_change(self._settings.hours.quiet, local)
+        if change is not None:
+            self._at((change - self._begin).total_seconds(), self._hours_change)
+
+    # --- our attempts ------------------------------------------------------------------------------------------
+
     def _start(self, start: Start) -> None:
-        number, now = start.job, self._now
-        queued = self._backlog.started(number)
-        trial = self._works[number].trial(queued.attempts - 1)
+        standing = self._backlog.started(start.job)
+        trial = self._works[start.job].trial(standing.attempts - 1)
         seconds, failure = trial.seconds, trial.failure
-        limit_s = queued.job.timeout_s or self._rules.timeout
+        limit_s = standing.job.timeout_s or self._rules.timeout
         if limit_s is not None and seconds > limit_s:
             seconds, failure = limit_s, FailureClass.TIMEOUT
         slots = tuple(self._floor.slot(gpu.uuid) for gpu in start.gpus)
-        attempt = Attempt(queued, slots, now, seconds, failure)
+        attempt = Attempt(standing, slots, self._now, seconds, failure, shared=start.shared)
         for slot in slots:
             self._floor.take(slot, attempt)
         self._running += 1
         self._on_cpu += not slots
-        self._at(now + seconds, self._ends, attempt, attempt.ends_at)
+        self._at(self._now + seconds, self._ends, attempt, attempt.ends_at)
 
     def _ends(self, attempt: Attempt, expected: float) -> None:
         # One that was paused or stopped meanwhile does not end now.
-        if attempt.ends_at == expected and not attempt.over:
-            gpus = tuple(slot.gpu.uuid for slot in attempt.slots)
-            self._end(attempt, settled(attempt.queued, attempt.failure, gpus, self._now))
+        if attempt.ends_at != expected or attempt.over:
+            return
+        if attempt.failure is not None:
+            self._fails(attempt, attempt.failure)
+            return
+        self._finish(attempt, Ending.DONE)
+        if self._healths:
+            uuids = [slot.gpu.uuid for slot in attempt.slots]
+            self._healths = quarantine.after_success(self._healths, uuids, started_at=attempt.started)
+            self._leave_out()
+        self._backlog.succeeded(attempt.standing.number, self._now)
 
-    def _end(self, attempt: Attempt, settlement: Settlement) -> None:
+    def _fails(self, attempt: Attempt, failure: FailureClass) -> None:
+        told, standing = diagnosis(failure), attempt.standing
+        uuids = tuple(slot.gpu.uuid for slot in attempt.slots)
+        total_mb = min((slot.gpu.total_mb for slot in attempt.slots), default=None)
+        larger = total_mb is not None and total_mb < self._largest_mb
+        again = next_try(standing, told, Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger), self._now)
+        self._finish(attempt, Ending.FAILED, failure)
+        if uuids:
+            self._healths = quarantine.after_failure(
+                self._healths, uuids, standing.job.name, failure, told.reason, now=self._now, machine=self._uuids
+            )
+            self._leave_out()
+        if again is None:
+            self._backlog.gave_up(standing.number, self._now)
+        else:
+            self._at(again.not_before, self._backlog.back, standing.for_next(again))
+
+    def _leave_out(self) -> None:
+        """Nothing is started on the GPUs that are left out now, and again on those that were."""
+        out = set(quarantine.excluded(self._healths, self._now))
+        for uuid in sorted(out ^ self._left_out):
+            self._floor.leave_out(self._floor.slot(uuid), uuid in out)
+        self._left_out = out
+        back_at = quarantine.next_return(self._healths, self._now)
+        if back_at is not None:
+            self._at(back_at, self._leave_out)
+
+    def _finish(self, attempt: Attempt, ending: Ending, failure: FailureClass | None = None) -> None:
         attempt.over = True
-        number = attempt.queued.id
         for slot in attempt.slots:
             self._wake(self._floor.leave(slot, attempt, self._now))
         self._running -= 1
         self._on_cpu -= not attempt.slots
         self._idle_since = self._now
-        self._record(attempt, settlement)
-        if settlement.job is JobState.DONE:
-            self._backlog.succeeded(number, self._now)
-        elif settlement.job is JobState.WAITING:
-            self._backlog.again(number, settlement, self._now, costs_try=settlement.diagnosis is not None)
-            self._at(max(self._now, settlement.not_before), self._backlog.back, number)
-        else:
-            self._backlog.gave_up(number, self._now)
-
-    def _record(self, attempt: Attempt, settlement: Settlement) -> None:
-        ending = Ending.DONE if settlement.job is JobState.DONE else Ending.FAILED
-        if settlement.diagnosis is None and ending is Ending.FAILED:
-            ending = Ending.GAVE_WAY
-        queued = attempt.queued
         self._attempts.append(
             Ran(
-                job=queued.id,
+                job=attempt.standing.number,
                 gpus=tuple(slot.number for slot in attempt.slots),
                 start=attempt.started,
                 end=self._now,
-                wait_s=attempt.started - queued.ready_at,
+                wait_s=attempt.started - attempt.standing.ready_at,
                 ending=ending,
-                failure=None if settlement.diagnosis is None else settlement.diagnosis.failure,
+                failure=failure,
+                shared=attempt.shared,
             )
         )
 

@@ -1,15 +1,15 @@
 """The GPUs of a simulation: who uses each, since when one is clean, and the pool that the policy decides on.
 
-It stands where a real dispatcher has its ``GpuWatch``. It knows no events: the simulation tells it what happens, and when.
+It stands where a real dispatcher has its ``GpuWatch``. It knows no events: the simulation tells it what happens when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.policy import GpuView, Pool
+from gpuherd.jobs.sharing import Tenant, shareable_mb
 from gpuherd.simulate.attempt import Attempt
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.quiet import Quiet
@@ -17,15 +17,17 @@ from gpuherd.simulate.quiet import Quiet
 _STRANGER = "someone uses it"
 _SETTLING = "not yet free for long enough"
 _OURS = "our own job runs on it"
+_LEFT_OUT = "left out for a while, because jobs failed on it"
 
 
 class Slot:
     """A GPU, by its number over all machines, and who is on it.
 
     ``left``: who used it last was a job of ours. ``attempts``: ours on it now; more than one when they share it.
+    ``left_out``: nothing of ours is started on it for now.
     """
 
-    __slots__ = ("attempts", "clean_since", "gpu", "left", "machine", "number", "stranger")
+    __slots__ = ("attempts", "clean_since", "gpu", "left", "left_out", "machine", "number", "stranger")
 
     def __init__(self, number: int, gpu: Gpu, machine: str):
         self.number = number
@@ -35,6 +37,7 @@ class Slot:
         self.stranger = False
         self.clean_since = 0.0
         self.left = False
+        self.left_out = False
 
     @property
     def clean(self) -> bool:
@@ -72,7 +75,7 @@ class Floor:
         self._show(slot)
 
     def leave(self, slot: Slot, attempt: Attempt, now: float) -> float | None:
-        """An attempt of ours has ended here. Returns when the GPU is free again if looks are made, None if it is not."""
+        """An attempt of ours has ended here. Returns when the GPU is free again if looks are made, else None."""
         slot.attempts.remove(attempt)
         return self._left(slot, now, by_us=True)
 
@@ -100,6 +103,11 @@ class Floor:
             self._settling.remove(number)
             self._show(self.slots[number])
 
+    def leave_out(self, slot: Slot, left_out: bool) -> None:
+        """Nothing of ours is started on it from now on, or may be again."""
+        slot.left_out = left_out
+        self._show(slot)
+
     def _left(self, slot: Slot, now: float, *, by_us: bool) -> float | None:
         if slot.clean:
             slot.clean_since, slot.left = now, by_us
@@ -113,12 +121,28 @@ class Floor:
     def _show(self, slot: Slot) -> None:
         """Tells the pool of it."""
         settling = slot.number in self._settling
-        busy = _OURS if slot.attempts else _STRANGER if slot.stranger else _SETTLING if settling else None
+        busy = None
+        if slot.attempts:
+            busy = _OURS
+        elif slot.left_out:
+            busy = _LEFT_OUT
+        elif slot.stranger or settling:
+            busy = _STRANGER if slot.stranger else _SETTLING
         self.pool.update(
-            replace(
-                self.pool.view(slot.gpu.uuid),
-                busy=busy,
+            GpuView(
+                slot.gpu,
+                busy,
                 ours=bool(slot.attempts),
-                returning=settling and slot.left,
+                shareable_mb=_shareable_mb(slot) if slot.attempts else None,
+                returning=settling and slot.left and not slot.left_out,
+                machine=slot.machine,
             )
         )
+
+
+def _shareable_mb(slot: Slot) -> int | None:
+    """MB that may still be promised on a GPU where only sharing jobs of ours run; None when nothing may be added."""
+    if slot.stranger or slot.left_out or not all(attempt.shared for attempt in slot.attempts):
+        return None
+    tenants = [Tenant(a.standing.job.name, a.standing.memory_mb or 0) for a in slot.attempts]
+    return shareable_mb(slot.gpu, tenants)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +31,7 @@ class Ran:
     wait_s: float
     ending: Ending
     failure: FailureClass | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +76,18 @@ class History:
     def makespan_s(self) -> float:
         """When the last attempt ended; 0 when nothing ran."""
         return max((ran.end for ran in self.attempts), default=0.0)
+
+
+def busy_spans(history: History) -> dict[int, list[tuple[float, float]]]:
+    """When jobs of ours were on each GPU (by number): begins and ends, in order and without overlaps, also where
+    several shared it.
+    """
+    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for ran in sorted(history.attempts, key=lambda ran: ran.start):
+        for gpu in ran.gpus:
+            known = spans[gpu]
+            if known and ran.start <= known[-1][1] and ran.shared:
+                known[-1] = (known[-1][0], max(known[-1][1], ran.end))
+            else:
+                known.append((ran.start, ran.end))
+    return spans

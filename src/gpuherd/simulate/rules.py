@@ -1,4 +1,4 @@
-"""The rules that a simulated run follows: what a user can choose on a real run, with the same names, words and defaults.
+"""The rules that a simulated run follows: what a user can choose on a real run, with the same names and defaults.
 
 ``variants`` makes the rules to compare from words like ``order=age,longest``. Pure.
 """
@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.flags import option_fields, spellings
-from gpuherd.jobs.options import DispatchOptions, Order, YieldTo, positive_int
+from gpuherd.jobs import quiet_hours
+from gpuherd.jobs.options import DispatchOptions, Order, YieldTo, count, positive_int
+from gpuherd.jobs.settings import Hours, Settings
 from gpuherd.options import option
 
 Policy = Literal["gpuherd", "guides"]
@@ -29,7 +31,7 @@ def _as_real(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How a simulated run goes. ``max_gpus`` and ``cpu_jobs`` are for each machine."""
+    """How a simulated run goes."""
 
     policy: Policy = option(
         "gpuherd",
@@ -38,18 +40,27 @@ class Rules:
         group="rules",
     )
     max_gpus: int | None = option(
-        None, help="most GPUs to use at once on a machine (default: all)", parse=positive_int, metavar="N", group="rules"
+        None,
+        help="most GPUs to use at once (default: all)",
+        parse=positive_int,
+        metavar="N",
+        group="rules",
     )
     max_checks: int = _as_real("max_checks")
     check_interval: float = _as_real("check_interval")
-    cpu_jobs: int = option(
-        4, help="jobs without a GPU at once on a machine", parse=positive_int, metavar="N", group="rules"
-    )
+    cpu_jobs: int = option(4, help="jobs without a GPU at once", parse=positive_int, metavar="N", group="rules")
     max_concurrent: int | None = _as_real("max_concurrent")
-    order: Order = _as_real("order")
+    order: Order = _as_real("order")  # noqa: RUF009 - it makes a field
     share: bool = _as_real("share")
-    yield_to_others: YieldTo = _as_real("yield_to_others")
+    yield_to_others: YieldTo = _as_real("yield_to_others")  # noqa: RUF009 - it makes a field
     timeout: float | None = _as_real("timeout")
+    quiet_hours: str | None = option(
+        None,
+        help='hours in which fewer GPUs are used, like "Mon-Fri 09:00-18:00"; see also --begin',
+        metavar="HOURS",
+        group="rules",
+    )
+    quiet_max_gpus: int = option(0, help="most GPUs to use in quiet hours", parse=count, metavar="N", group="rules")
 
     def __post_init__(self) -> None:
         DispatchOptions(
@@ -65,6 +76,18 @@ class Rules:
             raise UsageError(f"policy={self.policy!r}; possible: {', '.join(POLICIES)}")
         if self.cpu_jobs < 1 or (self.max_gpus is not None and self.max_gpus < 1):
             raise UsageError("max_gpus and cpu_jobs are 1 or more")
+        if self.quiet_max_gpus < 0:
+            raise UsageError(f"quiet_max_gpus={self.quiet_max_gpus}; the least is 0")
+        self.settings()
+
+    def settings(self) -> Settings:
+        """The rules that a settings file would hold. Raises UsageError for hours that don't parse."""
+        if self.quiet_hours is None:
+            return Settings()
+        try:
+            return Settings(hours=Hours((quiet_hours.parse(self.quiet_hours),), self.quiet_max_gpus))
+        except ValueError as problem:
+            raise UsageError(f"quiet_hours: {problem}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +109,7 @@ def variants(rules: Rules, words: Sequence[str]) -> tuple[Variant, ...]:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--compare names {name} twice; write all its values in one word: {name}=…,…")
-    found = []
+    found: list[Variant] = []
     for values in product(*(axis[2] for axis in axes)):
         # A word may stand for more than one value of one option only; more combinations than this nobody can read.
         if len(found) == MOST_VARIANTS:

@@ -61,7 +61,8 @@ def spread(word: str) -> Spread:
     if kind not in _KINDS:
         nearest = difflib.get_close_matches(kind, _KINDS, n=1)
         raise ValueError(
-            f"{kind!r} is no kind of spread" + (f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(_KINDS)}")
+            f"{kind!r} is no kind of spread"
+            + (f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(_KINDS)}")
         )
     names, parts = _KINDS[kind], rest.split(",")
     if len(parts) != len(names):

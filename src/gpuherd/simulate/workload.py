@@ -156,7 +156,7 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
 
 def listed(jobs: Sequence[Job], seconds: Spread | float | None, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
     """Works for the jobs of a list. ``seconds``: how long each runs; as a number, so many seconds for each unit of its
-    ``cost``; None is refused. The rest of the recipe that says how jobs come and fail applies; what they ask for is theirs.
+    ``cost``; None is refused. How jobs come and fail is the recipe's to say; what they ask for is theirs.
 
     Raises UsageError when a length can't be told, and for needs that name no job or go in a circle.
     """
@@ -178,9 +178,7 @@ def listed(jobs: Sequence[Job], seconds: Spread | float | None, recipe: Recipe, 
     return tuple(works)
 
 
-def _trials(
-    length: float, retries: int, failures: Mapping[FailureClass, float], chance: Random
-) -> tuple[Trial, ...]:
+def _trials(length: float, retries: int, failures: Mapping[FailureClass, float], chance: Random) -> tuple[Trial, ...]:
     """As many attempts as a job may need, each failing by chance. Without failures one stands for all."""
     if not failures:
         return (Trial(length),)
