@@ -12,7 +12,7 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
-COMMANDS = ("esd", "gpus", "doctor", "completion")
+COMMANDS = ("esd", "simulate", "gpus", "doctor", "completion")
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.

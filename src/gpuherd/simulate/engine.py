@@ -25,6 +25,7 @@ from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
 from gpuherd.simulate.background import Background, Session
 from gpuherd.simulate.backlog import Backlog
+from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.ends import diagnosis
 from gpuherd.simulate.floor import Floor, Slot
@@ -38,8 +39,6 @@ _BEYOND = 8
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
 _HOPELESS_S = 366 * 86400.0
 _TELL_EVERY = 256
-# A Monday, 00:00.
-MONDAY = datetime(2024, 1, 1)
 
 
 class Simulation:

@@ -1,7 +1,7 @@
-"""Simulated runs as one SVG picture: a panel for each, a row for each GPU, a bar for each attempt. Pure: data in, text out.
+"""Simulated runs as one SVG picture: a panel for each, a row for each GPU, a bar for each attempt. Pure.
 
-Where there are too many GPUs or attempts for bars, a row stands for several GPUs and is filled by the share of them that
-was in use. All panels have the same scale of time, so that they can be compared by eye.
+Where there are too many GPUs or attempts for bars, a row stands for several GPUs and is filled by the share of them
+that was in use. All panels have the same scale of time, so that they can be compared by eye.
 """
 
 from __future__ import annotations

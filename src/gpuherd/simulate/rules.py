@@ -9,14 +9,15 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.flags import option_fields, spellings
-from gpuherd.jobs import quiet_hours
 from gpuherd.jobs.options import DispatchOptions, Order, YieldTo, count, positive_int
-from gpuherd.jobs.settings import Hours, Settings
 from gpuherd.options import option
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.settings import Settings
 
 Policy = Literal["gpuherd", "guides"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -82,6 +83,9 @@ class Rules:
 
     def settings(self) -> Settings:
         """The rules that a settings file would hold. Raises UsageError for hours that don't parse."""
+        from gpuherd.jobs import quiet_hours
+        from gpuherd.jobs.settings import Hours, Settings
+
         if self.quiet_hours is None:
             return Settings()
         try:

@@ -1,7 +1,7 @@
 """A simulated run as a picture of characters: a line for each GPU, or for several where there are many. Pure.
 
 Each character stands for a stretch of time: how high it is filled, for the share of it in which our jobs ran; hatched
-where strangers had the most of it; a dot where nobody did anything.
+where strangers had the most of it; a dot where none of ours ran, and mostly nobody else.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def timeline(history: History, *, width: int = WIDTH, unicode: bool = True) -> s
 
 def _sign(our: float, other: float, unicode: bool) -> str:
     levels = _LEVELS if unicode else _PLAIN_LEVELS
-    if other > our:
+    if other > max(our, 1 - our - other):
         return _STRANGERS if unicode else _PLAIN_STRANGERS
     if our <= 0:
         return _NOBODY if unicode else _PLAIN_NOBODY

@@ -111,7 +111,7 @@ class Recipe:
     """How jobs are drawn.
 
     Attributes:
-        seconds: how long a job runs.
+        seconds: how long a job runs; a number stands for so many seconds for each unit of the job's own ``cost``.
         gpus, memory_mb: GPUs that a job asks for, and MB on each; None for a job that does not say.
         share: jobs on one GPU that say their memory may share it.
         every: time from one job's coming to the next; None when all are there from the start.
@@ -120,7 +120,7 @@ class Recipe:
         guess: error of what a job says of its length (its ``cost``): sigma of the logarithm; 0 when it knows.
     """
 
-    seconds: Spread
+    seconds: Spread | float
     gpus: Mix[int] = field(default_factory=lambda: Mix((1,), (1.0,)))
     memory_mb: Mix[int] | None = None
     share: bool = False
@@ -134,6 +134,8 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
     """``count`` jobs after the recipe, in the order in which they come."""
     if not 1 <= count <= MOST_JOBS:
         raise UsageError(f"{count} jobs; 1 to {MOST_JOBS} can be simulated")
+    if not isinstance(recipe.seconds, Spread):
+        raise UsageError("drawn jobs have no cost of their own; say how long they run: --seconds lognormal:300,1")
     works, arrives_s = [], 0.0
     for number in range(count):
         length = recipe.seconds.draw(chance)
@@ -154,24 +156,20 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
     return tuple(works)
 
 
-def listed(jobs: Sequence[Job], seconds: Spread | float | None, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
-    """Works for the jobs of a list. ``seconds``: how long each runs; as a number, so many seconds for each unit of its
-    ``cost``; None is refused. How jobs come and fail is the recipe's to say; what they ask for is theirs.
+def listed(jobs: Sequence[Job], recipe: Recipe, chance: Random) -> tuple[Work, ...]:
+    """Works for the jobs of a list. How long they run, come and fail is the recipe's to say; what they ask for, theirs.
 
     Raises UsageError when a length can't be told, and for needs that name no job or go in a circle.
     """
     check_needs(jobs)
     works, arrives_s = [], 0.0
     for job in jobs:
-        if isinstance(seconds, Spread):
-            length = seconds.draw(chance)
-        elif seconds is not None and job.cost is not None:
-            length = job.cost * seconds
+        if isinstance(recipe.seconds, Spread):
+            length = recipe.seconds.draw(chance)
+        elif job.cost is not None:
+            length = job.cost * recipe.seconds
         else:
-            raise UsageError(
-                f"job {job.name!r}: nothing says how long it runs; say so with --seconds 10m (see --help), "
-                "or give it a cost and say --seconds cost"
-            )
+            raise UsageError(f"job {job.name!r} has no cost to take its length from; give it one, or say --seconds 10m")
         works.append(Work(job, _trials(length, job.retries, recipe.failures, chance), arrives_s))
         if recipe.every is not None:
             arrives_s += recipe.every.draw(chance)
