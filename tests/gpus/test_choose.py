@@ -173,3 +173,58 @@ def test_with_too_many_sets_to_compare_memory_is_found_wherever_it_is() -> None:
     gpus = [gpu(each.index, used_mb=0 if each.index in roomy else 40_000, peers=each.peers) for each in islands(32, 4)]
     chosen = choose(gpus, 8, total_mb=8 * 40_960)
     assert set(indices(chosen)) == roomy
+
+
+PAIRS = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4}
+
+
+def test_single_jobs_fill_a_broken_pair_before_they_break_another() -> None:
+    """Five jobs on one GPU each, one after the other: four pairs become two full ones, a broken one and a whole one."""
+    gpus = linked(PAIRS, 8)
+    taken: list[int] = []
+    while len(taken) < 5:
+        free = [each for each in gpus if each.index not in taken]
+        taken += indices(choose(free, 1, keep_together=True))
+    assert sorted(taken) == [0, 1, 2, 3, 4]
+    # Jobs have ended on one GPU of each of three pairs: the next goes to one of those and not to the whole pair.
+    free = [gpus[index] for index in (0, 1, 3, 5, 6)]
+    assert indices(choose(free, 1, keep_together=True))[0] in (3, 5, 6)
+    assert indices(choose(free, 1)) == [0]
+
+
+def test_a_pair_is_split_for_a_gpu_that_is_much_less_used() -> None:
+    gpus = linked(PAIRS, 8)
+    whole = [gpus[0], gpus[1]]
+    assert indices(choose([*whole, replace(gpus[2], used_mb=9)], 1, keep_together=True)) == [2]
+    assert indices(choose([*whole, replace(gpus[2], used_mb=5_000)], 1, keep_together=True)) == [0]
+    assert indices(choose([*whole, replace(gpus[2], utilisation_percent=90)], 1, keep_together=True)) == [0]
+
+
+def test_a_pair_is_not_taken_out_of_a_quad_when_a_lone_pair_is_as_good() -> None:
+    quad = dict.fromkeys(combinations(range(4), 2), 2)
+    gpus = linked(quad | {(4, 5): 2}, 6)
+    assert indices(choose(gpus, 2, keep_together=True)) == [4, 5]
+    assert indices(choose(gpus, 2)) == [0, 1]
+
+
+def test_without_nvlink_the_nearest_on_pcie_stay_together() -> None:
+    def on_switch(index: int, near: int | None) -> Gpu:
+        peers = tuple(
+            Peer(gpu(two).uuid, 0, Proximity.ONE_SWITCH if two == near else Proximity.SYSTEM)
+            for two in range(3)
+            if two != index
+        )
+        return gpu(index, peers=peers)
+
+    assert indices(choose([on_switch(0, 1), on_switch(1, 0), on_switch(2, None)], 1, keep_together=True)) == [2]
+
+
+@given(linked_machines(), st.integers(1, 6), st.none() | st.integers(0, 250_000))
+def test_what_is_kept_together_costs_no_link(gpus: list[Gpu], count: int, total_mb: int | None) -> None:
+    """The set is as well linked as the best, and uses about as little; only then does what is left count."""
+    plain, kind = choose(gpus, count, total_mb=total_mb), choose(gpus, count, total_mb=total_mb, keep_together=True)
+    if plain is None or kind is None:
+        assert plain is kind
+        return
+    assert worth(kind)[:5] == worth(plain)[:5]
+    assert sum(each.used_mb for each in kind) < sum(each.used_mb for each in plain) + 512

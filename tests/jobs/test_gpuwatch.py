@@ -143,3 +143,21 @@ def test_a_gpu_that_falls_off_the_bus(watch: GpuWatch, machine: Machine) -> None
     watch.look(103.0, ())
     assert "has a problem" in str(verdicts(watch)[0])
     assert verdicts(watch)[1] is None
+
+
+def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_stranger_has_it(
+    watch: GpuWatch, machine: Machine
+) -> None:
+    """So that a large job which waits for it loses no other GPU to a small one in the moment between."""
+
+    def returning() -> list[bool]:
+        return [view.returning for view in watch.views(103.0, ())]
+
+    for now in (100.0, 101.0, 102.0):
+        watch.look(now, ())
+    assert returning() == [False, False]
+    watch.released([machine.uuid(0)], 103.0)
+    assert returning() == [True, False]
+    watch.hasty_look(())
+    assert verdicts(watch, now=103.0) == [None, None]
+    assert returning() == [False, False]

@@ -166,3 +166,148 @@ def test_a_gpu_on_which_our_job_runs_is_never_free_whatever_the_last_look_said()
     seen_free = [GpuView(gpu(0), busy=None, ours=True), GpuView(gpu(1))]
     decision = decide([WaitingJob(1, 1), WaitingJob(2, 1)], seen_free, Limits(4, 1), pick)
     assert [[chosen.index for chosen in start.gpus] for start in decision.starts] == [[1]]
+
+
+def test_a_gpu_whose_memory_still_drains_counts_as_one_that_comes() -> None:
+    """Our job on GPU 1 has just ended: GPU 0 stays kept for the large job, though GPU 1 is nobody's for a moment."""
+    draining = [GpuView(gpu(0)), GpuView(gpu(1), "our own job has just left it", returning=True)]
+    assert started(decide([WaitingJob(1, 2), WaitingJob(2, 1)], draining, LARGE, pick)) == []
+    a_stranger_came = [GpuView(gpu(0)), GpuView(gpu(1), "alice runs python")]
+    assert started(decide([WaitingJob(1, 2), WaitingJob(2, 1)], a_stranger_came, LARGE, pick)) == [2]
+
+
+# --- limits ---------------------------------------------------------------------------------------------------
+
+
+def test_no_more_jobs_than_may_run_at_once_on_gpus_or_not() -> None:
+    limits = Limits(max_gpus=9, cpu_slots=9, max_concurrent=3, running=1)
+    decision = decide([WaitingJob(n, n % 2) for n in range(4)], views(free=4), limits, pick)
+    assert started(decision) == [0, 1]
+    assert {wait.reason for wait in decision.waits} == {"3 jobs run, which is the most at once"}
+
+
+def test_nothing_starts_while_it_is_closed_but_what_can_never_run_is_still_refused() -> None:
+    limits = Limits(max_gpus=9, cpu_slots=9, closed="less than 200 MB of disk are free")
+    decision = decide([WaitingJob(1, 1), WaitingJob(2, 0), WaitingJob(3, 8)], views(free=4), limits, pick)
+    assert started(decision) == []
+    assert [wait.reason for wait in decision.waits] == ["less than 200 MB of disk are free"] * 2
+    assert [wait.job for wait in decision.refused] == [3]
+
+
+def test_in_quiet_hours_a_large_job_waits_for_their_end_and_holds_nothing_back() -> None:
+    limits = Limits(max_gpus=4, cpu_slots=1, gpus_now=2, gpus_now_why="quiet hours until 18:00")
+    decision = decide([WaitingJob(1, 3), WaitingJob(2, 1), WaitingJob(3, 1), WaitingJob(4, 1)], views(4), limits, pick)
+    assert started(decision) == [2, 3]
+    assert [wait.reason for wait in decision.waits] == ["quiet hours until 18:00", "2 of at most 2 GPUs are in use"]
+    assert decision.refused == ()
+
+
+# --- order ----------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_first_where_costs_are_known_and_priority_before_all() -> None:
+    limits = Limits(max_gpus=9, cpu_slots=1, longest_first=True)
+    jobs = [
+        WaitingJob(1, 1),
+        WaitingJob(2, 1, cost=3.0),
+        WaitingJob(3, 1, cost=7.0),
+        WaitingJob(4, 1, cost=3.0),
+        WaitingJob(5, 1, cost=0.0, priority=1),
+    ]
+    assert started(decide(jobs, views(free=8), limits, pick)) == [5, 3, 2, 4, 1]
+    assert started(decide(jobs, views(free=8), LARGE, pick)) == [5, 1, 2, 3, 4]
+
+
+# --- several machines -----------------------------------------------------------------------------------------
+
+
+def cluster(free: Sequence[int], size: int = 4) -> list[GpuView]:
+    """Machines of so many GPUs, with so many of them free; our own jobs are on the others."""
+    return [
+        replace(
+            GpuView(gpu(100 * number + index), None if index < count else "we", index >= count), machine=f"m{number}"
+        )
+        for number, count in enumerate(free)
+        for index in range(size)
+    ]
+
+
+def test_a_job_has_its_gpus_on_one_machine() -> None:
+    assert started(decide([WaitingJob(1, 3)], cluster([2, 2]), LARGE, pick)) == []
+    (start,) = decide([WaitingJob(1, 3)], cluster([2, 3]), LARGE, pick).starts
+    assert [chosen.index for chosen in start.gpus] == [100, 101, 102]
+    reason = decide([WaitingJob(1, 5)], cluster([4, 4]), LARGE, pick).refused[0].reason
+    assert reason == "asks for 5 GPUs; there are 4 to use"
+
+
+def test_small_jobs_fill_the_machine_with_the_fewest_free() -> None:
+    """So that whole machines stay for jobs that need them."""
+    starts = decide([WaitingJob(n, 1) for n in range(3)], cluster([4, 2]), LARGE, pick).starts
+    assert [start.gpus[0].index for start in starts] == [100, 101, 0]
+
+
+def test_for_a_large_job_one_machine_is_kept_and_not_the_cluster() -> None:
+    jobs = [WaitingJob(1, 4), WaitingJob(2, 1), WaitingJob(3, 1), WaitingJob(4, 1)]
+    decision = decide(jobs, cluster([1, 2, 1]), LARGE, pick)
+    assert [start.gpus[0].index for start in decision.starts] == [0, 200]
+
+
+# --- sharing --------------------------------------------------------------------------------------------------
+
+
+def shared(index: int, left_mb: int | None, total_mb: int = 80_000) -> GpuView:
+    """A GPU on which sharing jobs of ours run."""
+    return GpuView(gpu(index, total_mb), "we", ours=True, shareable_mb=left_mb)
+
+
+def sharer(id_: int, memory_mb: int, priority: int = 0) -> WaitingJob:
+    return WaitingJob(id_, 1, memory_mb, priority, share=True)
+
+
+def test_sharing_jobs_fill_the_fullest_gpu_that_has_room() -> None:
+    seen = [shared(0, 50_000), shared(1, 12_000), GpuView(gpu(2, 80_000))]
+    decision = decide([sharer(1, 10_000), sharer(2, 10_000), sharer(3, 45_000)], seen, LARGE, pick)
+    assert [(start.job, start.gpus[0].index, start.shared) for start in decision.starts] == [
+        (1, 1, True),
+        (2, 0, True),
+        (3, 2, True),
+    ]
+
+
+def test_what_starts_on_a_free_gpu_in_one_decision_leaves_the_rest_of_it_to_the_next() -> None:
+    decision = decide([sharer(n, 15_000) for n in range(6)], [GpuView(gpu(0, 80_000))], LARGE, pick)
+    assert started(decision) == [0, 1, 2, 3, 4]
+    assert "5000 of 15000 MB can be promised" in decision.waits[0].reason
+
+
+def test_a_shared_gpu_costs_no_further_part_of_the_limit() -> None:
+    limits = Limits(max_gpus=1, cpu_slots=1)
+    decision = decide([sharer(1, 10_000), WaitingJob(2, 1)], [shared(0, 50_000), GpuView(gpu(1))], limits, pick)
+    assert started(decision) == [1]
+
+
+def test_jobs_that_do_not_share_get_no_shared_gpu() -> None:
+    assert started(decide([WaitingJob(1, 1, 10_000)], [shared(0, 50_000)], LARGE, pick)) == []
+    closed_one = [shared(0, None)]
+    assert started(decide([sharer(1, 10)], closed_one, LARGE, pick)) == []
+
+
+def test_room_is_kept_for_the_first_sharing_job_that_fits_nowhere() -> None:
+    """The emptiest GPU is kept for the large one; small ones go on with the other."""
+    seen = [shared(0, 30_000), shared(1, 20_000)]
+    decision = decide([sharer(1, 40_000), sharer(2, 10_000), sharer(3, 10_000), sharer(4, 10_000)], seen, LARGE, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 1), (3, 1)]
+
+
+def test_for_a_job_that_wants_gpus_for_itself_shared_ones_are_closed() -> None:
+    seen = [shared(0, 30_000), shared(1, 20_000), shared(2, 10_000)]
+    decision = decide([WaitingJob(1, 2), sharer(2, 5_000), sharer(3, 10_000)], seen, LARGE, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 2)]
+
+
+def test_shared_gpus_are_closed_when_the_limit_stands_in_the_way() -> None:
+    """GPU 2 is free and one more is allowed only when a shared one has emptied."""
+    limits = Limits(max_gpus=2, cpu_slots=1)
+    seen = [shared(0, 30_000), shared(1, 20_000), GpuView(gpu(2, 80_000)), GpuView(gpu(3, 80_000))]
+    decision = decide([WaitingJob(1, 1), sharer(2, 5_000)], seen, limits, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 1)]

@@ -6,6 +6,10 @@ used; the lower index. A set of GPUs works in step, so its slowest link counts f
 1. the fewest NVLinks between any two of the set (more is better), then their sum;
 2. the greatest PCIe distance between any two (less is better), then their sum;
 3. the number of NUMA nodes that the set spreads over (fewer is better).
+
+With ``keep_together`` sets that are as good as each other in this, and about as little used, are told apart by what
+they leave behind: the one goes whose GPUs are linked least to the other candidates, so that a job on one GPU doesn't
+split a pair that a job on two could use.
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ MOST_SETS = 12_870
 Links = tuple[int, int, int, int, int]
 Rank = tuple[Links, int, int, tuple[tuple[int, int], ...]]
 
+# GPUs whose use differs by less are used about as little: an idle driver's few MB are no reason to split a pair.
+_ABOUT_MB = 512
+_ABOUT_PERCENT = 10
+
 
 def choose(
     candidates: Sequence[Gpu],
@@ -32,6 +40,7 @@ def choose(
     preference: Sequence[str] = (),
     memory_mb: int | None = None,
     total_mb: int | None = None,
+    keep_together: bool = False,
 ) -> tuple[Gpu, ...] | None:
     """The best ``count`` of the candidates by the order above, or None when there are too few that fit.
 
@@ -41,6 +50,7 @@ def choose(
         preference: UUIDs, the most wanted first. GPUs that are not listed come after all that are.
         memory_mb: MB that must be free on each GPU.
         total_mb: MB that must be free on all the chosen together.
+        keep_together: of sets that are as good, the one that splits up the fewest linked GPUs.
 
     Returns:
         Preferred GPUs in the order of preference, then the others by index. MIG instances are given out one at a time
@@ -55,16 +65,17 @@ def choose(
     wanted = sorted((gpu for gpu in usable if gpu.uuid in place), key=lambda gpu: place[gpu.uuid])[:count]
     others = [gpu for gpu in usable if gpu.uuid not in place]
     needed_mb = None if total_mb is None else total_mb - sum(gpu.free_mb for gpu in wanted)
-    rest = _best_rest(wanted, others, count - len(wanted), needed_mb)
+    rest = _best_rest(wanted, others, count - len(wanted), needed_mb, keep_together)
     return None if rest is None else (*wanted, *sorted(rest, key=_position))
 
 
 def _best_rest(
-    wanted: Sequence[Gpu], others: Sequence[Gpu], count: int, needed_mb: int | None
+    wanted: Sequence[Gpu], others: Sequence[Gpu], count: int, needed_mb: int | None, keep_together: bool
 ) -> tuple[Gpu, ...] | None:
     """The ``count`` of ``others`` that go best with ``wanted`` and have ``needed_mb`` free together."""
     by_load = sorted(others, key=_load)
-    if needed_mb is None and (len(wanted) + count < 2 or _all_alike([*wanted, *others])):
+    single = len(wanted) + count < 2 and not keep_together
+    if needed_mb is None and (single or count in (0, len(others)) or _all_alike([*wanted, *others])):
         return tuple(by_load[:count])
     map_of_links = _pairs([*wanted, *others])
     fitting = (
@@ -72,7 +83,38 @@ def _best_rest(
         for group in _groups(wanted, by_load, count, map_of_links)
         if needed_mb is None or sum(gpu.free_mb for gpu in group) >= needed_mb
     )
-    return min(fitting, key=lambda group: _rank([*wanted, *group], map_of_links), default=None)
+    if not keep_together:
+        return min(fitting, key=lambda group: _rank([*wanted, *group], map_of_links), default=None)
+    return _least_missed(wanted, others, list(fitting), map_of_links)
+
+
+def _least_missed(
+    wanted: Sequence[Gpu],
+    others: Sequence[Gpu],
+    groups: Sequence[tuple[Gpu, ...]],
+    map_of_links: dict[tuple[str, str], Pair],
+) -> tuple[Gpu, ...] | None:
+    """Of the groups that are best linked and about as little used, the one linked least to what it leaves behind."""
+
+    def about(group: Sequence[Gpu]) -> tuple[Links, int, int]:
+        links, used_mb, percent, _ = _rank([*wanted, *group], map_of_links)
+        return (links, used_mb // _ABOUT_MB, percent // _ABOUT_PERCENT)
+
+    ranked = [(about(group), group) for group in groups]
+    best = min((rank for rank, _ in ranked), default=None)
+    equal = [group for rank, group in ranked if rank == best]
+    if len(equal) < 2:
+        return equal[0] if equal else None
+
+    def missed(group: tuple[Gpu, ...]) -> tuple[tuple[int, int, int, int], Rank]:
+        taken = {gpu.uuid for gpu in group}
+        # Never empty: with nothing left behind there is but one group.
+        ways = [map_of_links[uuid, left.uuid] for uuid in taken for left in others if left.uuid not in taken]
+        nvlinks, nearness = [way[0] for way in ways], [-way[1] for way in ways]
+        cut = (max(nvlinks), sum(nvlinks), max(nearness), sum(nearness))
+        return cut, _rank([*wanted, *group], map_of_links)
+
+    return min(equal, key=missed)
 
 
 Pair = tuple[int, int]
@@ -92,6 +134,8 @@ def _pairs(gpus: Sequence[Gpu]) -> dict[tuple[str, str], Pair]:
 
 def _all_alike(gpus: Sequence[Gpu]) -> bool:
     """Whether every two are linked alike, as behind an NVSwitch: then only the load matters."""
+    if not any(gpu.peers for gpu in gpus):
+        return len({gpu.numa_node for gpu in gpus}) < 2
     return len(set(_pairs(gpus).values())) < 2 and len({gpu.numa_node for gpu in gpus}) < 2
 
 

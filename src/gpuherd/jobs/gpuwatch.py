@@ -112,11 +112,14 @@ class GpuWatch:
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
         """Each GPU with the verdict of the last look. One so long ago that it says nothing any more is forgotten."""
         self._forget_old_checks(now)
-        return tuple(GpuView(gpu, self._verdict(uuid), uuid in ours) for uuid, gpu in self._gpus.items())
+        left = self._streaks.left
+        return tuple(
+            GpuView(gpu, self._verdict(uuid), uuid in ours, returning=uuid in left) for uuid, gpu in self._gpus.items()
+        )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
-        return choose(candidates, count, preference=self._preference, memory_mb=memory_mb)
+        return choose(candidates, count, preference=self._preference, memory_mb=memory_mb, keep_together=True)
 
     # --- while our jobs run -----------------------------------------------------------------------------------
 

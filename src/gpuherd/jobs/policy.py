@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.decision import (
@@ -34,7 +35,7 @@ from gpuherd.jobs.decision import (
     WaitingJob,
     why_never,
 )
-from gpuherd.jobs.pool import Machine, Pool
+from gpuherd.jobs.pool import Machine, Pool, comes
 
 __all__ = [
     "Chooser",
@@ -124,6 +125,9 @@ class _Round:
         self.starts: list[Start] = []
         self.waits: list[Wait] = []
         self.refused: list[Wait] = []
+        # The limit was lowered: what is shared must empty, too, to come down to it.
+        for view in list(islice(pool.emptiest_open(), max(0, -self.budget))):
+            self._close(view)
 
     def put_back(self) -> None:
         """Leaves the pool as it was."""
@@ -225,7 +229,7 @@ class _Round:
                 return
 
     def _keep_gpus(self, job: WaitingJob, barred: frozenset[str]) -> None:
-        machine = self.pool.most_free(job, barred)
+        machine = self._machine_for(job, barred)
         if machine is None:
             return  # It waits for other people's GPUs.
         if job.gpus > 1:
@@ -233,21 +237,42 @@ class _Round:
             for view in [view for view in machine.usable(job, barred) if view.is_free]:
                 self._change(replace(view, busy=_GIVEN, returning=True))
         self.promised += job.gpus
-        self.claims[machine.place] = self.claims.get(machine.place, 0) + job.gpus
         if self.pool.open_count:
             self._close_shared(job, barred, machine)
+        self.claims[machine.place] = self.claims.get(machine.place, 0) + job.gpus
+
+    def _machine_for(self, job: WaitingJob, barred: frozenset[str]) -> Machine | None:
+        """The machine on which GPUs are kept for the job: where it could have the most now; then where it lacks the
+        fewest, were the shared ones closed to others; then where those are the emptiest.
+
+        On that machine all three only get better while GPUs are kept there, and only a better one takes its place: so
+        the keeping can't go to and fro without end.
+        """
+        best, rank = None, (-1, 0, 0)
+        for machine in self.pool.enough(job, barred):
+            if machine.free < rank[0] or (machine.free == rank[0] and not self.pool.open_count):
+                break  # No machine from here on can be better.
+            usable = list(machine.usable(job, barred))
+            free = sum(view.is_free and comes(view, job) for view in usable)
+            lacks = self._lacks(job, machine, usable)
+            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True)
+            found = (free, -lacks, sum(rooms[:lacks]))
+            if found > rank:
+                best, rank = machine, found
+        return best
+
+    def _lacks(self, job: WaitingJob, machine: Machine, usable: Sequence[GpuView]) -> int:
+        """How many shared GPUs of the machine must be closed for the job, beside those that come anyway."""
+        coming = sum(comes(view, job) and not view.is_open for view in usable)
+        return max(0, job.gpus + self.claims.get(machine.place, 0) - coming)
 
     def _close_shared(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> None:
         """Closes shared GPUs, those with the most room first, until enough will come and the limit allows them."""
         usable = list(machine.usable(job, barred))
-        coming = sum(view.will_come and not view.is_open for view in usable)
-        for view in sorted(
-            (view for view in usable if view.is_open), key=lambda view: (-(view.shareable_mb or 0), view.gpu.uuid)
-        ):
-            if coming >= self.claims[machine.place]:
-                break
+        shared = [view for view in usable if view.is_open]
+        shared.sort(key=lambda view: (-(view.shareable_mb or 0), view.gpu.uuid))
+        for view in shared[: self._lacks(job, machine, usable)]:
             self._close(view)
-            coming += 1
         while self.pool.open_count and self.pool.open_count + self.promised > self.limits.most_gpus:
             self._close(next(self.pool.emptiest_open()))
 
@@ -275,10 +300,10 @@ class _Round:
         reasons, ours = [], []
         for machine in self.pool.machines:
             for view in machine.usable(job, barred):
-                if view.busy in (_GIVEN, _KEPT):
-                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
-                elif view.is_open and job.share:
+                if view.is_open and job.share:
                     reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
+                elif view.busy in (_GIVEN, _KEPT):
+                    reasons.append(f"GPU {view.gpu.label}: {view.busy}")
                 elif view.ours:
                     ours.append(view.gpu.label)
                 elif view.busy is not None:

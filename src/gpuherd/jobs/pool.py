@@ -25,13 +25,21 @@ class Machine:
 
     def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
         """How many GPUs the job could use are free, or will be when our own jobs have ended."""
-        return sum(view.will_come for view in self.usable(job, barred))
+        return sum(comes(view, job) for view in self.usable(job, barred))
 
     def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
         """Its GPUs that are large enough for the job, without ``barred``."""
         for uuid, view in self.views.items():
             if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
                 yield view
+
+
+def comes(view: GpuView, job: WaitingJob) -> bool:
+    """Whether a GPU that is large enough for the job is free for it, or will be when our own jobs have ended.
+
+    One that is free, but of whose memory somebody holds a little too much, is not one that comes.
+    """
+    return view.will_come and (not view.is_free or job.memory_mb is None or view.gpu.free_mb >= job.memory_mb)
 
 
 class Pool:
@@ -77,7 +85,7 @@ class Pool:
         if old is None or _traits(old) != _traits(view):
             self._never.clear()
             self._enough.clear()
-        elif old.will_come != view.will_come:
+        elif _coming(old) != _coming(view):
             self._enough.clear()
         self.in_use += view.ours - (old is not None and old.ours)
         self._count_free(machine, view.is_free - (old is not None and old.is_free))
@@ -125,15 +133,14 @@ class Pool:
             for place in places:
                 yield self.machines[place]
 
-    def most_free(self, job: WaitingJob, barred: frozenset[str]) -> Machine | None:
-        """Of the machines with enough GPUs that will come for the job, the one with the most free now."""
-        enough = self._with_enough(job) if not barred else None
+    def enough(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[Machine]:
+        """Machines with enough GPUs that will come for the job, those with the most free ones first."""
+        known = self._with_enough(job) if not barred else None
         for places in reversed(self._by_free):
             for place in places:
                 machine = self.machines[place]
-                if place in enough if enough is not None else machine.count_coming(job, barred) >= job.gpus:
-                    return machine
-        return None
+                if place in known if known is not None else machine.count_coming(job, barred) >= job.gpus:
+                    yield machine
 
     def has_enough(self, job: WaitingJob, barred: frozenset[str]) -> bool:
         """Whether some machine has enough GPUs that will come for the job, without ``barred``."""
@@ -188,6 +195,12 @@ class Pool:
 
 def _traits(view: GpuView) -> tuple[int, bool, bool]:
     return (view.gpu.total_mb, bool(view.gpu.mig_instances), view.gpu.mig_parent is None)
+
+
+def _coming(view: GpuView) -> tuple[bool, int | None]:
+    """What ``comes`` depends on beside the job; a wholly empty GPU is the same free or ours."""
+    gpu = view.gpu
+    return (view.will_come, gpu.free_mb if view.is_free and gpu.free_mb < gpu.total_mb else None)
 
 
 def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:
