@@ -36,6 +36,9 @@ from gpuherd.simulate.workload import Work
 
 # How many jobs more than there are places one decision looks at: as in jobs.dispatcher.
 _BEYOND = 8
+# Without a limit it must not be the number of GPUs: a job that waits on one machine has its part of the limit kept, and
+# the other machines would stand idle for that.
+_NO_LIMIT = 1_000_000
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
 _HOPELESS_S = 366 * 86400.0
 _TELL_EVERY = 256
@@ -67,9 +70,8 @@ class Simulation:
         self._rules = rules
         self._quiet = Quiet(rules.max_checks, max(rules.check_interval, 0.01))
         self._floor = Floor(machines, self._quiet)
-        gpus = len(self._floor.slots)
         self._limits = Limits(
-            rules.max_gpus or gpus,
+            rules.max_gpus or _NO_LIMIT,
             rules.cpu_jobs,
             max_concurrent=rules.max_concurrent,
             longest_first=rules.order == "longest",
@@ -94,6 +96,8 @@ class Simulation:
         self._visiting: dict[int, float] = {}
         self._never: dict[int, str] = {}
         self._decisions = 0
+        # Free GPUs that the last decisions gave to nobody.
+        self._left_free = 0
         self._plans: list[Iterator[Session]] = []
         if background is not None:
             for slot in self._floor.slots:
@@ -186,12 +190,11 @@ class Simulation:
             return
         if len(backlog.on_gpus):
             self._keep_looking()
-        look_at = 0
-        while True:
-            on_gpus = backlog.on_gpus.head(look_at + self._floor.pool.free) if self._can_take() else []
+        first = True
+        while self._has_room():
+            on_gpus = backlog.on_gpus.head(self._how_many(first))
+            first = False
             on_cpu = backlog.on_cpu.head(self._limits.cpu_slots - self._on_cpu)
-            if not on_gpus and not on_cpu:
-                break
             decision = decide_with(
                 self._floor.pool,
                 on_gpus + on_cpu,
@@ -204,16 +207,35 @@ class Simulation:
             self._refuse(decision.refused)
             for start in decision.starts:
                 self._start(start)
-            if not decision.starts and not decision.refused:
-                # Those at the head can't start. Small ones behind them may, as far as a dispatcher looks.
-                if look_at:
-                    break
-                look_at = _BEYOND
+            if not (decision.starts or decision.refused) or self._is_given_out():
+                break
+        self._left_free = self._floor.pool.free
         if not len(backlog.on_gpus):
             self._stop_looking()
 
-    def _can_take(self) -> bool:
-        return self._floor.pool.free > 0 or self._floor.pool.open_count > 0
+    def _has_room(self) -> bool:
+        """Whether anything could start at all."""
+        pool, backlog = self._floor.pool, self._backlog
+        if len(backlog.on_gpus) and (pool.free or pool.open_count):
+            return True
+        return len(backlog.on_cpu) > 0 and self._limits.cpu_slots > self._on_cpu
+
+    def _how_many(self, first: bool) -> int:
+        """How many jobs a decision looks at: as many as there are free GPUs, and some beyond, as a dispatcher does.
+
+        When nothing is kept for a large job and no GPU is shared, whoever comes first can start, and it is enough to
+        look at as many as there are free GPUs. In a cluster, GPUs that the last decision left free, because they are
+        kept for large jobs, don't count: else ever more large jobs would be looked at, which all want GPUs kept.
+        """
+        pool = self._floor.pool
+        if first and not self._left_free and not pool.open_count:
+            return pool.free
+        return _BEYOND + (pool.free if len(self._machines) == 1 else max(0, pool.free - self._left_free))
+
+    def _is_given_out(self) -> bool:
+        """Whether, in a cluster, no more is free than was left free before: then all that is new has found its job."""
+        pool = self._floor.pool
+        return len(self._machines) > 1 and not pool.open_count and 0 < pool.free <= self._left_free
 
     def _limits_now(self) -> Limits:
         """The limits of this moment. With quiet hours, an event comes when they next change."""
