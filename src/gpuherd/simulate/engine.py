@@ -12,6 +12,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from gpuherd.gpus.choose import choose
@@ -49,11 +50,13 @@ class Simulation:
 
     Args:
         machines: the GPUs of each machine.
-        works: the jobs.
+        works: the jobs, in the order in which they come: the earlier is the older.
         rules: the rules of the run; ``policy`` is not looked at.
         background: strangers, None for none.
         seed: of the strangers.
         begin: local time of second 0, for quiet hours.
+
+    Raises ValueError for works that are not in order.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class Simulation:
         seed: int = 0,
         begin: datetime = MONDAY,
     ):
+        if any(one.arrives_s > after.arrives_s for one, after in pairwise(works)):
+            raise ValueError("works are given in the order in which they come")
         self._machines = machines
         self._works = works
         self._rules = rules
