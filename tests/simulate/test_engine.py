@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -264,7 +265,7 @@ def test_what_holds_of_every_run(works: list[Work], where: str, rules: Rules, bu
     for each in works:
         mine = ran.get(each.job.name, [])
         assert sum(one.ending is Ending.DONE for one in mine) <= 1
-        for one, after in zip(mine, mine[1:], strict=False):
+        for one, after in pairwise(mine):
             assert one.end <= after.start
         for need in each.job.needs:
             done_at = [one.end for one in ran.get(need, []) if one.ending is Ending.DONE]

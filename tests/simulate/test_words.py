@@ -35,7 +35,7 @@ def test_every_gpu_of_a_cluster_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("word", ["", "8", "8x", "0x80GB", "8x80", "8xGB", "-1x80GB", "999999999x80GB", "2x8x80GB"])
 def test_what_is_no_machine_is_refused_with_an_example(word: str) -> None:
-    with pytest.raises(ValueError, match="8x80GB|can be simulated|--machines"):
+    with pytest.raises(ValueError, match=r"8x80GB|can be simulated|--machines"):
         machine(word)
 
 

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from gpuherd.quantities import duration_s
 
@@ -22,6 +23,13 @@ class Session:
     start: float
     end: float
     barges: bool
+
+
+class Strangers(Protocol):
+    """Whoever else uses the GPUs."""
+
+    def sessions(self, seed: int, gpu: str) -> Iterator[Session]:
+        """What they would do on the GPU with this UUID, in order of time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gpuherd.jobs.policy import Limits, Start, Wait, decide_with
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
-from gpuherd.simulate.background import Background, Session
+from gpuherd.simulate.background import Session, Strangers
 from gpuherd.simulate.backlog import Backlog
 from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
@@ -64,7 +64,7 @@ class Simulation:
         machines: Sequence[Machine],
         works: Sequence[Work],
         rules: Rules,
-        background: Background | None = None,
+        background: Strangers | None = None,
         seed: int = 0,
         begin: datetime = MONDAY,
     ):

@@ -56,7 +56,8 @@ def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11">',
             '<defs><pattern id="stranger" width="6" height="6" patternUnits="userSpaceOnUse">'
-            '<rect width="6" height="6" fill="#dddddd"/><path d="M0 6 L6 0" stroke="#999999"/></pattern></defs>',
+            '<rect width="6" height="6" fill="#dddddd" fill-opacity="0.5"/><path d="M0 6 L6 0" stroke="#888888"/>'
+            "</pattern></defs>",
             f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
             _text(_LEFT, 24, title, size=16, weight="bold"),
             *parts,
@@ -89,10 +90,6 @@ def _panel(panel: Panel, works: Sequence[Work], lines: Sequence[Row], top: int, 
 def _bars(history: History, works: Sequence[Work], begin: int, longest_s: float, width: int) -> list[str]:
     scale = width / longest_s
     parts = []
-    for visit in history.visits:
-        end = min(visit.end, history.makespan_s)
-        if end > visit.start:
-            parts.append(_bar(visit.start, end, scale, begin + visit.gpu * _ROW + 1, _ROW - 2, _STRANGER, "a stranger"))
     depth = _depths(history)
     for number, ran in enumerate(history.attempts):
         job = works[ran.job].job
@@ -104,6 +101,11 @@ def _bars(history: History, works: Sequence[Work], begin: int, longest_s: float,
         for gpu in ran.gpus:
             top = begin + gpu * _ROW + 1 + level * thick
             parts.append(_bar(ran.start, ran.end, scale, top, thick, _colour(ran), tip))
+    # On top, because strangers may come to a GPU where a job of ours runs.
+    for visit in history.visits:
+        end = min(visit.end, history.makespan_s)
+        if end > visit.start:
+            parts.append(_bar(visit.start, end, scale, begin + visit.gpu * _ROW + 1, _ROW - 2, _STRANGER, "a stranger"))
     return parts
 
 

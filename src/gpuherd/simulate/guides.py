@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuherd.simulate.background import Background, Session
+from gpuherd.simulate.background import Session, Strangers
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.history import Ending, History, Ran, Visit
 from gpuherd.simulate.workload import Work
@@ -25,7 +25,7 @@ SLEEP_S = 5.0
 def run_guides(
     machines: Sequence[Machine],
     works: Sequence[Work],
-    background: Background | None = None,
+    background: Strangers | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> History:
@@ -64,7 +64,7 @@ def run_guides(
 class _Loop:
     """One machine's loop, between two starts."""
 
-    def __init__(self, gpus: Machine, first: int, background: Background | None, seed: int):
+    def __init__(self, gpus: Machine, first: int, background: Strangers | None, seed: int):
         self._first = first
         self._users = [_User(gpu.uuid, background, seed) for gpu in gpus]
         self._now = 0.0
@@ -110,7 +110,7 @@ class _Loop:
 class _User:
     """Who uses one GPU: our own job until some second, and strangers by their plan. Time only goes on."""
 
-    def __init__(self, uuid: str, background: Background | None, seed: int):
+    def __init__(self, uuid: str, background: Strangers | None, seed: int):
         self._plan: Iterator[Session] = iter(()) if background is None else background.sessions(seed, uuid)
         self._next = next(self._plan, None)
         self._ours_until = 0.0

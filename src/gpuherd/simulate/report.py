@@ -44,7 +44,7 @@ def table(results: Sequence[Result]) -> Table:
     strangers = any(result.figures.strangers for result in results)
     if named:
         made.add_column("Rules", overflow="fold", min_width=13)
-    headings = ("Makespan", "×least", "Used", *(["Others"] if strangers else []), "Lost", "Wait", "p50", "p95", "max")
+    headings = ("Makespan", "x least", "Used", *(["Others"] if strangers else []), "Lost", "Wait", "p50", "p95", "max")
     # Figures are never cut: where the window is narrow, the rules get more lines.
     for heading in (*headings, "Done"):
         made.add_column(heading, justify="right", no_wrap=True, min_width=max(5, len(heading)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuherd.simulate.background import Background
+from gpuherd.simulate.background import Strangers
 from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.engine import Simulation
@@ -31,7 +31,7 @@ class Scenario:
 
     machines: tuple[Machine, ...]
     works: tuple[Work, ...]
-    background: Background | None = None
+    background: Strangers | None = None
     seed: int = 0
     begin: datetime = MONDAY
 
