@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.quarantine import FIRST_FAULT_S
-from gpuherd.simulate.background import Background
 from gpuherd.simulate.begin import begin
 from gpuherd.simulate.cluster import Machine, machine, machines
 from gpuherd.simulate.ends import diagnosis
@@ -22,9 +21,10 @@ from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.figures import figures
 from gpuherd.simulate.guides import run_guides
 from gpuherd.simulate.history import Ending, History, Ran, busy_spans
+from gpuherd.simulate.lengths import spread
 from gpuherd.simulate.quiet import TURNAROUND_S
 from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.spread import spread
+from gpuherd.simulate.strangers import Background
 from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn
 
 

@@ -11,16 +11,16 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.simulate.background import background
 from gpuherd.simulate.begin import begin
 from gpuherd.simulate.cluster import machine, machines
+from gpuherd.simulate.lengths import spread
 from gpuherd.simulate.rules import Rules, variants
-from gpuherd.simulate.spread import spread
+from gpuherd.simulate.strangers import background
 from gpuherd.simulate.workload import failure_shares, mix
 
 
 @pytest.mark.parametrize(
-    "name", ["background", "begin", "cluster", "figures", "options", "rules", "spread", "timeline", "workload"]
+    "name", ["begin", "cluster", "figures", "lengths", "options", "rules", "strangers", "timeline", "workload"]
 )
 def test_examples_in_the_code_hold(name: str) -> None:
     result = doctest.testmod(import_module(f"gpuherd.simulate.{name}"))

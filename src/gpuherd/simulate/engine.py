@@ -24,7 +24,6 @@ from gpuherd.jobs.policy import Limits, Start, Wait, decide_with
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
-from gpuherd.simulate.background import Session, Strangers
 from gpuherd.simulate.backlog import Backlog
 from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
@@ -33,6 +32,7 @@ from gpuherd.simulate.floor import Floor, Slot
 from gpuherd.simulate.history import Ending, History, Ran, Visit
 from gpuherd.simulate.quiet import Quiet
 from gpuherd.simulate.rules import Rules
+from gpuherd.simulate.strangers import Session, Strangers
 from gpuherd.simulate.workload import Work
 
 # How many jobs more than there are places one decision looks at: as in jobs.dispatcher.

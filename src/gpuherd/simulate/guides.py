@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuherd.simulate.background import Session, Strangers
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.history import Ending, History, Ran, Visit
+from gpuherd.simulate.strangers import Session, Strangers
 from gpuherd.simulate.workload import Work
 
 MAX_CHECKS = 10

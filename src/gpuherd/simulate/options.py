@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gpuherd.jobs.failures import FailureClass
-    from gpuherd.simulate.background import Background
     from gpuherd.simulate.cluster import Machine
-    from gpuherd.simulate.spread import Spread
+    from gpuherd.simulate.lengths import Spread
+    from gpuherd.simulate.strangers import Background
     from gpuherd.simulate.workload import Mix, Recipe
 
 
@@ -37,7 +37,7 @@ def _machines(word: str) -> tuple[Machine, ...]:
 
 
 def _background(word: str) -> Background:
-    from gpuherd.simulate.background import background
+    from gpuherd.simulate.strangers import background
 
     return background(word)
 
@@ -49,7 +49,7 @@ def _begin(word: str) -> datetime:
 
 
 def _spread(word: str) -> Spread:
-    from gpuherd.simulate.spread import spread
+    from gpuherd.simulate.lengths import spread
 
     return spread(word)
 

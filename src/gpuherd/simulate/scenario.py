@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuherd.simulate.background import Strangers
 from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.engine import Simulation
@@ -14,6 +13,7 @@ from gpuherd.simulate.figures import Figures, figures
 from gpuherd.simulate.guides import run_guides
 from gpuherd.simulate.history import History
 from gpuherd.simulate.rules import Variant
+from gpuherd.simulate.strangers import Strangers
 from gpuherd.simulate.workload import Work
 
 

@@ -16,7 +16,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.needs import check_needs
-from gpuherd.simulate.spread import Spread
+from gpuherd.simulate.lengths import Spread
 
 MOST_JOBS = 2_000_000
 # Attempts beyond the retries of a job: out of memory is tried on more GPUs, which costs a job more attempts.
