@@ -29,6 +29,7 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("GPUHERD_", "CUDA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture

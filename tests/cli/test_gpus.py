@@ -104,6 +104,42 @@ def test_what_gpuherd_holds_is_told_with_its_holder(standin: Standin) -> None:
     assert second["lease"]["pid"] == os.getpid()
 
 
+def test_an_unused_lease_limits_and_memory_errors_are_told(standin: Standin, tmp_path: Path) -> None:
+    machine = standin("3x40GB")
+    machine.set_ecc_errors(1, 4)
+    config = Path(os.environ["XDG_CONFIG_HOME"]) / "gpuherd" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[limits]\nmax_gpus = 2\n")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("exclude_gpus = [2]\n")
+    policy.chmod(0o644)
+    with LeaseFolder.default().acquire(machine.uuids[0], LeaseNote("train")) or pytest.fail("free"):
+        text = flat(table(COLUMNS="200", GPUHERD_POLICY=str(policy)))
+        told = as_json(GPUHERD_POLICY=str(policy))
+    assert "job train, and nobody uses it now" in text
+    assert "free 4 uncorrectable memory errors" in text
+    assert "kept from gpuherd by this machine's policy" in text
+    assert "Your runs: at most 2 GPUs by your own settings; they hold 1 now." in text
+    assert told["limits"] == {
+        "max_gpus": 2,
+        "held": 1,
+        "reason": "at most 2 GPUs by your own settings",
+        "changes_at": None,
+        "warnings": [],
+    }
+    assert [gpu["excluded"] for gpu in told["gpus"]] == [False, False, True]
+    assert [gpu["free"] for gpu in told["gpus"]] == [False, True, False]
+    assert told["gpus"][1]["uncorrected_errors"] == 4
+
+
+def test_a_wrong_settings_file_is_a_remark_not_an_end(standin: Standin) -> None:
+    standin("1x40GB")
+    config = Path(os.environ["XDG_CONFIG_HOME"]) / "gpuherd" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[limits]\nmax_gpu = 2\n")
+    assert "did you mean max_gpus?" in flat(table())
+
+
 def test_an_unsafe_lease_folder_is_a_remark_not_an_end(standin: Standin, tmp_path: Path) -> None:
     standin("1x40GB")
     (tmp_path / "open").mkdir()
@@ -129,10 +165,18 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
     machine.occupy(0, 2000, pid=os.getpid())
     told = as_json()
     assert told.keys() == {
-        *("time", "driver_version", "cuda_version", "problem", "lease_problem", "memory_threshold_mb", "gpus"),
+        *("time", "driver_version", "cuda_version", "problem", "lease_problem", "memory_threshold_mb", "limits"),
+        "gpus",
     }
     first = told["gpus"][0]
-    assert first.keys() == {field.name for field in fields(Gpu)} | {"label", "visible", "lease", "free", "reason"}
+    assert first.keys() == {field.name for field in fields(Gpu)} | {
+        "label",
+        "visible",
+        "excluded",
+        "lease",
+        "free",
+        "reason",
+    }
     assert first["processes"][0].keys() == {"pid", "user", "command", "memory_mb", "compute"}
     assert first["peers"] == [{"uuid": machine.uuids[1], "nvlinks": 4, "proximity": "one_switch"}]
     assert first["compute_capability"] == [8, 0]

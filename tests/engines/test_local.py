@@ -51,7 +51,7 @@ def test_nothing_runs_before_the_go_ahead(launch: Callable[..., Launch], tmp_pat
     assert ended(process)
     assert process.collect() == Exit(started=True, code=0)
     assert (tmp_path / "ran").exists()
-    assert read_exit(tmp_path / "status") == Exit(started=True, code=0)
+    assert read_exit(tmp_path / "status", "q/1") == Exit(started=True, code=0)
 
 
 def test_a_starter_that_dies_before_the_go_ahead_leaves_no_job(launch: Callable[..., Launch], tmp_path: Path) -> None:
@@ -60,20 +60,20 @@ def test_a_starter_that_dies_before_the_go_ahead_leaves_no_job(launch: Callable[
     process.release()  # what the kernel does with the descriptors of a dead starter
     assert select.select([pidfd], [], [], 10)[0]
     assert not (tmp_path / "ran").exists()
-    assert read_exit(tmp_path / "status") == Exit(started=False)
+    assert read_exit(tmp_path / "status", "q/1") == Exit(started=False)
     os.close(pidfd)
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 75, 126])
 def test_exit_codes(launch: Callable[..., Launch], tmp_path: Path, code: int) -> None:
     assert run(launch(sys.executable, "-c", f"raise SystemExit({code})")) == Exit(started=True, code=code)
-    assert read_exit(tmp_path / "status") == Exit(started=True, code=code)
+    assert read_exit(tmp_path / "status", "q/1") == Exit(started=True, code=code)
 
 
 def test_a_job_killed_by_a_signal_says_which(launch: Callable[..., Launch], tmp_path: Path) -> None:
     ended_by = run(launch(sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
     assert ended_by == Exit(started=True, signal=signal.SIGSEGV)
-    assert read_exit(tmp_path / "status") == ended_by
+    assert read_exit(tmp_path / "status", "q/1") == ended_by
 
 
 def test_a_signal_to_the_group_ends_the_job_and_is_recorded(launch: Callable[..., Launch], tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_signal_to_the_group_ends_the_job_and_is_recorded(launch: Callable[...
     process.signal(signal.SIGTERM)
     assert ended(process)
     assert process.collect() == Exit(started=True, code=7)
-    assert read_exit(tmp_path / "status") == Exit(started=True, code=7)
+    assert read_exit(tmp_path / "status", "q/1") == Exit(started=True, code=7)
 
 
 def test_words_are_never_seen_by_a_shell(launch: Callable[..., Launch], tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_status_that_cannot_be_written_means_never_started(launch: Callable[..
     process.go()
     assert ended(process)
     process.collect()
-    assert read_exit(tmp_path / "no" / "status") == Exit(started=False)
+    assert read_exit(tmp_path / "no" / "status", "q/1") == Exit(started=False)
     assert not made.exists()
 
 
@@ -146,7 +146,7 @@ time.sleep(60)
     child.kill()
     child.wait()
     child.stdout.close()
-    process = adopt(ProcessId(int(pid), int(ticks), boot), tmp_path / "status")
+    process = adopt(ProcessId(int(pid), int(ticks), boot), tmp_path / "status", "q/1")
     assert process is not None
     assert ended(process)
     assert process.collect() == Exit(started=True, code=7)
@@ -156,20 +156,51 @@ def test_a_pid_used_again_is_not_adopted(launch: Callable[..., Launch], tmp_path
     me = identify(os.getpid())
     assert me is not None
     assert me.is_alive()
-    assert adopt(ProcessId(me.pid, me.start_ticks + 1, me.boot), tmp_path / "status") is None
-    assert adopt(ProcessId(me.pid, me.start_ticks, "another boot"), tmp_path / "status") is None
+    assert adopt(ProcessId(me.pid, me.start_ticks + 1, me.boot), tmp_path / "status", "q/1") is None
+    assert adopt(ProcessId(me.pid, me.start_ticks, "another boot"), tmp_path / "status", "q/1") is None
 
 
 def test_half_a_status_is_no_status(tmp_path: Path) -> None:
     for text, expected in [
         ("", Exit(started=False)),
-        ("started\n", Exit(started=True)),
-        ("started\nexit 1", Exit(started=True)),
-        ("started\nexit 12\n", Exit(started=True, code=12)),
-        ("started\nexit 137\n", Exit(started=True, signal=9)),
+        ("\nq/1 started 5.25", Exit(started=False)),
+        ("\nq/1 started 5.25\n", Exit(started=True)),
+        ("\nq/1 started 5.25\n\nq/1 exit 1", Exit(started=True)),
+        ("\nq/1 started 5.25\n\nq/1 exit 12 7.5\n", Exit(started=True, code=12)),
+        ("\nq/1 started 5.25\n\nq/1 exit 137 7.5\n", Exit(started=True, signal=9)),
+        # Others write into the same file, and a full disk may have cut one of them short.
+        ("\nq/11 started 5.25\n\nq/11 exit 0 6.0\n", Exit(started=False)),
+        ("\nq/2 exi\nq/1 started 5.25\n\nq/2 exit 3 6.0\n\nq/1 exit 0 7.5\n", Exit(started=True, code=0)),
     ]:
         (tmp_path / "status").write_text(text)
-        assert read_exit(tmp_path / "status") == expected
+        assert read_exit(tmp_path / "status", "q/1") == expected
+
+
+def test_the_status_file_knows_how_long_it_ran(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    assert run(launch("/bin/sleep", "0.3")) == Exit(started=True, code=0)
+    ran_s = read_exit(tmp_path / "status", "q/1").ran_s
+    assert ran_s is not None
+    assert 0.28 <= ran_s < 5
+    (tmp_path / "status").write_text("\nq/1 started\n\nq/1 exit 0\n")  # where /proc/uptime can't be read
+    assert read_exit(tmp_path / "status", "q/1").ran_s is None
+
+
+def test_attempts_share_a_status_file(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    processes = [start(launch("/bin/sh", "-c", f"exit {i}", tag=f"q/{i}"), os.environ) for i in range(20)]
+    for process in processes:
+        process.go()
+    for process in processes:
+        assert ended(process)
+        process.collect()
+    assert [read_exit(tmp_path / "status", f"q/{i}").code for i in range(20)] == list(range(20))
+
+
+def test_a_jobs_own_variables_reach_it_unchanged(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """Also those that the shell between could use for itself."""
+    env = dict.fromkeys(("status", "code", "go", "up", "rest"), "mine")
+    assert run(launch("/usr/bin/env", env=env)) == Exit(started=True, code=0)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert {f"{name}=mine" for name in env} <= set(lines)
 
 
 def test_the_jobs_environment(launch: Callable[..., Launch], tmp_path: Path) -> None:

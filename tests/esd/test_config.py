@@ -160,3 +160,16 @@ def test_flags_of_the_production_example() -> None:
 def test_folders_that_no_record_could_name(folder: str) -> None:
     with pytest.raises(UsageError, match="no usable name"):
         ExperimentConfig(single_model="gpt2", output_dir=folder)
+
+
+def test_how_the_dispatcher_behaves_can_be_said_too() -> None:
+    parser = Parser()
+    add_options(parser, ExperimentConfig)
+    words = "--single-model a --timeout 2h --yield requeue --max-concurrent 3 --min-disk 2GB --order age --heartbeat 1h"
+    config = build(ExperimentConfig, parser.parse_args(words.split()))
+    assert (config.timeout, config.yield_to_others, config.max_concurrent) == (7200.0, "requeue", 3)
+    assert (config.min_disk, config.order, config.heartbeat) == (2048, "age", 3600.0)
+    assert ExperimentConfig(single_model="a").order == "longest"
+    assert ExperimentConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(UsageError, match="heartbeat"):
+        ExperimentConfig(single_model="a", heartbeat=0)

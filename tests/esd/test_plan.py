@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.model_list import ModelRow
-from gpuherd.esd.plan import CUDA_CONTEXT_MB, PANELS_MB, PlannedModel, gpu_memory_mb, job_name
+from gpuherd.esd.plan import (
+    CUDA_CONTEXT_MB,
+    HEARTBEAT_S,
+    PANELS_MB,
+    PlannedModel,
+    gpu_memory_mb,
+    job_name,
+    make_job,
+    worker_command,
+)
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.preflight import Preflight
 
 FACTS = Preflight("adapter", "local", base="org/base", largest_side=4096)
@@ -34,3 +44,23 @@ def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
     assert one == CUDA_CONTEXT_MB + 3 * gram_mb + PANELS_MB
     assert two == CUDA_CONTEXT_MB + 2 * (3 * gram_mb + PANELS_MB)
     assert gpu_memory_mb(replace(FACTS, largest_side=None), parallel=True) is None
+
+
+def test_what_is_known_of_a_model_goes_into_its_job() -> None:
+    run = RunDirectory("out")
+    known = replace(PLANNED, facts=replace(FACTS, total_bytes=5_000_000))
+    job = make_job(CONFIG, known, worker_command(CONFIG, known.row, run), run)
+    assert (job.cost, job.share, job.heartbeat_s) == (5e6, False, HEARTBEAT_S)
+    assert make_job(replace(CONFIG, share=True), known, ["x"], run).share
+    assert not make_job(replace(CONFIG, share=True, gpus_per_job=2), known, ["x"], run).share
+    unknown = replace(PLANNED, facts=replace(FACTS, largest_side=None))
+    assert make_job(replace(CONFIG, share=True), unknown, ["x"], run).share is False
+    assert make_job(CONFIG, unknown, ["x"], run).cost is None
+
+
+def test_only_our_own_worker_is_expected_to_tell_its_progress() -> None:
+    run = RunDirectory("out")
+    assert make_job(CONFIG, PLANNED, ["/bin/other", "--model", "a"], run).heartbeat_s is None
+    asked = replace(CONFIG, heartbeat=60.0)
+    assert make_job(asked, PLANNED, ["/bin/other", "--model", "a"], run).heartbeat_s == 60.0
+    assert make_job(asked, PLANNED, worker_command(asked, PLANNED.row, run), run).heartbeat_s == 60.0

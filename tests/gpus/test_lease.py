@@ -22,7 +22,7 @@ from gpuherd.gpus.lease_place import make_folder
 
 UUID = "GPU-11112222-3333"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
-ALICE, BOB = 61_001, 61_002
+ALICE, BOB, CAROL = 61_001, 61_002, 61_003
 # The forked children only act as another user and end; from Python 3.12 on, fork warns when a test runner has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -496,12 +496,126 @@ def test_a_folder_closed_to_a_user_is_told_with_its_owner(shared: Path) -> None:
 
 
 @ROOT
-def test_a_lock_file_that_its_owner_has_closed_is_told(shared: Path) -> None:
+@pytest.mark.parametrize("what", ["closed", "fifo", "folder", "link"])
+def test_what_a_stranger_has_put_in_the_place_of_a_lock_file_keeps_nobody_from_the_gpu(shared: Path, what: str) -> None:
     lock = shared / f"{UUID}.lock"
-    as_user(BOB, lambda: os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)))
-    answer = as_user(ALICE, lambda: LeaseFolder(shared).acquire(UUID))
-    assert "CannotWrite" in answer
-    assert "readable for all" in answer
+
+    def put() -> None:
+        if what == "closed":
+            os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600))
+        elif what == "fifo":
+            os.mkfifo(lock)
+        elif what == "folder":
+            lock.mkdir()
+        else:
+            lock.symlink_to("/etc/passwd")
+
+    as_user(BOB, put)
+
+    def take_twice() -> str:
+        first = LeaseFolder(shared).acquire(UUID)
+        second = LeaseFolder(shared).acquire(UUID)
+        return f"{first is not None} {second} {LeaseFolder(shared).holder(UUID) is not None}"
+
+    assert as_user(ALICE, take_twice) == "True None True"
+    assert as_user(ALICE, take_twice) == "True None True"  # and again, when that has ended
+    assert len(list(shared.glob("*.lock"))) == 2
+
+
+@ROOT
+def test_a_lease_stays_one_when_who_made_the_first_lock_file_removes_it(shared: Path) -> None:
+    """A lock on a removed file is one that nobody sees; so whoever can't rely on it keeps a file of their own."""
+    assert as_user(BOB, lambda: LeaseFolder(shared).acquire(UUID) is not None) == "True"
+    assert (shared / f"{UUID}.lock").stat().st_uid == BOB
+
+    def take_while_bob_removes() -> str:
+        lease = LeaseFolder(shared).acquire(UUID)
+        as_root_again = (shared / f"{UUID}.lock").exists()
+        return f"{lease is not None} {as_root_again} {LeaseFolder(shared).acquire(UUID)}"
+
+    with held_by_user(ALICE, shared):
+        as_user(BOB, lambda: (shared / f"{UUID}.lock").unlink())
+        assert not (shared / f"{UUID}.lock").exists()
+        for user in (BOB, CAROL):
+            assert as_user(user, lambda: LeaseFolder(shared).acquire(UUID)) == "None"
+    assert as_user(CAROL, take_while_bob_removes) == "True True None"
+
+
+@contextmanager
+def held_by_user(uid: int, shared: Path) -> Iterator[int]:
+    """Another user's process that holds the GPU until the block ends."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        held = LeaseFolder(shared).acquire(UUID)
+        os.write(writing, b"y" if held else b"n")
+        signal.pause()
+    try:
+        assert os.read(reading, 1) == b"y"
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_what_one_holds_oneself_is_counted(folder: LeaseFolder) -> None:
+    me = os.geteuid()
+    assert folder.held_by(me) == frozenset()
+    with folder.acquire(UUID) or pytest.fail("free"), folder.acquire("MIG-GPU-aaaa/1/0") or pytest.fail("free"):
+        assert folder.held_by(me) == {UUID, "MIG-GPU-aaaa_1_0"}
+        assert folder.held_by(me + 1) == frozenset()
+    assert folder.held_by(me) == frozenset()
+
+
+COUNTER = """
+import os, sys
+from gpuherd.gpus.lease import LeaseFolder
+folder = LeaseFolder.default()
+taken = []
+for number in range(20):
+    with folder.counting() as mine:
+        assert mine
+        if len(folder.held_by(os.geteuid())) < 3:
+            taken.append(folder.acquire(f"GPU-{sys.argv[1]}-{number}"))
+print(len(taken), flush=True)
+input()
+"""
+
+
+def test_several_processes_together_never_take_more_than_they_count_to(folder: LeaseFolder) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTER, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(4)
+    ]
+    taken = [int(racer.stdout.readline()) for racer in racers if racer.stdout is not None]
+    assert len(folder.held_by(os.geteuid())) == 3
+    for racer in racers:
+        racer.communicate("\n")
+    assert sum(taken) == 3
+
+
+@ROOT
+def test_nobody_else_can_keep_a_user_from_counting(shared: Path) -> None:
+    def squat() -> None:
+        path = shared / f".counting-{ALICE}.0"
+        path.write_text("")
+        path.chmod(0o644)
+
+    as_user(BOB, squat)
+
+    def count() -> str:
+        with LeaseFolder(shared).counting() as mine:
+            return str(mine)
+
+    assert as_user(ALICE, count) == "True"
+    assert (shared / f".counting-{ALICE}.1").stat().st_uid == ALICE
 
 
 @ROOT

@@ -38,7 +38,7 @@ def ours(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-def verdicts(watch: GpuWatch, ours: tuple[str, ...] = (), *, now: float = 0.0) -> list[str | None]:
+def verdicts(watch: GpuWatch, ours: tuple[str, ...] = (), *, now: float = 104.0) -> list[str | None]:
     return [view.busy for view in watch.views(now, ours)]
 
 
@@ -54,7 +54,7 @@ def test_free_after_as_many_looks_as_asked(watch: GpuWatch) -> None:
 def test_a_hole_in_the_row_begins_it_anew(watch: GpuWatch) -> None:
     for now in (100.0, 101.0, 200.0):
         watch.look(now, ())
-    assert verdicts(watch) == ["free for 1 of 3 checks"] * 2
+    assert verdicts(watch, now=200.0) == ["free for 1 of 3 checks"] * 2
 
 
 def test_a_gpu_that_was_free_an_hour_ago_is_not_free_now(watch: GpuWatch, machine: Machine) -> None:
@@ -82,10 +82,10 @@ def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine)
 def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(watch: GpuWatch, machine: Machine) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
-    leases = watch.take(watch.gpus, "j")
+    leases = watch.take(watch.gpus, "j", 102.0)
     assert leases is not None
     machine.occupy(1, 5_000)
-    assert watch.still_free({gpu.uuid for gpu in watch.gpus}) == {machine.uuid(0)}
+    assert watch.still_free({gpu.uuid for gpu in watch.gpus}, 102.0) == {machine.uuid(0)}
     for lease in leases:
         lease.close()
     assert verdicts(watch) == [None, "5000 MB used (threshold 500)"]
@@ -96,7 +96,7 @@ def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine:
         watch.look(now, ())
     other = LeaseFolder.default().acquire(machine.uuid(1))
     assert other is not None
-    assert watch.take(watch.gpus, "j") is None
+    assert watch.take(watch.gpus, "j", 102.0) is None
     mine = LeaseFolder.default().acquire(machine.uuid(0))  # what was taken before the refusal was given back
     assert mine is not None
     mine.close()
@@ -113,7 +113,7 @@ def test_a_gpu_that_our_job_left_needs_one_clean_look(watch: GpuWatch, machine: 
     watch.released((machine.uuid(0),), 100.5)
     assert watch.haste_s == 0.0
     occupation.release()
-    watch.hasty_look(())
+    watch.hasty_look((), 100.6)
     assert verdicts(watch) == [None, "free for 1 of 3 checks"]  # the other's row is not hurried along
     assert watch.haste_s is None
 
@@ -125,14 +125,14 @@ def test_what_our_job_left_running_does_not_count_as_a_stranger(
     machine.occupy(0, 3_000, pid=ours.pid)
     watch.released((machine.uuid(0),), 100.0)
     waits = []
-    for _ in range(6):
-        watch.hasty_look(())
+    for step in range(6):
+        watch.hasty_look((), 100.1 + step / 100)
         waits.append(watch.haste_s)
     assert verdicts(watch)[0] == "our own job is still leaving it"
     assert waits == sorted(w for w in waits if w is not None)  # ever longer pauses, no busy waiting
     ours.kill()
     ours.wait()
-    watch.hasty_look(())
+    watch.hasty_look((), 100.5)
     assert verdicts(watch)[0] is None
 
 
@@ -158,6 +158,6 @@ def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_s
     assert returning() == [False, False]
     watch.released([machine.uuid(0)], 103.0)
     assert returning() == [True, False]
-    watch.hasty_look(())
+    watch.hasty_look((), 103.0)
     assert verdicts(watch, now=103.0) == [None, None]
     assert returning() == [False, False]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from gpuherd.jobs.metrics import metrics
+from gpuherd.jobs.metrics import metrics, percentile
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
 
 
@@ -29,7 +30,13 @@ def test_the_figures() -> None:
     assert (got["total_wait_time"], got["avg_wait_time"], got["max_wait_time"]) == (9.0, 3.0, 6.0)
     assert (got["total_runtime"], got["runs"]) == (100.0, 2)
     assert got["failed_attempts_by_class"] == {"crash": 1}
-    assert got["job_run_time"] == {"mean": 25.0, "median": 25.0, "min": 20.0, "max": 30.0}
+    times = {"mean": 25.0, "median": 25.0, "min": 20.0, "max": 30.0, "p90": 30.0, "p95": 30.0, "p99": 30.0}
+    assert got["job_run_time"] == times
+    assert got["job_wait_time"]["median"] == 3.0 and got["job_wait_time"]["p95"] == 6.0
+    # From when a could first run, 2 s before its first attempt at 0, to its end at 20; b likewise.
+    assert got["job_turnaround"]["min"] == 22.0 and got["job_turnaround"]["max"] == 36.0
+    assert got["retries_by_class"] == {"crash": 1}
+    assert got["gpu_hours_by_outcome"] == {"failed": 0.002778, "done": 0.022222, "requeued": 0.0}
     assert got["gpus"]["0"] == {"uuid": "GPU-0", "attempts": 3, "busy_seconds": 40.0, "busy_share": 0.4}
     assert got["gpus"]["1"]["busy_share"] == 0.5
     assert got["gpu_hours"] == 0.025
@@ -40,3 +47,25 @@ def test_the_figures() -> None:
 def test_a_run_without_jobs_has_no_figures_rather_than_noughts() -> None:
     got = metrics(Counts(), [], [], 0.0)
     assert got["success_rate"] is got["avg_wait_time"] is got["job_run_time"] is got["start_time"] is None
+
+
+def test_percentiles_are_those_of_the_nearest_rank() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert [percentile(values, p) for p in (1, 50, 90, 99, 100)] == [1.0, 50.0, 90.0, 99.0, 100.0]
+    assert percentile([7.0], 1) == percentile([7.0], 99) == 7.0
+
+
+def test_a_requeue_is_no_retry_and_an_unfinished_job_has_no_turnaround() -> None:
+    attempts = [row("a", "requeued", "0", 0.0, 1.0), row("a", "failed", "0", 0.0, 1.0, 2)]
+    got = metrics(Counts(failed=1), attempts, [(0.0, 10.0)], 10.0)
+    assert (got["retries_by_class"], got["job_turnaround"]) == ({}, None)
+
+
+def test_a_shared_gpu_is_busy_once() -> None:
+    def shared(job: str, start: float, run_s: float) -> AttemptRow:
+        return replace(row(job, "done", "0", 0.0, run_s), started_at=start, shared_mb=1000)
+
+    attempts = [shared("a", 0.0, 10.0), shared("b", 5.0, 2.0), shared("c", 8.0, 12.0), shared("d", 30.0, 5.0)]
+    got = metrics(Counts(done=4), attempts, [(0.0, 50.0)], 50.0)
+    assert got["gpus"]["0"]["busy_seconds"] == 25.0
+    assert got["gpu_hours"] == round(25 / 3600, 6)

@@ -16,8 +16,9 @@ from gpuherd.engines.processes import ProcessId
 from gpuherd.errors import QueueBusy, QueueUnreadable, UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import ImpossibleTransition, Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason, Request
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_one_dispatcher_a_queue(tmp_path: Path) -> None:
 def test_a_hundred_thousand_jobs(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
     began = time.process_time()
     queue.submit([job(f"j{i}", priority=i % 7) for i in range(100_000)])
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 5
     queue.head(20, time.time())
     best = min(_timed(lambda: queue.head(20, time.time())) for _ in range(5))
     assert best < 0.005
@@ -336,3 +337,170 @@ def test_starting_the_command_again_gives_a_running_job_fresh_tries_too(
     assert queue.running()[0].queued.tries == 1
     queue.submit([job("a")])
     assert queue.running()[0].queued.tries == 0
+
+
+# --- adding to a queue that is worked off ------------------------------------------------------------------------
+
+
+def test_adding_leaves_all_else_alone(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.submit([job("a"), job("b")])
+    start("a")
+    queue.add([job("c", needs=("a", "b")), job("d", needs=("c",))])
+    assert queue.states() == {"a": "running", "b": "waiting", "c": "waiting", "d": "waiting"}
+    assert queue.counts().total == 4
+    assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
+
+
+def test_what_is_added_after_its_need_has_failed_is_cancelled_with_the_reason(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.add([job("a")])
+    end(queue, start("a"), AttemptState.FAILED, JobState.FAILED)
+    queue.add([job("b", needs=("a",)), job("c", needs=("b",))])
+    assert queue.states() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+    assert queue.retry((), time.time()).jobs == ("a", "b", "c")
+    assert [q.job.name for q in queue.head(9, time.time())] == ["a"]
+
+
+def test_bad_needs_of_added_jobs_change_nothing(queue: Queue) -> None:
+    queue.add([job("a"), job("b", needs=("a",), round=3)])
+    for jobs, message in [
+        ([job("c", needs=("zz",))], "needs 'zz', and there is no such job"),
+        ([job("c"), job("c")], "two jobs are named 'c'"),
+        ([job("a", needs=("b",), round=3)], "would need itself"),
+        ([job("c", needs=("b",), round=2)], "of round 2 needs 'b' of round 3"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            queue.add(jobs)
+        assert queue.states() == {"a": "waiting", "b": "waiting"}
+
+
+def test_the_lowest_round_that_has_not_ended_goes_first(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.add([job("x", round=2), job("a", round=1), job("b", round=1, priority=-5), job("cpu", gpus=0, round=1)])
+    assert [q.job.name for q in queue.head(9, time.time())] == ["a", "b", "cpu"]
+    queue.cancel(("cpu",), "me")
+    record = start("a")
+    end(queue, start("b"), AttemptState.FAILED, JobState.FAILED)
+    assert queue.head(9, time.time()) == ()  # one of the round still runs
+    end(queue, record, AttemptState.DONE, JobState.DONE)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["x"]
+
+
+def test_longest_first_is_by_priority_then_cost_then_age(queue: Queue) -> None:
+    queue.add([job("a", cost=1), job("b"), job("c", cost=9), job("d", cost=9), job("e", priority=1)])
+    assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["e", "c", "d", "a", "b"]
+    assert [q.job.name for q in queue.head(9, time.time())] == ["e", "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("order", ["age", "longest"])
+def test_the_head_is_found_by_an_index_in_either_order(queue: Queue, order: Order) -> None:
+    index = {"age": "jobs_by_age", "longest": "jobs_by_cost"}[order]
+    seen: list[str] = []
+    queue.add([job("a")])
+    queue._db.set_trace_callback(seen.append)
+    queue.head(5, time.time(), order)
+    queue._db.set_trace_callback(None)
+    plans = [queue._db.execute(f"EXPLAIN QUERY PLAN {each}").fetchall() for each in seen]
+    details = [row["detail"] for plan in plans for row in plan]
+    assert sum(index in detail for detail in details) == 2
+    assert "jobs_unfinished" in details[0]
+    assert not any("TEMP B-TREE" in detail or detail.startswith("SCAN jobs") for detail in details[1:])
+
+
+# --- what people do ----------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_takes_those_that_need_it_along_and_brings_them_back(queue: Queue) -> None:
+    queue.add([job("a"), job("b", needs=("a",)), job("c", needs=("b",)), job("d")])
+    changed = queue.cancel(("a",), "alice")
+    assert (changed.jobs, changed.along) == (("a",), ("b", "c"))
+    assert queue.retry(("c",), 1.0).refused == ("c needs b, which is cancelled: retry that one too",)
+    back = queue.retry(("a",), 1.0)
+    assert (back.jobs, back.along) == (("a",), ("b", "c"))
+    assert [q.job.name for q in queue.head(9, time.time())] == ["a", "d"]
+
+
+def test_what_a_person_cancelled_does_not_come_back_with_another(queue: Queue) -> None:
+    queue.add([job("a"), job("b", needs=("a",)), job("c", needs=("a", "b"))])
+    queue.cancel(("b",), "alice")
+    queue.cancel(("a",), "alice")
+    assert queue.retry(("a",), 1.0).along == ()
+    assert queue.states() == {"a": "waiting", "b": "cancelled", "c": "cancelled"}
+
+
+def test_a_held_job_is_no_part_of_the_head(queue: Queue) -> None:
+    queue.add([job("a"), job("b")])
+    assert queue.pause(("a",), "alice", 0.0).jobs == ("a",)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
+    assert queue.held() == 1
+    assert queue.resume((), 0.0, time.time()).jobs == ("a",)
+    assert [q.job.name for q in queue.head(9, time.time())] == ["a", "b"]
+
+
+def test_a_running_job_that_is_cancelled_carries_the_mark_until_it_ends(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.add([job("a"), job("b", needs=("a",))])
+    record = start("a")
+    queue.cancel(("a",), "alice")
+    assert queue.running()[0].queued.cancelled_by == "alice"
+    gone = end(queue, record, AttemptState.REQUEUED, JobState.CANCELLED, reason="cancelled by alice")
+    assert gone == ("b",)
+    assert queue.states() == {"a": "cancelled", "b": "cancelled"}
+
+
+def test_reasons_to_pause_a_running_job_add_up(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    queue.add([job("a")])
+    record = start("a")
+    assert queue.mark_paused(record.id, PauseReason.DISK, 10.0)
+    assert not queue.mark_paused(record.id, PauseReason.DISK, 11.0)
+    queue.pause(("a",), "alice", 12.0)
+    assert queue.mark_resumed(record.id, PauseReason.DISK, 13.0)
+    (found,) = queue.running()
+    assert (found.paused, found.paused_mono, found.paused_s) == (frozenset({PauseReason.USER}), 10.0, 0.0)
+    queue.resume(("a",), 15.0, time.time())
+    (found,) = queue.running()
+    assert (found.paused, found.paused_mono, found.paused_s) == (frozenset(), None, 5.0)
+
+
+def test_another_priority(queue: Queue) -> None:
+    queue.add([job("a"), job("b")])
+    queue.set_priority(("b",), 4)
+    assert [(q.job.name, q.job.priority) for q in queue.head(9, time.time())] == [("b", 4), ("a", 0)]
+
+
+# --- what is learned ---------------------------------------------------------------------------------------------
+
+
+def test_a_retry_may_ask_for_more_and_a_fresh_start_asks_as_at_first(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.submit([job("a", memory_mb=100, share=True)])
+    more = Request(1, 5000, False)
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING, adapted=more, costs_try=False)
+    (found,) = queue.head(1, time.time())
+    assert (found.request, found.tries) == (more, 0)
+    queue.submit([job("a", memory_mb=100, share=True)])
+    assert queue.head(1, time.time())[0].request == Request(1, 100, True)
+
+
+def test_the_highest_peak_of_a_family_is_kept(queue: Queue) -> None:
+    for peak in (300, 900, 500):
+        queue.learn("llama", peak)
+    assert queue.families() == {"llama": 900}
+    queue.save_gpu_health({"GPU-a": "{}"})
+    assert queue.gpu_health() == {"GPU-a": "{}"}
+
+
+def test_ends_that_come_together_are_recorded_together_or_not_at_all(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.add([job("a"), job("b")])
+    records = [start("a"), start("b")]
+    times = {"ended_at": 1.0, "ended_mono": 2.0}
+    ends = [AttemptEnd(attempt=r.id, state=AttemptState.DONE, job_state=JobState.DONE, **times) for r in records]  # type: ignore[arg-type]
+    with pytest.raises(ImpossibleTransition):
+        queue.record_ends([*ends, ends[0]])
+    assert set(queue.states().values()) == {"running"}
+    assert queue.record_ends(ends) == ((), ())
+    assert set(queue.states().values()) == {"done"}

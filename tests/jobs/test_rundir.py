@@ -53,12 +53,13 @@ def test_what_can_not_be_written_is_named(tmp_path: Path) -> None:
 def test_strays_go_and_running_attempts_stay(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
-    for attempt in (1, 2):
+    for attempt in (999, 1000, 1001):
         run.attempt_status(attempt).touch()
         run.attempt_progress(attempt).touch()
-    (run.attempts / "00000001.progress.77.tmp").touch()
-    run.remove_stray_attempt_files({2})
-    assert sorted(path.name for path in run.attempts.iterdir()) == ["00000002.progress", "00000002.status"]
+    (run.attempts / "00001000.progress.77.tmp").touch()
+    run.remove_attempt_files(999)
+    run.remove_stray_attempt_files({1001})
+    assert sorted(path.name for path in run.attempts.iterdir()) == ["000001.status", "00001001.progress"]
 
 
 def test_atomic_write_keeps_to_the_umask_and_leaves_nothing_beside(tmp_path: Path) -> None:

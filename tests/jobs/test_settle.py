@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from gpuherd.engines.local import Exit
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.records import AttemptState, QueuedJob
+from gpuherd.jobs.records import AttemptState, QueuedJob, Request
+from gpuherd.jobs.retry import Seen
 from gpuherd.jobs.settle import Blameless, Facts, settle
+from gpuherd.jobs.timelimits import LimitKind, Passed
 
 
 def queued(tries: int = 0, retries: int = 1, avoid: frozenset[str] = frozenset()) -> QueuedJob:
@@ -36,16 +38,47 @@ def test_a_job_that_succeeded_while_it_was_being_stopped_is_done() -> None:
 
 
 def test_a_retry_goes_elsewhere_after_a_pause() -> None:
-    facts = Facts(exit=Exit(True, 71), gpus=("GPU-a",))
+    facts = Facts(exit=Exit(True, 71), seen=Seen(gpus=("GPU-a",)))
     again = settle(queued(avoid=frozenset({"GPU-b"})), facts, 100.0)
     assert (again.attempt, again.job) == (AttemptState.FAILED, JobState.WAITING)
     assert again.not_before == 101.0
     assert again.avoid == {"GPU-a", "GPU-b"}
 
 
+def test_a_cancelled_job_ends_for_good_unless_it_had_succeeded() -> None:
+    ended = settle(queued(), Facts(exit=Exit(True, signal=15), cancelled_by="alice"), 1.0)
+    assert (ended.attempt, ended.job, ended.reason) == (
+        AttemptState.REQUEUED,
+        JobState.CANCELLED,
+        "cancelled by alice",
+    )
+    assert settle(queued(), Facts(exit=Exit(True, 0), cancelled_by="alice"), 1.0).job is JobState.DONE
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [
+        (LimitKind.WHOLE, FailureClass.TIMEOUT),
+        (LimitKind.STAGE, FailureClass.TIMEOUT),
+        (LimitKind.HEARTBEAT, FailureClass.NO_HEARTBEAT),
+    ],
+)
+def test_each_limit_has_its_class(kind: LimitKind, failure: FailureClass) -> None:
+    ended = settle(queued(), Facts(exit=Exit(True, signal=15), passed=Passed(kind, 5.0, "loading")), 1.0)
+    assert ended.diagnosis is not None
+    assert ended.diagnosis.failure is failure
+    assert "5 s" in ended.diagnosis.reason
+
+
+def test_more_memory_is_asked_for_where_there_is_a_larger_gpu() -> None:
+    seen = Seen(gpus=("GPU-a",), gpu_total_mb=8192, larger_exists=True)
+    ended = settle(queued(), Facts(exit=Exit(True, 71), seen=seen), 1.0)
+    assert ended.adapted == Request(1, 8193, False)
+
+
 @given(st.integers(0, 5), st.integers(0, 5), st.one_of(st.none(), st.integers(1, 255)), st.booleans(), st.booleans())
 def test_tries_are_never_exceeded(tries: int, retries: int, code: int | None, started: bool, timed_out: bool) -> None:
-    facts = Facts(exit=Exit(started, code), timed_out=timed_out)
+    facts = Facts(exit=Exit(started, code), passed=Passed(LimitKind.WHOLE, 9.0) if timed_out else None)
     settlement = settle(queued(tries, retries), facts, 1.0)
     assert settlement.diagnosis is not None
     waits = settlement.job is JobState.WAITING

@@ -7,10 +7,12 @@ import pty
 import select
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,35 @@ print("went on to the end", file=sys.stderr)
     assert process.stderr.read().decode() == "went on to the end\n"
     assert process.wait(timeout=20) == 0
     process.stderr.close()
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_run() -> None:
+    """Somebody closes the window: each write fails from then on (EIO). Once is enough to stop drawing."""
+    program = """
+import logging, signal, sys, time
+from rich.console import Console
+from gpuherd.jobs.events import RunSnapshot
+from gpuherd.jobs.live import display
+from gpuherd.jobs.records import Counts
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+logging.basicConfig(level=logging.INFO, filename=sys.argv[1])
+with display(Console(force_terminal=True)) as shown:
+    print("drawing", file=sys.__stderr__, flush=True)
+    sys.stdin.readline()
+    for done in range(20):
+        shown.snapshot(RunSnapshot(Counts(done=done), (), None, None))
+print("went on to the end", file=sys.__stderr__)
+"""
+    ours, theirs = pty.openpty()
+    with tempfile.NamedTemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, log.name], stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE
+        )
+        os.close(theirs)
+        assert process.stdin is not None and process.stderr is not None
+        assert process.stderr.readline() == b"drawing\n"
+        os.close(ours)
+        _, said = process.communicate(b"\n", timeout=30)
+        assert b"went on to the end" in said
+        assert process.returncode in (0, 120), "120: Python itself could not flush its output"
+        assert Path(log.name).read_text().count("the run goes on") <= 2

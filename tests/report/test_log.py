@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.report.log import configure_console, experiment_log
+from gpuherd.report.log import configure_console, run_log
 
 
 def test_the_runs_own_log(tmp_path: Path) -> None:
-    with experiment_log(tmp_path, datetime(2026, 11, 21, 9, 8, 7)) as path:
+    with run_log(tmp_path, datetime(2026, 11, 21, 9, 8, 7), "esd_experiment") as path:
         logging.getLogger("gpuherd.jobs").info("something happened")
     logging.getLogger("gpuherd.jobs").warning("after the end")
     assert path.name == "esd_experiment_20261121_090807.log"
     assert "INFO gpuherd.jobs: something happened" in path.read_text()
     assert "after the end" not in path.read_text()
-    with pytest.raises(CannotWrite), experiment_log(tmp_path / "no", datetime.now()):
+    with pytest.raises(CannotWrite), run_log(tmp_path / "no", datetime.now(), "esd_experiment"):
         pass
 
 
@@ -31,7 +31,7 @@ def test_the_runs_log_makes_standard_error_no_louder(
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
     try:
         configure_console()
-        with experiment_log(tmp_path, datetime.now()) as path:
+        with run_log(tmp_path, datetime.now(), "esd_experiment") as path:
             logging.getLogger("gpuherd.jobs").info("quiet")
             logging.getLogger("gpuherd.jobs").warning("loud")
     finally:

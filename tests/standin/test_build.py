@@ -13,6 +13,7 @@ import pytest
 
 from gpuherd.errors import CannotWrite, GpuherdError
 from gpuherd.standin import build
+from gpuherd.standin.layout import LAYOUT_VERSION
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_the_ziglang_wheel_is_compiler_enough(empty_cache: Path, monkeypatch: py
     assert soname(folder / build.CUDA)
     told = (ctypes.c_uint32 * 8)()
     ctypes.CDLL(str(folder / build.NVML), ctypes.RTLD_LOCAL).gpuherd_standin_layout(told)
-    assert told[0] == 1
+    assert told[0] == LAYOUT_VERSION
     assert list(empty_cache.iterdir()) == [folder]
 
 

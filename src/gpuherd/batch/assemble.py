@@ -31,12 +31,14 @@ class Content:
         return Content(job.argv, tuple(sorted(job.env.items())), job.cwd)
 
 
-def assemble(drafts: Sequence[Draft], *, gpus: int = 1, known: Mapping[str, Content] | None = None) -> tuple[Job, ...]:
+def assemble(
+    drafts: Sequence[Draft], *, gpus: int = 1, retries: int = 1, known: Mapping[str, Content] | None = None
+) -> tuple[Job, ...]:
     """The jobs of a file, in its order.
 
     Args:
         drafts: what the file asks for.
-        gpus: how many GPUs a job gets that says nothing of them.
+        gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to, so that those without a name keep the one that they were given.
 
     Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or go in a circle,
@@ -50,7 +52,7 @@ def assemble(drafts: Sequence[Draft], *, gpus: int = 1, known: Mapping[str, Cont
     for draft, said, name in zip(drafts, options, names, strict=True):
         try:
             needs = _expanded(said.needs, name, meant)
-            jobs.append(replace(said, needs=needs).job(name, draft.argv, gpus=gpus))
+            jobs.append(replace(said, needs=needs).job(name, draft.argv, gpus=gpus, retries=retries))
         except (ValueError, UsageError) as problem:
             problems.append(Problem(draft.line, str(problem)))
     if not problems:

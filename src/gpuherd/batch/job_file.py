@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.batch.assemble import Content, assemble
@@ -24,14 +25,19 @@ class NoJobFile(GpuherdError):
 
 
 def read_jobs(
-    path: str | os.PathLike[str], *, shell: bool = False, gpus: int = 1, known: Mapping[str, Content] | None = None
+    path: str | os.PathLike[str],
+    *,
+    shell: bool = False,
+    gpus: int = 1,
+    retries: int = 1,
+    known: Mapping[str, Content] | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of ``commands.txt`` or, by its ending, of ``jobs.yaml``; ``-`` reads commands from standard input.
 
     Args:
         path: the file.
         shell: commands are run by /bin/sh in place of being split into words.
-        gpus: how many GPUs a job gets that says nothing of them.
+        gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to (see ``assemble``).
 
     Raises NoJobFile when it can't be read, and BadJobFile with all that is wrong in it.
@@ -39,7 +45,7 @@ def read_jobs(
     name = os.fspath(path)
     source = "standard input" if name == STDIN else name
     try:
-        return assemble(read_drafts(name, shell=shell), gpus=gpus, known=known)
+        return assemble(read_drafts(name, shell=shell), gpus=gpus, retries=retries, known=known)
     except BadJobFile as problem:
         raise problem.of(source) from None
 
@@ -57,7 +63,13 @@ def read_drafts(name: str, *, shell: bool = False) -> tuple[Draft, ...]:
         drafts = read_commands(text, shell=shell)
     if not drafts:
         raise BadJobFile([Problem(0, "there is no command in it")])
-    return drafts
+    return tuple(_anchored(draft) for draft in drafts)
+
+
+def _anchored(draft: Draft) -> Draft:
+    """The draft with its folder in full: the same file read from another place is other work."""
+    cwd = draft.said.get("cwd")
+    return draft if cwd is None else replace(draft, said={**draft.said, "cwd": str(Path(cwd).absolute())})
 
 
 def _text(name: str) -> str:

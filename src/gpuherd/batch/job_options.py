@@ -122,8 +122,8 @@ class JobOptions:
     )
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def job(self, name: str, argv: tuple[str, ...], *, gpus: int = 1, title: str | None = None) -> Job:
-        """The job of this name and command; ``gpus`` where nothing is said of them.
+    def job(self, name: str, argv: tuple[str, ...], *, gpus: int = 1, retries: int = 1) -> Job:
+        """The job of this name and command; ``gpus`` and ``retries`` where nothing is said of them.
 
         Raises UsageError for settings that don't go together.
         """
@@ -140,14 +140,13 @@ class JobOptions:
             round=self.round or 0,
             cost=self.cost,
             family=self.family,
-            retries=1 if self.retries is None else self.retries,
+            retries=retries if self.retries is None else self.retries,
             timeout_s=self.timeout,
             stage_timeout_s=self.stage_timeout,
             heartbeat_s=self.heartbeat,
             env=self.env,
             cwd=self.cwd,
             result=self.result,
-            title=title,
         )
 
 

@@ -12,6 +12,8 @@ REMEDY = "quote it to hand it on as it is, or use --shell to run the lines by /b
 
 _BLANK = " \t"
 _OPERATORS = "|&;<>()`*"
+# A line in which no sign means anything: most are so, and a file may have a million.
+_PLAIN = re.compile(r"[A-Za-z0-9 \t_./:=,@%+-]*")
 _EXPANSION = re.compile(r"\$(?:[A-Za-z_0-9{(*@#?$!-])")
 _HOME = re.compile(r"~[A-Za-z0-9_.-]*(?:/|$|[ \t])")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
@@ -26,6 +28,8 @@ def split_words(text: str, *, shell_signs: bool = False) -> list[str]:
     >>> split_words('python a.py "two words" it\\'s\\' # comment')
     ['python', 'a.py', 'two words', 'its']
     """
+    if _PLAIN.fullmatch(text):
+        return text.split()
     return _Splitter(text, shell_signs).words()
 
 

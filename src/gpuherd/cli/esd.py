@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import GpuherdError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.flags import Parser, add_options, build
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _experiment(args: argparse.Namespace) -> ESDExperiment:
+    load_for(args, ExperimentConfig)
     config = build(ExperimentConfig, args)
 
     from rich.console import Console

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuherd.gpus.lease import Holder
     from gpuherd.gpus.nvml import Nvml
     from gpuherd.gpus.state import Gpu, Machine
+    from gpuherd.jobs.allowance import Allowance
 
 DESCRIPTION = """\
 Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
@@ -75,28 +76,34 @@ def _watch_seconds(word: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A GPU and what is to be said of it. ``visible``: CUDA_VISIBLE_DEVICES shows it to jobs started from here."""
+    """A GPU and what is to be said of it. ``visible``: CUDA_VISIBLE_DEVICES shows it to jobs started from here;
+    ``excluded``: the machine's policy keeps it from gpuherd."""
 
     gpu: Gpu
     check: Check
     holder: Holder | None
     visible: bool
+    excluded: bool = False
 
     @property
     def free(self) -> bool:
-        """Free for a job: not in use by this one look, and not held for another job."""
-        return self.check.free and self.holder is None
+        """Free for a job: not in use by this one look, not held for another job, and not kept for others."""
+        return self.check.free and self.holder is None and not self.excluded
 
 
 @dataclass(frozen=True)
 class View:
-    """One look at the machine. ``lease_problem`` says why what gpuherd holds can't be told, if so."""
+    """One look at the machine. ``lease_problem`` says why what gpuherd holds can't be told, if so; ``limits``: what
+    this user may hold now, ``held`` what their gpuherds do hold; ``warnings`` are about the settings files."""
 
     machine: Machine
     rows: tuple[Row, ...]
     threshold_mb: int
     lease_problem: str | None
     at: float
+    limits: Allowance
+    held: int
+    warnings: tuple[str, ...]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,14 +128,16 @@ def look(driver: Nvml, threshold_mb: int) -> View:
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.lease import LeaseFolder
-    from gpuherd.gpus.visible import visible
+    from gpuherd.gpus.visible import is_named, visible
 
-    machine = driver.snapshot(topology=True)
+    machine = driver.snapshot(topology=True, errors=True)
     leases, lease_problem = None, None
     try:
         leases = LeaseFolder.existing()
-    except CannotWrite as problem:
+    except (CannotWrite, UsageError) as problem:
         lease_problem = str(problem)
+    limits, warnings = _limits()
+    held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     shown = {gpu.uuid for gpu in visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
     rows = tuple(
@@ -137,10 +146,27 @@ def look(driver: Nvml, threshold_mb: int) -> View:
             check=check(gpu, rule),
             holder=None if leases is None else leases.holder(gpu.uuid),
             visible=gpu.uuid in shown or not shown.isdisjoint(gpu.mig_instances),
+            excluded=is_named(gpu, limits.excluded),
         )
         for gpu in machine.gpus
     )
-    return View(machine, rows, threshold_mb, lease_problem, time.time())
+    return View(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, warnings)
+
+
+def _limits() -> tuple[Allowance, tuple[str, ...]]:
+    """What the settings files allow this user now, and what is to be said of those files."""
+    from datetime import datetime
+
+    from gpuherd.gpus.lease_place import user_name
+    from gpuherd.jobs.allowance import allowance
+    from gpuherd.jobs.settings import NO_SETTINGS, load
+
+    try:
+        settings = load()
+    except UsageError as problem:
+        # Whoever only looks is told, and sees; no job is started with such a file.
+        return allowance(NO_SETTINGS, "", datetime.now()), (str(problem),)
+    return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
 
 
 def _print_json(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
@@ -189,6 +215,13 @@ def as_json(view: View) -> dict[str, Any]:
         "problem": view.machine.problem,
         "lease_problem": view.lease_problem,
         "memory_threshold_mb": view.threshold_mb,
+        "limits": {
+            "max_gpus": view.limits.max_gpus,
+            "held": view.held,
+            "reason": view.limits.sentence,
+            "changes_at": view.limits.changes_at,
+            "warnings": list(view.warnings),
+        },
         "gpus": [_row_as_json(row) for row in view.rows],
     }
 
@@ -204,10 +237,18 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "label": row.gpu.label,
         **gpu,
         "visible": row.visible,
+        "excluded": row.excluded,
         "lease": holder,
         "free": row.free,
-        "reason": row.check.reason or ("" if row.holder is None else "taken by gpuherd"),
+        "reason": row.check.reason or _why_not(row),
     }
+
+
+def _why_not(row: Row) -> str:
+    """Why a GPU that nobody uses is not free all the same; "" when it is."""
+    if row.excluded:
+        return "kept from gpuherd by this machine's policy"
+    return "" if row.holder is None else "taken by gpuherd"
 
 
 def as_table(view: View) -> RenderableType:
@@ -261,8 +302,13 @@ def _state(row: Row, now: float) -> Text:
         text.append("free", style="green")
     elif not row.check.free:
         text.append(f"busy: {row.check.reason}", style="yellow")
+    elif row.excluded:
+        text.append(_why_not(row), style="yellow")
+    if row.gpu.uncorrected_errors:
+        text.append(f"\n{row.gpu.uncorrected_errors} uncorrectable memory errors", style="red")
     if row.holder is not None:
-        text.append(("\n" if text else "") + _told(row.holder, now), style="cyan")
+        unused = ", and nobody uses it now" if row.check.free else ""
+        text.append(("\n" if text else "") + _told(row.holder, now) + unused, style="cyan")
     for process in row.gpu.processes:
         if row.check.reason == describe(process):
             continue  # told already, as the reason
@@ -295,7 +341,9 @@ def _remarks(view: View) -> list[Text]:
     """What the table does not say."""
     from rich.text import Text
 
-    remarks = []
+    remarks = list(view.warnings)
+    if view.limits.sentence is not None:
+        remarks.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         value = os.environ.get("CUDA_VISIBLE_DEVICES", "")

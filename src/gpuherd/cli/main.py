@@ -12,7 +12,27 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
-COMMANDS = ("esd", "simulate", "gpus", "doctor", "completion")
+COMMANDS = (
+    "esd",
+    "batch",
+    "run",
+    "submit",
+    "up",
+    "down",
+    "gpus",
+    "status",
+    "logs",
+    "top",
+    "cancel",
+    "retry",
+    "pause",
+    "resume",
+    "drain",
+    "set",
+    "simulate",
+    "doctor",
+    "completion",
+)
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.
@@ -21,12 +41,16 @@ examples:
   gpuherd gpus                                             who uses which GPU, and which are free
   gpuherd doctor                                           is this machine ready?
   gpuherd esd --model-list models.csv --max-gpus 4         analyse a list of models on free GPUs
+  gpuherd batch commands.txt                               run commands, each on free GPUs
+  gpuherd run -- python train.py                           wait for a free GPU and become the command
+  gpuherd submit -- python train.py                        put a command into your own queue
+  gpuherd up                                               work that queue off in the background
   gpuherd --simulate 4x40GB esd --model-list models.csv    try the same on simulated GPUs
 """
 
 
-def build_parser() -> Parser:
-    """The whole command line. Command modules are light: what is heavy they import when they run."""
+def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
+    """The command line with these commands. Their modules are light: what is heavy they import when they run."""
     parser = Parser(prog="gpuherd", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"gpuherd {__version__}")
     parser.add_argument(
@@ -35,15 +59,29 @@ def build_parser() -> Parser:
         help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
-    for name in COMMANDS:
+    for name in commands:
         importlib.import_module(f"gpuherd.cli.{name}").add_parser(subparsers)
     return parser
 
 
+def _command(words: Sequence[str]) -> str | None:
+    """The command that these words begin with, behind our own options; None for all that is not as simple as that."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--simulate":
+            next(rest, None)
+        elif not word.startswith("--simulate="):
+            return word if word in COMMANDS else None
+    return None
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Parses ``argv`` and runs the command. Returns its exit code."""
-    parser = build_parser()
-    args, unknown = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    # Only the parser that is needed: making all of them would take longer than many a command.
+    command = _command(words)
+    parser = build_parser() if command is None else build_parser([command])
+    args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
     command_parser.reject_unknown(unknown)
     if args.command is None:

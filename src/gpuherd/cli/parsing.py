@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from gpuherd.errors import UsageError
 from gpuherd.flags import Parser
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.settings import Settings
 
 
 def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summary: str, description: str) -> Parser:
@@ -14,3 +19,22 @@ def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summa
     # Also accepted after the command, where people put it; it must not reset a value given before the command.
     parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
+
+
+def command_words(args: argparse.Namespace) -> list[str]:
+    """The command behind ``--``, from a REMAINDER argument named ``words``. Raises UsageError when there is none."""
+    words: list[str] = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not words:
+        raise UsageError("no command; write it behind --, like: -- python train.py")
+    return words
+
+
+def load_for(args: argparse.Namespace, config_type: type) -> Settings:
+    """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
+    command line has said nothing. Raises UsageError for a file that is wrong.
+    """
+    from gpuherd.jobs.settings import load
+
+    settings = load()
+    settings.fill(args, config_type)
+    return settings

@@ -4,8 +4,8 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
 
 * It waits for a go-ahead on a pipe before it runs the job. Whoever starts a job can therefore write down its pid first;
   if the starter dies before that, the shell reads end-of-file and ends, and no job runs that nobody knows of.
-* It survives a signal to the job's group until the job itself has ended, and then writes the exit status into the
-  attempt's status file. It so survives a dispatcher that was killed; its successor reads it there.
+* It survives a signal to the job's group until the job itself has ended, and then writes the exit status into a
+  status file. It so survives a dispatcher that was killed; its successor reads it there.
 * It holds the leases' file descriptors (and so does the job): the kernel's locks on the GPUs live exactly as long as
   they do, no longer and no shorter than the work.
 
@@ -23,30 +23,39 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from gpuherd.engines import progress
-from gpuherd.engines.processes import ATTEMPT_VARIABLE, ProcessId, identify
+from gpuherd.engines.processes import ATTEMPT_VARIABLE, Lock, ProcessId, identify, locks_held, path_of
+from gpuherd.engines.tree import Traces, Tree
 from gpuherd.errors import GpuherdError
 from gpuherd.gpus.state import Gpu
 
-# $1 is the status file, the rest is the job's argv. Each echo is one write of a few bytes, so that a kill leaves the
-# line whole or absent; a rename (as for results) would cost a process and gain nothing, since after a power cut the
-# attempt is void anyhow. A status file that can't be written means that the job is not run: 75, "never started".
-# The traps let the shell outlive a signal to the group; the job gets the default actions back.
+# $1 is the status file, the rest is the job's argv. Many attempts write into one status file, a line at a time: each
+# echo is one short write at the file's end, so that a kill leaves the line whole or absent and two never mix. (A file
+# each, removed after each end, would cost more than all else here: ext4 does not use an inode again within 5 s, and
+# walks past all such at every new file.) The empty line before it ends what a full disk may have left of another's.
+# No sync: after a power cut the attempt is void anyhow. A status file that can't be written means that the job is not
+# run: 75, "never started". The second number is the machine's time since boot, to know how long it ran.
+# The traps let the shell outlive a signal to the group; the job gets the default actions back. The names are long
+# because a variable that the job's environment has by the same name would be changed for the job too.
 _SCRIPT = """\
-status=$1
+gpuherd_status=$1
 shift
-read -r go || exit 75
+read -r gpuherd_up || exit 75
 exec </dev/null
-echo started >"$status" || exit 75
+read -r gpuherd_up gpuherd_rest </proc/uptime
+echo "
+$GPUHERD_ATTEMPT started $gpuherd_up" >>"$gpuherd_status" || exit 75
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
 "$@"
-code=$?
-echo "exit $code" >>"$status"
-exit "$code"
+gpuherd_code=$?
+read -r gpuherd_up gpuherd_rest </proc/uptime
+echo "
+$GPUHERD_ATTEMPT exit $gpuherd_code $gpuherd_up" >>"$gpuherd_status"
+exit "$gpuherd_code"
 """
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -73,11 +82,13 @@ class Exit:
         started: False when the go-ahead never reached it: the job has not run at all.
         code: exit code, None when a signal ended it or when nobody could record it.
         signal: number of the signal that ended it, else None.
+        ran_s: how long it ran, by the status file; None where that does not say, as for one that we waited for.
     """
 
     started: bool
     code: int | None = None
     signal: int | None = None
+    ran_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +101,7 @@ class Launch:
         env: variables that the job adds to ours.
         cwd: working folder, None for ours.
         log: file that gets the output, appended to.
-        status: file that the shell writes the exit status to; its folder exists.
+        status: file that the shell adds the exit status to; its folder exists. Attempts may share it.
         progress: file in which the job may tell how far it is.
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
@@ -112,12 +123,16 @@ class Launch:
 class LocalProcess:
     """A job's main process: started by us and waiting for ``go``, or taken over from a dispatcher that has died.
 
-    ``pidfd`` becomes readable when the process has ended; then ``collect`` says how.
+    Attributes:
+        identity: who it is.
+        traces: what all processes of the attempt are known by, also after its end.
+        pidfd: becomes readable when the process has ended; then ``collect`` says how.
     """
 
-    def __init__(self, identity: ProcessId, status: Path, child: subprocess.Popen[bytes] | None, go_fd: int | None):
-        self.identity = identity
-        self.pidfd = os.pidfd_open(identity.pid)
+    def __init__(self, traces: Traces, status: Path, child: subprocess.Popen[bytes] | None, go_fd: int | None):
+        self.identity = traces.leader
+        self.traces = traces
+        self.pidfd = os.pidfd_open(traces.leader.pid)
         self._status = status
         self._child = child
         self._go_fd = go_fd
@@ -128,22 +143,41 @@ class LocalProcess:
         if self._go_fd is not None:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
-                os.write(self._go_fd, b"go\n")
+                os.write(self._go_fd, b"\n")
                 self._went = True
             os.close(self._go_fd)
             self._go_fd = None
 
     def signal(self, number: int) -> None:
         """Sends a signal to the job's process group. After ``collect`` it does nothing."""
-        if self.pidfd >= 0 and (self._child is not None or self.identity.is_alive()):
-            # A child that we have not waited for keeps its pid, and with it the group's number, from being used again.
+        if self._is_there():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.identity.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM to every process of the attempt, also to those that have left its group; what was paused goes on."""
+        if self._is_there():
+            Tree(self.traces).terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the attempt, again and again while it forks."""
+        if self._is_there():
+            Tree(self.traces).kill()
+
+    def pause(self) -> None:
+        """Stops every process of the attempt where it is (SIGSTOP), until ``resume``."""
+        if self._is_there():
+            Tree(self.traces).pause()
+
+    def resume(self) -> None:
+        """Lets every process of the attempt go on."""
+        if self._is_there():
+            Tree(self.traces).resume()
 
     def collect(self) -> Exit:
         """How it ended. To be called once, when ``pidfd`` is readable. What is left of its group is told to end."""
         if self._child is None:
-            ended = read_exit(self._status)
+            ended = read_exit(self._status, self.traces.tag)
         else:
             self.signal(signal.SIGTERM)
             code = self._child.wait()
@@ -160,6 +194,10 @@ class LocalProcess:
         if self._child is not None and not self._went:
             self._child.wait()
 
+    def _is_there(self) -> bool:
+        # A child that we have not waited for keeps its pid, and with it the group's number, from being used again.
+        return self.pidfd >= 0 and (self._child is not None or self.identity.is_alive())
+
 
 def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     """Starts the attempt's shell, which waits for ``go`` on the returned process. Raises CannotStart.
@@ -169,20 +207,10 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     environment = job_environment(inherited, launch)
     program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
     words = ["/bin/sh", "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
+    locks = frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in launch.lease_fds)
     read_end, write_end = os.pipe()
     try:
-        with launch.log.open("ab") as log:
-            # No preexec_fn: subprocess can then use vfork, which stays cheap however much memory our caller holds.
-            child = subprocess.Popen(
-                words,
-                stdin=read_end,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=launch.cwd,
-                env=environment,
-                pass_fds=launch.lease_fds,
-                start_new_session=True,
-            )
+        child = _spawn(words, launch, environment, read_end)
     except (OSError, ValueError) as problem:
         os.close(write_end)
         may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
@@ -193,7 +221,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         identity = identify(child.pid)
         if identity is None:
             raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
-        return LocalProcess(identity, launch.status, child, write_end)
+        return LocalProcess(Traces(launch.tag, identity, locks), launch.status, child, write_end)
     except BaseException:
         # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
         os.close(write_end)
@@ -201,10 +229,29 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         raise
 
 
-def adopt(identity: ProcessId, status: Path) -> LocalProcess | None:
-    """Takes over a process that an earlier dispatcher started; None when that process is no more."""
+def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
+    log = os.open(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        process = LocalProcess(identity, status, None, None)
+        # No preexec_fn: subprocess can then use vfork, which stays cheap however much memory our caller holds.
+        return subprocess.Popen(
+            words,
+            stdin=stdin,
+            stdout=log,
+            stderr=log,
+            cwd=launch.cwd,
+            env=environment,
+            pass_fds=launch.lease_fds,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def adopt(identity: ProcessId, status: Path, tag: str) -> LocalProcess | None:
+    """Takes over a process that an earlier dispatcher started; None when that process is no more."""
+    traces = Traces(tag, identity, locks_held(identity.pid))
+    try:
+        process = LocalProcess(traces, status, None, None)
     except ProcessLookupError:
         return None
     # Only now, with the pidfd in hand, is it sure that the pid can't change hands between this look and the next use.
@@ -214,17 +261,31 @@ def adopt(identity: ProcessId, status: Path) -> LocalProcess | None:
     return process
 
 
-def read_exit(status: Path) -> Exit:
-    """How an attempt ended, from its status file: the way to know it when its starter has died."""
+def read_exit(status: Path, tag: str) -> Exit:
+    """How the attempt with this tag ended, from a status file: the way to know it when its starter has died."""
     try:
         text = status.read_text(encoding="ascii", errors="replace")
     except OSError:
         return Exit(started=False)
+    began, started = None, False
     for line in text.splitlines(keepends=True):
-        word, _, number = line.partition(" ")
-        if word == "exit" and number.endswith("\n") and number.strip().isdigit():
-            return _exit_of(int(number))
-    return Exit(started=text.startswith("started"))
+        words = line.split()
+        if words[:1] != [tag] or not line.endswith("\n"):
+            continue
+        if words[1:2] == ["started"]:
+            began, started = _seconds(words[2:3]), True
+        elif words[1:2] == ["exit"] and words[2:3] and words[2].isdigit():
+            ended = _seconds(words[3:4])
+            ran_s = None if began is None or ended is None else max(0.0, ended - began)
+            return replace(_exit_of(int(words[2])), ran_s=ran_s)
+    return Exit(started=started)
+
+
+def _seconds(words: list[str]) -> float | None:
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None
 
 
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import GpuOptions, count, positive_int
+from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
 from gpuherd.options import accepts_aliases, option
+from gpuherd.quantities import duration_s
 
 MODES = ("esd",)
 FixFingers = Literal["xmin_mid", "xmin_peak", "DKS"]
@@ -130,16 +131,31 @@ class RunOptions:
 
 @accepts_aliases
 @dataclass(frozen=True, kw_only=True)
-class ExperimentConfig(GpuOptions, AnalysisOptions, RunOptions):
+class ExperimentConfig(DispatchOptions, AnalysisOptions, RunOptions):
     """An ESD experiment. Exactly one of ``model_list`` (a CSV file) and ``single_model`` (a Hub id or a path).
 
     Raises:
         UsageError: a value that is not allowed, or none or both of ``model_list`` and ``single_model``.
     """
 
+    # As for any run of jobs, but for two defaults: the cost of a model is known here, and so is its worker.
+    order: Order = option(
+        "longest",
+        help="which of the waiting models goes first: the first of the list, or the largest where sizes are known",
+        choices=ORDERS,
+        group="jobs",
+    )
+    heartbeat: float | None = option(
+        None,
+        help="stop a worker that has told no progress for so long (default: 30m for our own worker)",
+        parse=duration_s,
+        metavar="TIME",
+        group="jobs",
+    )
+
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
-        GpuOptions.__post_init__(self)
+        DispatchOptions.__post_init__(self)
         for name in ("model_list", "single_model", "base_model", "output_dir", "log_dir"):
             value = getattr(self, name)
             if value is not None:

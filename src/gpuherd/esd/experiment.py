@@ -45,7 +45,7 @@ from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.report.log import experiment_log
+from gpuherd.report.log import run_log
 from gpuherd.report.plan import PlanLine, print_plan
 from gpuherd.report.progress import track
 from gpuherd.report.summary import FailureLine, SummaryLine, print_summary
@@ -114,7 +114,7 @@ class ESDExperiment:
         began = clock.wall()
         self._check_convention()
         self.directory.create()
-        with experiment_log(self.directory.logs, datetime.now()) as log:
+        with run_log(self.directory.logs, datetime.now(), "esd_experiment") as log:
             logger.info("gpuherd %s: %s", __version__, json.dumps(self.config.to_dict()))
             self.plan = self._make_plan()
             self._report_refused()

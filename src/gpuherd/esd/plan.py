@@ -40,6 +40,11 @@ PANELS_MB = 128
 # so that a list that ran out of memory goes on with --no-parallel-gpu.
 NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--output-dir=")
 
+# How our own worker is started; it tells its progress with each stage and matrix, and while a download goes on. Half an
+# hour without any is a worker that hangs. Another program may tell nothing, and gets no such limit by itself.
+OUR_WORKER = "gpuherd.esd.worker"
+HEARTBEAT_S = 1800.0
+
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]
 
@@ -129,7 +134,7 @@ def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -
 
     ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
     """
-    words = [sys.executable, "-P", "-m", "gpuherd.esd.worker", f"--model-id={row.model_id}"]
+    words = [sys.executable, "-P", "-m", OUR_WORKER, f"--model-id={row.model_id}"]
     if row.source_model is not None:
         words.append(f"--source-model={row.source_model}")
     words += [f"--relation={row.relation}", f"--output-dir={run.root}"]
@@ -155,11 +160,16 @@ def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
 def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: RunDirectory) -> Job:
     """The job that analyses the model with this command."""
     on_cpu = config.device_map == "cpu"
+    memory_mb = None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
+    gpus = 0 if on_cpu else config.gpus_per_job
     return Job(
         name=job_name(config, planned),
         argv=tuple(argv),
-        gpus=0 if on_cpu else config.gpus_per_job,
-        memory_mb=None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu),
+        gpus=gpus,
+        memory_mb=memory_mb,
+        share=config.share and gpus == 1 and memory_mb is not None,
+        cost=None if planned.facts.total_bytes is None else float(planned.facts.total_bytes),
+        heartbeat_s=config.heartbeat or (HEARTBEAT_S if OUR_WORKER in argv[:4] else None),
         retries=config.retries,
         result=str(result_file(run, planned.row)),
         title=planned.row.model_id,

@@ -21,6 +21,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
+from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.results import FIT_OK, Origin, has_fit, no_fit_reason, stats_name, stats_text
@@ -77,7 +78,8 @@ def analyse(options: WorkerOptions) -> Path:
     started = time.monotonic()
     devices = _announce_devices(options)
     progress.report(0, None, "load")
-    weights, base = _open_weights(options)
+    with while_bytes_arrive(lambda megabytes: progress.report(megabytes, None, "load")):
+        weights, base = _open_weights(options)
     found = list(matrices(weights, embeddings=options.embeddings))
     settings = FitSettings(options.fix_fingers, options.evals_thresh, options.bins)
     progress.report(0, len(found), "analyse")

@@ -8,12 +8,12 @@ A check finds a GPU free when
    under the threshold. Processes of our own job (``own_pids``) count neither here nor, with the memory they are known
    to hold, above.
 
-A GPU is taken after ``max_checks`` such checks in a row, ``check_interval_s`` apart, so that a stranger's job which is
-between two phases is not mistaken for a finished one. One that our own job has just left needs a single clean check:
-until one comes, its job's memory may still be draining. It loses that right when a stranger's process is seen on it, or
-when it is not clean for ``max_checks`` checks.
+A GPU is taken after a quiet time in which every look found it so: a stranger's job that is between two phases is not
+mistaken for a finished one. Users give it as ``max_checks`` checks, ``check_interval_s`` apart; a caller may look more
+often than that, never much less often. One that our own job has just left needs a single clean look: for as long as
+the quiet time, its job's memory may still be draining. It loses that right when a stranger's process is seen on it.
 
-Pure: the caller brings the state of the GPU, and keeps the time.
+Pure: the caller brings the state of the GPU, and the time of the look in seconds of a clock that nobody sets back.
 
 >>> from gpuherd.gpus.state import Gpu
 >>> rule = IdleRule(max_checks=2)
@@ -21,8 +21,8 @@ Pure: the caller brings the state of the GPU, and keeps the time.
 >>> check(gpu, rule).reason
 '1234 MB used (threshold 500)'
 >>> streaks = Streaks()
->>> for _ in range(2):
-...     streaks = observe(streaks, {"GPU-a": Check(free=True, reason="")}, rule)
+>>> for now in (100.0, 101.0):
+...     streaks = observe(streaks, {"GPU-a": Check(free=True, reason="")}, rule, now)
 >>> is_free(streaks, "GPU-a", rule)
 True
 """
@@ -31,9 +31,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuherd.gpus.state import Gpu, GpuProcess
+
+# Looks are never closer than this to each other, whatever users say: the driver is not ours alone.
+SHORTEST_INTERVAL_S = 0.01
+# Two looks that are further apart than this, or than five intervals, say nothing of the time between them.
+_LONGEST_HOLE_S = 5.0
+# Timers are not exact.
+_EXACT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,21 @@ class IdleRule:
     memory_threshold_mb: int = 500
     max_checks: int = 10
     check_interval_s: float = 1.0
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two checks as they are really made."""
+        return max(self.check_interval_s, SHORTEST_INTERVAL_S)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds in which every look must find the GPU free: from the first to the last of ``max_checks`` checks."""
+        return (self.max_checks - 1) * self.interval_s
+
+    @property
+    def hole_s(self) -> float:
+        """Seconds without a look after which a quiet time begins anew."""
+        return max(_LONGEST_HOLE_S, 5 * self.interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +77,22 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Streaks:
-    """How often in a row each GPU (by UUID) was found free, and which GPUs our own job has just left.
+class Row:
+    """Clean looks in a row: the times of the first and the last one."""
 
-    ``left`` holds, for each of those, how many unclean checks it may still have before it is like any other.
+    since: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Streaks:
+    """Since when each GPU (by UUID) was found free, and which GPUs our own job has just left.
+
+    ``left`` holds, for each of those, the time until which one clean look will do.
     """
 
-    clean: Mapping[str, int] = field(default_factory=dict)
-    left: Mapping[str, int] = field(default_factory=dict)
+    clean: Mapping[str, Row] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
 
 
 def check(gpu: Gpu, rule: IdleRule, *, own_pids: AbstractSet[int] = frozenset()) -> Check:
@@ -87,27 +117,46 @@ def describe(process: GpuProcess) -> str:
     return f"{process.user or 'someone'} runs {process.command or 'a process'} (pid {process.pid}{memory})"
 
 
-def observe(streaks: Streaks, checks: Mapping[str, Check], rule: IdleRule) -> Streaks:
-    """The streaks after these checks, one for each GPU looked at (by UUID); a GPU not looked at keeps its own."""
+def observe(streaks: Streaks, checks: Mapping[str, Check], rule: IdleRule, now: float) -> Streaks:
+    """The streaks after this look, with a check for each GPU looked at (by UUID); a GPU not looked at keeps its own."""
     clean, left = dict(streaks.clean), dict(streaks.left)
     for uuid, found in checks.items():
-        if found.free:
-            # After our own job one clean check is enough, so it counts as the last one that was missing.
-            clean[uuid] = rule.max_checks if left.pop(uuid, None) else min(clean.get(uuid, 0) + 1, rule.max_checks)
+        if left.get(uuid, now) < now:
+            del left[uuid]
+        if not found.free:
+            clean.pop(uuid, None)
+            if found.stranger:
+                left.pop(uuid, None)
             continue
-        clean[uuid] = 0
-        chances = left.pop(uuid, 0) - 1
-        if chances > 0 and not found.stranger:
-            left[uuid] = chances
+        row = clean.get(uuid)
+        since = now if row is None or now - row.last > rule.hole_s else row.since
+        if left.pop(uuid, None) is not None:
+            since = min(since, now - rule.quiet_s)
+        clean[uuid] = Row(since, now)
     return Streaks(clean, left)
 
 
 def is_free(streaks: Streaks, uuid: str, rule: IdleRule) -> bool:
-    """Whether the GPU has been found free often enough in a row to be taken."""
-    return streaks.clean.get(uuid, 0) >= rule.max_checks
+    """Whether the GPU has been found free for long enough to be taken."""
+    row = streaks.clean.get(uuid)
+    return row is not None and row.last - row.since >= rule.quiet_s - _EXACT_S
 
 
-def released(streaks: Streaks, uuid: str, rule: IdleRule) -> Streaks:
-    """The streaks when a job of ours has just left this GPU: nothing is known of it now; one clean check will do."""
-    clean = {other: count for other, count in streaks.clean.items() if other != uuid}
-    return replace(streaks, clean=clean, left={**streaks.left, uuid: rule.max_checks})
+def clean_checks(streaks: Streaks, uuid: str, rule: IdleRule) -> int:
+    """For people: how many of the checks in a row the looks so far amount to, 0 to ``max_checks``."""
+    row = streaks.clean.get(uuid)
+    if row is None:
+        return 0
+    return min(rule.max_checks, 1 + int((row.last - row.since + _EXACT_S) / rule.interval_s))
+
+
+def released(streaks: Streaks, uuid: str, rule: IdleRule, now: float) -> Streaks:
+    """The streaks when a job of ours has just left this GPU: nothing is known of it now; one clean look will do."""
+    clean = {other: row for other, row in streaks.clean.items() if other != uuid}
+    return Streaks(clean, {**streaks.left, uuid: now + max(rule.quiet_s, rule.hole_s)})
+
+
+def forgotten(streaks: Streaks, rule: IdleRule, now: float) -> Streaks:
+    """The streaks without what was seen so long ago that it says nothing any more."""
+    clean = {uuid: row for uuid, row in streaks.clean.items() if now - row.last <= rule.hole_s}
+    return Streaks(clean, {uuid: until for uuid, until in streaks.left.items() if now <= until})

@@ -4,33 +4,35 @@ The lock (``flock`` on ``<uuid>.lock``) belongs to the open file, not to a proce
 its file descriptor to the job, so that it lives as long as any process of the job, outlives a dispatcher that is
 killed, and ends with the last of them, by the kernel and without any cleaning up. The file's content means nothing.
 
-Knows locks and nothing of GPUs. No lock file is ever unlinked: one that another process has open would become a lock
-that nobody else can see. Containers share leases only if they share the folder.
+A GPU may have further lock files, and is free when none of them is held. There are two reasons for one:
+- Who made the first file can remove it, and a lock on a removed file is one that nobody sees. So a taker to whom it
+  does not belong (nor to root) keeps a file of its own instead.
+- A lease that keeps a GPU unused for hours is passed over (``gpuherd.gpus.lease_vigil``), with a file above its own.
+
+Knows locks and nothing of GPUs. Containers share leases only if they share the folder.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
-import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from gpuherd.errors import CannotWrite
-from gpuherd.gpus.lease_notes import Note, owner_of_process, pid_in_kernel_table, read_notes, write_note
+from gpuherd.gpus import lease_files as files
+from gpuherd.gpus.lease_files import FileId
+from gpuherd.gpus.lease_notes import LockTable, Note, noted_names, owner_of_process, read_notes, write_note
 from gpuherd.gpus.lease_place import existing_place, make_place, refuse_unsafe, user_name
 
-# How often a lock file may be found replaced or removed before we say that something is wrong.
-_TRIES = 50
-# Someone who only looks whether a GPU is taken holds its lock for some microseconds.
-_LOOKERS = 3
-_LOOK_PAUSE_S = 0.0005
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+# How long a count of one's own leases may be waited for; another of one's gpuherds counts in less than a millisecond.
+_COUNTING_S = 2.0
+_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class Lease:
             os.close(self._fd)
             self._fd = None
 
+    def moved(self) -> Lease:
+        """The same lease in another object; closing this one does nothing any more."""
+        lease, self._fd = Lease(self.uuid, self.fd), None
+        return lease
+
     def __enter__(self) -> Lease:
         return self
 
@@ -98,7 +105,7 @@ class LeaseFolder:
 
     @staticmethod
     def default() -> LeaseFolder:
-        """The folder that GPUHERD_LEASE_DIR names, else the machine's usual one; made if it is not there."""
+        """The folder that GPUHERD_LEASE_DIR or the machine's policy names, else the usual one; made if not there."""
         return LeaseFolder(existing_place() or make_place())
 
     @staticmethod
@@ -107,146 +114,207 @@ class LeaseFolder:
         place = existing_place()
         return None if place is None else LeaseFolder(place)
 
+    # --- taking -----------------------------------------------------------------------------------------------
+
     def acquire(self, uuid: str, note: LeaseNote = NO_NOTE) -> Lease | None:
         """Takes the GPU for whoever holds the lease's file descriptor; None if someone has it already.
 
         Raises:
-            CannotWrite: the lock file can't be made or opened.
+            CannotWrite: a lock file can't be made or opened.
         """
-        path = self._lock_path(uuid)
-        for _ in range(_TRIES):
-            fd = _open_lock(path)
-            try:
-                if not _lock(fd):
-                    os.close(fd)
+        path = files.first_path(self.path, uuid)
+        for _ in range(files.TRIES):
+            with ExitStack() as opened:
+                first = self._open_first(uuid, path, opened)
+                if first is not None and not files.lock(first.fd):
                     return None
-                if _is_file_at(path, fd):
-                    told = Note(pid=os.getpid(), uid=os.geteuid(), since=time.time(), job=note.job)
-                    write_note(self.path, _file_name(uuid), told)
-                    return Lease(uuid, fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            # The file was removed or replaced between opening and locking: this lock is one that no other sees.
-            os.close(fd)
+                if first is not None and not files.is_file_at(path, first.fd):
+                    continue  # removed or replaced between opening and locking: a lock that no other sees
+                kept = first if first is not None and files.is_safe_from_others(first.fd) else self._own_file(uuid)
+                if kept is None:
+                    return None
+                opened.enter_context(kept)
+                if not self._others_are_free(uuid, kept):
+                    return None
+                self._remove_own_files(uuid, kept)
+                self._leave_note(uuid, note)
+                return kept.moved()
         raise CannotWrite(f"{path} is replaced again and again; is something clearing {self.path}?")
 
-    def holder(self, uuid: str) -> Holder | None:
-        """Who holds the GPU, or None if nobody of gpuherd does."""
-        path = self._lock_path(uuid)
-        try:
-            file = path.lstat()
-        except OSError:
-            return None
-        pid = pid_in_kernel_table(file)
-        # In a container the kernel's table hides locks whose taker has ended; trying the lock finds those too.
-        if pid is None and not _is_locked(path):
-            return None
-        return self._describe(uuid, pid)
+    def pass_over(self, uuid: str, may_ignore: Callable[[FileId], bool], note: LeaseNote = NO_NOTE) -> Lease | None:
+        """Takes the GPU although others hold lock files of it, if they hold none but those that may be ignored.
 
-    def _describe(self, uuid: str, pid: int | None) -> Holder:
-        notes = [note for note in read_notes(self.path, _file_name(uuid)) if pid is None or note.pid == pid]
+        Only for ``gpuherd.gpus.lease_vigil``, which knows when that is right. The new file is locked before anybody can
+        see it, and the others are tested after that: of two who do this at once, at most one succeeds.
+        """
+        path = files.next_path(self.path, uuid)
+        fd = files.create_lock(path, locked=True)
+        if fd is None:
+            return None
+        with ExitStack() as opened:
+            lease = opened.enter_context(Lease(uuid, fd))
+            for other in (files.first_path(self.path, uuid), *files.further_paths(self.path, uuid)):
+                if other != path and files.is_locked(other):
+                    found = files.file_id(other)
+                    if found is None or not may_ignore(found):
+                        path.unlink(missing_ok=True)
+                        return None
+            self._remove_own_files(uuid, lease)
+            self._leave_note(uuid, note)
+            return lease.moved()
+
+    def _open_first(self, uuid: str, path: Path, opened: ExitStack) -> Lease | None:
+        """The first lock file, open; None when somebody else has put there what can't be used, which counts as no file:
+        a lock file that gpuherd makes can be read by all."""
+        try:
+            return opened.enter_context(Lease(uuid, files.open_lock(path)))
+        except CannotWrite:
+            found = files.file_id(path)
+            if found is None or found.owner == os.geteuid():
+                raise
+            return None
+
+    def _own_file(self, uuid: str) -> Lease | None:
+        """A further lock file that only we or root can remove, locked; None when someone holds ours."""
+        for path in files.further_paths(self.path, uuid):
+            with ExitStack() as opened:
+                fd = files.open_readable(path)
+                if fd is None:
+                    continue
+                lease = opened.enter_context(Lease(uuid, fd))
+                if files.is_safe_from_others(fd):
+                    return lease.moved() if files.lock(fd) and files.is_file_at(path, fd) else None
+        fd = files.create_lock(files.next_path(self.path, uuid), locked=True)
+        return None if fd is None else Lease(uuid, fd)
+
+    def _others_are_free(self, uuid: str, kept: Lease) -> bool:
+        """Whether nobody holds a further lock file but ``kept``."""
+        for path in files.further_paths(self.path, uuid):
+            if not files.is_file_at(path, kept.fd) and files.is_locked(path, fcntl.LOCK_EX):
+                time.sleep(_PAUSE_S)
+                if files.is_locked(path, fcntl.LOCK_EX):  # not somebody who only looked
+                    return False
+        return True
+
+    def _remove_own_files(self, uuid: str, kept: Lease) -> None:
+        """Removes further files of ours that nobody holds, left by earlier leases that had passed others over."""
+        for path in files.further_paths(self.path, uuid):
+            found = files.file_id(path)
+            if found is None or found.owner != os.geteuid() or files.is_file_at(path, kept.fd):
+                continue
+            fd = files.open_readable(path)
+            if fd is not None:
+                with Lease(uuid, fd), suppress(OSError):
+                    if files.lock(fd) and files.is_file_at(path, fd):
+                        path.unlink()
+
+    def _leave_note(self, uuid: str, note: LeaseNote) -> None:
+        told = Note(pid=os.getpid(), uid=os.geteuid(), since=time.time(), job=note.job)
+        write_note(self.path, files.base_name(uuid), told)
+
+    # --- counting one's own -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def counting(self) -> Iterator[bool]:
+        """While it lasts, no other gpuherd of this user counts and takes; False when one has done so for too long.
+
+        The lock is a file that only this user can open, so that nobody else can hold it.
+        """
+        fd = self._open_private()
+        try:
+            until = time.monotonic() + _COUNTING_S
+            while not (mine := files.lock(fd)) and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
+            yield mine
+        finally:
+            os.close(fd)
+
+    def _open_private(self) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        for number in range(files.TRIES):
+            path = self.path / f".counting-{os.geteuid()}.{number}"
+            for further in (0, os.O_CREAT | os.O_EXCL):
+                with suppress(OSError):
+                    fd = os.open(path, flags | further, 0o600)
+                    state = os.fstat(fd)
+                    if state.st_uid == os.geteuid() and stat.S_ISREG(state.st_mode) and not state.st_mode & 0o077:
+                        return fd
+                    os.close(fd)  # somebody else's, in our name: the next number
+        raise CannotWrite(f"{self.path}/.counting-{os.geteuid()}.0 and its like belong to others; remove them")
+
+    def held_by(self, uid: int) -> frozenset[str]:
+        """The GPUs that gpuherds of this user hold, by the names of their files: their UUIDs, "/" written as "_"."""
+        table = LockTable.read()
+        return frozenset(
+            name for name in noted_names(self.path, uid) if any(uid in found.uids for found in self._found(name, table))
+        )
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def is_contested(self, uuid: str) -> bool:
+        """Whether ``acquire`` would fail now: somebody holds, or just looks at, a lock file of this GPU."""
+        return any(files.is_locked(path, fcntl.LOCK_EX) for path in self.paths(uuid))
+
+    def is_held(self, uuid: str) -> bool:
+        """Whether somebody holds this GPU as their own, which costs less to ask than who."""
+        return any(files.is_locked(path) for path in self.paths(uuid))
+
+    def holder(self, uuid: str) -> Holder | None:
+        """Who holds the GPU, or None if nobody of gpuherd does. Of several the one who came last."""
+        found = self._found(files.base_name(uuid), LockTable.read())
+        return _told(uuid, found[-1]) if found else None
+
+    def holders(self, uuids: Iterable[str]) -> dict[str, Holder]:
+        """Who holds which of these GPUs; without those that nobody holds."""
+        table = LockTable.read()
+        found = {uuid: self._found(files.base_name(uuid), table) for uuid in uuids}
+        return {uuid: _told(uuid, all_of_it[-1]) for uuid, all_of_it in found.items() if all_of_it}
+
+    def paths(self, uuid: str) -> list[Path]:
+        """The names of all lock files that there may be for this GPU, the first one first."""
+        return [files.first_path(self.path, uuid), *files.further_paths(self.path, uuid)]
+
+    def _found(self, name: str, table: LockTable) -> list[_Found]:
+        """All that is known of each lock file that is held, in the order of their numbers."""
+        found = []
+        for path in self.paths(name):
+            try:
+                pid = table.taker(path.lstat())
+            except OSError:
+                continue
+            # In a container the kernel's table hides locks whose taker has ended; trying the lock finds those too.
+            if pid is not None or files.is_locked(path):
+                found.append(self._describe(name, pid))
+        return found
+
+    def _describe(self, name: str, pid: int | None) -> _Found:
+        notes = [note for note in read_notes(self.path, name) if pid is None or note.pid == pid]
         owner = None if pid is None else owner_of_process(pid)
         if owner is not None:
-            if not notes:
-                return Holder(uuid, pid, user_name(owner))
             notes = [note for note in notes if note.uid == owner]
+            return _Found(pid, owner, max(notes, key=lambda note: note.since, default=None))
         # Two users who both claim to be a process that has ended can't be told apart.
         if not notes or (pid is not None and len({note.uid for note in notes}) > 1):
-            return Holder(uuid, pid)
+            return _Found(pid, None, None)
         newest = max(notes, key=lambda note: note.since)
-        return Holder(uuid, newest.pid, user_name(newest.uid), newest.since, newest.job)
-
-    def _lock_path(self, uuid: str) -> Path:
-        return self.path / f"{_file_name(uuid)}.lock"
+        return _Found(pid, newest.uid, newest)
 
 
-def _file_name(uuid: str) -> str:
-    """A UUID as a file name: the old form of MIG UUIDs has slashes."""
-    name = uuid.replace("/", "_")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", name):
-        raise ValueError(f"{uuid!r} is no GPU UUID")
-    return name
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A lock that is held: who took it, as far as the system bears it out."""
+
+    pid: int | None
+    uid: int | None
+    note: Note | None
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        return () if self.uid is None else (self.uid,)
 
 
-def _open_lock(path: Path) -> int:
-    """The lock file, made if need be, open for reading, which is enough to lock it."""
-    for _ in range(_TRIES):
-        try:
-            # Without O_CREAT first: fs.protected_regular forbids it on another user's file in a sticky folder.
-            return _only_regular(os.open(path, _OPEN), path)
-        except FileNotFoundError:
-            fd = _create_lock(path)
-            if fd is not None:
-                return fd
-        except PermissionError as error:
-            hint = "its owner should make it readable for all"
-            raise CannotWrite(f"GPU lock {path} can't be opened: {error.strerror}; {hint}") from None
-        except OSError as error:
-            raise CannotWrite(f"GPU lock {path} can't be opened: {error.strerror}; remove it") from None
-    raise CannotWrite(f"GPU lock {path} can't be opened: it comes and goes; is something clearing {path.parent}?")
-
-
-def _create_lock(path: Path) -> int | None:
-    """A new lock file, open; None if another process was faster.
-
-    It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
-    behind that is closed to the others for good.
-    """
-    try:
-        fd, fresh = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
-    except OSError as error:
-        raise CannotWrite(f"GPU lock {path} can't be made: {error.strerror}") from None
-    try:
-        os.fchmod(fd, 0o644)
-        os.link(fresh, path)
-    except OSError as error:
-        os.close(fd)
-        if isinstance(error, FileExistsError):
-            return None
-        raise CannotWrite(f"GPU lock {path} can't be made: {error.strerror}") from None
-    finally:
-        with suppress(FileNotFoundError):
-            Path(fresh).unlink()
-    return fd
-
-
-def _only_regular(fd: int, path: Path) -> int:
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise CannotWrite(f"GPU lock {path} is not a regular file; remove it")
-
-
-def _lock(fd: int) -> bool:
-    for _ in range(_LOOKERS):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOOK_PAUSE_S)
-        else:
-            return True
-    return False
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, _OPEN)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _is_file_at(path: Path, fd: int) -> bool:
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    ours = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+def _told(uuid: str, found: _Found) -> Holder:
+    user = None if found.uid is None else user_name(found.uid)
+    if found.note is None:
+        return Holder(uuid, found.pid, user)
+    return Holder(uuid, found.note.pid, user, found.note.since, found.note.job)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from gpuherd.gpus.lease_files import names_in
 
 # Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
 _NOTE_BYTES = 4096
@@ -81,6 +83,12 @@ def read_notes(folder: Path, name: str) -> Iterator[Note]:
             yield note
 
 
+def noted_names(folder: Path, uid: int) -> list[str]:
+    """The names of the locks for which there is a note of this user, old ones too."""
+    ending = _file_name("", uid)
+    return [name.removesuffix(ending) for name in names_in(folder) if name.endswith(ending) and name[0] != "."]
+
+
 def _file_name(name: str, uid: int) -> str:
     return f"{name}.{uid}.note"
 
@@ -109,19 +117,28 @@ def _fit_to_show(job: object) -> bool:
     return job is None or (isinstance(job, str) and job.isprintable() and len(job) <= _MOST_JOB_CHARACTERS)
 
 
-def pid_in_kernel_table(file: os.stat_result) -> int | None:
-    """The pid that took a write lock (flock) on this file, by /proc/locks; None if there is none or it is hidden."""
-    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    try:
-        table = Path("/proc/locks").read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return None
-    for line in table.splitlines():
-        # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
-        words = line.split()
-        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[5] == wanted:
-            return int(words[4]) if int(words[4]) > 0 else None
-    return None
+class LockTable:
+    """The kernel's own table of who took which lock."""
+
+    def __init__(self, takers: Mapping[str, int]) -> None:
+        self._takers = takers
+
+    @classmethod
+    def read(cls) -> LockTable:
+        """The table now; empty where it is hidden."""
+        takers: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+                # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
+                words = line.split()
+                if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE":
+                    takers[words[5]] = int(words[4])
+        return cls(takers)
+
+    def taker(self, file: os.stat_result) -> int | None:
+        """The pid that took a lock of its own (LOCK_EX) on this file; None if there is none or it is hidden."""
+        pid = self._takers.get(f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}")
+        return pid if pid is not None and pid > 0 else None
 
 
 def owner_of_process(pid: int) -> int | None:

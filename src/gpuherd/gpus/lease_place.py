@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
+from gpuherd.gpus.policy_file import read_policy
 
 ENVIRONMENT = "GPUHERD_LEASE_DIR"
 # /run/lock is emptied at boot and, on Debian, writable for all; other systems have /var/lock; /tmp is everywhere.
@@ -21,19 +22,21 @@ _REMEDY = f"set {ENVIRONMENT} to a folder of mode 1777 that all users share"
 
 
 def existing_place() -> Path | None:
-    """The folder that GPUHERD_LEASE_DIR names, else the first of ``PLACES``, if there is one; not yet checked."""
-    chosen = os.environ.get(ENVIRONMENT)
+    """The folder that GPUHERD_LEASE_DIR or the machine's policy names, else the first of ``PLACES``, if there is one;
+    not yet checked.
+    """
+    chosen = _chosen()
     places = (Path(chosen),) if chosen else PLACES
     return next((place for place in places if os.path.lexists(place)), None)
 
 
 def make_place() -> Path:
-    """Makes the folder that GPUHERD_LEASE_DIR names, else the first of ``PLACES`` that can be made.
+    """Makes the folder that GPUHERD_LEASE_DIR or the policy names, else the first of ``PLACES`` that can be made.
 
     Raises:
         CannotWrite: none can be made.
     """
-    chosen = os.environ.get(ENVIRONMENT)
+    chosen = _chosen()
     if chosen:
         make_folder(Path(chosen))
         return Path(chosen)
@@ -45,6 +48,12 @@ def make_place() -> Path:
                 continue
             return place
     raise CannotWrite(f"no folder for GPU leases can be made ({', '.join(map(str, PLACES))}); {_REMEDY}")
+
+
+def _chosen() -> str | None:
+    """The folder that our environment names (simulated GPUs have leases of their own), or else the machine's policy."""
+    named = os.environ.get(ENVIRONMENT) or read_policy().tables.get("lease_dir")
+    return named if isinstance(named, str) else None
 
 
 def make_folder(path: Path) -> None:

@@ -10,12 +10,24 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pynvml
 
-from gpuherd.gpus.nvml_read import Fixed, answer_or_none, broken_gpu, no_processes, read_fixed, read_gpu, read_peers
+from gpuherd.gpus.nvml_events import XidEvents
+from gpuherd.gpus.nvml_read import (
+    Fixed,
+    answer_or_none,
+    broken_gpu,
+    no_processes,
+    read_fixed,
+    read_gpu,
+    read_peers,
+    read_uncorrected_errors,
+    read_used_mb,
+)
 from gpuherd.gpus.processes import ProcessTable
 from gpuherd.gpus.state import Gpu, Machine, Peer
 
@@ -63,12 +75,14 @@ _GPU_SENTENCES = {
 
 @dataclass(slots=True)
 class _Device:
-    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``."""
+    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``;
+    ``split``: it was in MIG mode when last read."""
 
     number: int
     fixed: Fixed
     handle: Any | None
     refusal: str = ""
+    split: bool = False
 
 
 @dataclass(slots=True)
@@ -79,6 +93,7 @@ class _Session:
     cuda_version: str | None
     devices: list[_Device]
     peers: dict[str, tuple[Peer, ...]] | None = None
+    events: XidEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,7 @@ class _Try:
     last: bool
     processes: bool
     topology: bool
+    errors: bool
     failing: set[str] = field(default_factory=set)
 
     def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
@@ -108,35 +124,58 @@ class Nvml:
         self._failing: set[str] = set()
         self._seen: dict[int, Fixed] = {}
 
-    def snapshot(self, processes: bool = True, topology: bool = False) -> Machine:
+    def snapshot(self, processes: bool = True, topology: bool = False, *, errors: bool = False) -> Machine:
         """All whole GPUs and MIG instances now, in PCI order, an instance after its parent.
 
         Args:
             processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
             topology: list each GPU's peers. Read once and kept.
+            errors: tell memory errors, and Xid errors since this was first asked.
         """
         if self._pid != os.getpid():
             # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
             self._lock, self._session, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
-            return self._snapshot(processes, topology)
+            return self._snapshot(processes, topology, errors)
+
+    def used_mb(self, uuids: Collection[str]) -> dict[str, int]:
+        """Memory in use now on each of these whole GPUs, by UUID: a look that costs a tenth of a snapshot.
+
+        A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
+        answers. A snapshot then tells what is the matter.
+        """
+        if self._pid != os.getpid():
+            return {}
+        with self._lock:
+            devices = () if self._session is None else tuple(self._session.devices)
+            found: dict[str, int] = {}
+            for device in devices:
+                if device.handle is None or device.split or device.fixed.uuid not in uuids:
+                    continue
+                try:
+                    used = read_used_mb(device.handle)
+                except pynvml.NVMLError:
+                    continue
+                if used is not None:
+                    found[device.fixed.uuid] = used
+            return found
 
     def close(self) -> None:
         """Lets go of the driver; the next snapshot starts it again."""
         with self._lock:
             self._end_session()
 
-    def _snapshot(self, processes: bool, topology: bool) -> Machine:
+    def _snapshot(self, processes: bool, topology: bool, errors: bool) -> Machine:
         # While the driver fails for good, every caller's own interval is pause enough.
         pauses = PAUSES_S if self._answered_last else ()
         for pause in (*pauses, None):
             try:
-                machine = self._read(_Try(pause is None, processes, topology, self._failing))
+                machine = self._read(_Try(pause is None, processes, topology, errors, self._failing))
             except pynvml.NVMLError as error:
                 self._end_session()
                 if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
                     self._answered_last = False
-                    return Machine(problem=_driver_sentence(error))
+                    return Machine(problem=_driver_sentence(error), may_pass=error.value not in _NO_DRIVER)
                 time.sleep(pause)
             else:
                 self._ever_answered = self._answered_last = True
@@ -148,9 +187,11 @@ class Nvml:
         if session is None or pynvml.nvmlDeviceGetCount() != len(session.devices):
             self._end_session()
             session = self._session = self._start_session(attempt)
+        xids: Mapping[str, tuple[int, int]] = self._events(session).seen() if attempt.errors else {}
         gpus: list[Gpu] = []
         for index, device in enumerate(session.devices):
-            gpus += self._read_device(index, device, attempt)
+            read = self._read_device(index, device, attempt)
+            gpus += [_with_errors(gpu, device, xids.get(device.fixed.uuid)) for gpu in read] if attempt.errors else read
         first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(gpus))
         gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
         if attempt.topology:
@@ -178,6 +219,8 @@ class Nvml:
 
     def _end_session(self) -> None:
         if self._session is not None:
+            if self._session.events is not None:
+                self._session.events.close()
             self._session = None
             _shut_down()
 
@@ -212,7 +255,14 @@ class Nvml:
             attempt.failing.add(device.fixed.uuid)
             return [broken_gpu(index, device.fixed, _gpu_sentence(error))]
         attempt.failing.discard(device.fixed.uuid)
+        device.split = bool(gpus[0].mig_instances)
         return gpus
+
+    def _events(self, session: _Session) -> XidEvents:
+        if session.events is None:
+            devices = [device for device in session.devices if device.handle is not None]
+            session.events = XidEvents({device.fixed.uuid: device.handle for device in devices})
+        return session.events
 
     def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
         if session.peers is not None:
@@ -230,6 +280,13 @@ _SHARED = Nvml()
 def machine(*, processes: bool = True, topology: bool = False) -> Machine:
     """The machine's GPUs now, through a driver session that the whole process shares. See ``Nvml.snapshot``."""
     return _SHARED.snapshot(processes, topology)
+
+
+def _with_errors(gpu: Gpu, device: _Device, xid: tuple[int, int] | None) -> Gpu:
+    readable = device.handle is not None and gpu.problem is None
+    uncorrected = read_uncorrected_errors(device.handle) if readable else None
+    last, count = (None, 0) if xid is None else xid
+    return replace(gpu, uncorrected_errors=uncorrected, last_xid=last, xids=count)
 
 
 def _shut_down() -> None:

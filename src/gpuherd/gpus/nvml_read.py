@@ -160,6 +160,19 @@ def read_gpu(index: int, fixed: Fixed, handle: Any, identify: Identify) -> list[
     ]
 
 
+def read_used_mb(handle: Any) -> int | None:
+    """Memory in use on the GPU of this handle now, and nothing else; None where the driver does not tell."""
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    return None if memory is None else int(memory.used // MB)
+
+
+def read_uncorrected_errors(handle: Any) -> int | None:
+    """Memory errors that could not be corrected, since the driver was loaded; None for a GPU without ECC."""
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    found = _figure_or_none(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    return None if found is None else int(found)
+
+
 def broken_gpu(index: int, fixed: Fixed, problem: str) -> Gpu:
     """A GPU that can't be read: what is known of it, no memory, and the reason."""
     return Gpu(total_mb=0, used_mb=0, free_mb=0, problem=problem, **_described(index, fixed))

@@ -58,6 +58,9 @@ class Gpu:
         problem: a sentence when the GPU can't be used (fallen off the bus, driver error), else None.
         index_unsure: a GPU before it in PCI order has a problem, so that CUDA may leave that one out and count this one
             differently.
+        uncorrected_errors: memory errors that could not be corrected, since the driver was loaded; None where the
+            driver does not tell, or was not asked.
+        last_xid: the last critical Xid error since we first looked, and ``xids`` how many there have been.
     """
 
     index: int
@@ -80,6 +83,9 @@ class Gpu:
     peers: tuple[Peer, ...] = ()
     problem: str | None = None
     index_unsure: bool = False
+    uncorrected_errors: int | None = None
+    last_xid: int | None = None
+    xids: int = 0
 
     @property
     def label(self) -> str:
@@ -97,10 +103,12 @@ class Gpu:
 class Machine:
     """All GPUs of the machine at one moment, whole GPUs and MIG instances, in PCI order.
 
-    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None.
+    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None;
+    ``may_pass`` says that a driver is there, which may answer again in a moment.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     cuda_version: str | None = None
     problem: str | None = None
+    may_pass: bool = False

@@ -108,3 +108,8 @@ def _is_parent(instance: Gpu, wanted: str) -> bool:
 def _those_that_are(gpus: Sequence[Gpu]) -> str:
     usable = [gpu.label for gpu in gpus if not gpu.mig_instances]
     return f"available GPUs: {', '.join(usable)}" if usable else "no GPU is available"
+
+
+def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
+    """Whether one of these names means this GPU: an index or UUID, of its whole GPU too, or a label like 3:1."""
+    return any(name in (gpu.label, str(gpu.index), gpu.uuid, gpu.mig_parent) for name in names)

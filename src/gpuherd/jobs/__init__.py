@@ -10,16 +10,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuherd.jobs.control import Answer, Control, ControlKind, poke, send
+    from gpuherd.jobs.dispatcher import Dispatcher
     from gpuherd.jobs.events import Event, EventKind
     from gpuherd.jobs.failures import FailureClass
     from gpuherd.jobs.job import Job, JobState
-    from gpuherd.jobs.options import GpuOptions
+    from gpuherd.jobs.options import DispatchOptions, GpuOptions
     from gpuherd.jobs.outcome import Failure, Outcome
     from gpuherd.jobs.queue import Queue
-    from gpuherd.jobs.run import run_jobs
+    from gpuherd.jobs.run import run_jobs, work_off
     from gpuherd.jobs.rundir import RunDirectory
 
 __all__ = [
+    "Answer",
+    "Control",
+    "ControlKind",
+    "DispatchOptions",
+    "Dispatcher",
     "Event",
     "EventKind",
     "Failure",
@@ -30,10 +37,18 @@ __all__ = [
     "Outcome",
     "Queue",
     "RunDirectory",
+    "poke",
     "run_jobs",
+    "send",
+    "work_off",
 ]
 
 _HOME = {
+    "Answer": "control",
+    "Control": "control",
+    "ControlKind": "control",
+    "DispatchOptions": "options",
+    "Dispatcher": "dispatcher",
     "Event": "events",
     "EventKind": "events",
     "Failure": "outcome",
@@ -44,7 +59,10 @@ _HOME = {
     "Outcome": "outcome",
     "Queue": "queue",
     "RunDirectory": "rundir",
+    "poke": "control",
     "run_jobs": "run",
+    "send": "control",
+    "work_off": "run",
 }
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.options import GpuOptions
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import Limits, WaitingJob, why_never
 
 
-def limits(options: GpuOptions, gpus: Sequence[Gpu] | None, cores: int) -> Limits:
+def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int) -> Limits:
     """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give."""
-    cpu_slots = options.cpu_jobs or max(1, cores // 2)
-    return Limits(options.max_gpus, cpu_slots, cpu_only=gpus is not None and not gpus)
+    return Limits(
+        options.max_gpus,
+        options.cpu_jobs or max(1, cores // 2),
+        cpu_only=gpus is not None and not gpus,
+        max_concurrent=options.max_concurrent,
+        longest_first=options.order == "longest",
+    )
 
 
 def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
@@ -28,10 +33,15 @@ def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits
         raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")
 
 
-def most_at_once(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> int:
-    """How many of these jobs can run side by side, at least 1: what the machine's cores are divided by."""
-    on_gpus = [job.gpus for job in jobs if job.gpus and not limits.cpu_only]
+def most_at_once(sizes: Collection[int], jobs: int, gpus: Sequence[Gpu], limits: Limits) -> int:
+    """How many jobs can run side by side, at least 1: what the machine's cores are divided by.
+
+    ``sizes``: for how many GPUs the jobs ask, each number once; ``jobs``: how many there are.
+    """
+    on_gpus = [size for size in sizes if size and not limits.cpu_only]
     places = min(limits.max_gpus, len(gpus)) // min(on_gpus) if on_gpus else 0
-    if len(on_gpus) < len(jobs):
+    if len(on_gpus) < len(sizes):
         places += limits.cpu_slots
-    return max(1, min(places, len(jobs)))
+    if limits.max_concurrent is not None:
+        places = min(places, limits.max_concurrent)
+    return max(1, min(places, jobs))

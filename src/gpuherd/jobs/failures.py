@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,6 +45,9 @@ _ELSEWHERE = frozenset(
     }
 )
 
+# What shells say when they could not run the command; another try would fail the same way.
+_SHELL_CODES = {126: "the command is no program, or may not be run", 127: "there is no such command"}
+
 _BY_CODE = {
     ExitCode.BAD_INPUT: FailureClass.BAD_INPUT,
     ExitCode.MISSING: FailureClass.MISSING,
@@ -51,35 +55,102 @@ _BY_CODE = {
     ExitCode.CANNOT_WRITE: FailureClass.CANNOT_WRITE,
 }
 
-# In order: a GPU that has fallen off the bus also says that memory could not be had. Every pattern is of bounded
-# length, so that a hostile line costs linear time.
-_BY_LOG = (
+# Told by a line anywhere in the log's tail. In order: a GPU that has fallen off the bus also says that memory could not
+# be had. Every pattern is of bounded length, so that a hostile line costs linear time.
+_ANYWHERE = (
     (
         FailureClass.GPU_FAULT,
         re.compile(
-            r"uncorrectable ECC|fallen off the bus|GPU is lost|GPU_IS_LOST|GpuIsLost|\bXid\b|CUDA error: unknown error"
-            r"|CUDA-capable device\(s\) is/are busy or unavailable|hardware stack error|CUDA_ERROR_LAUNCH_FAILED"
-            r"|no CUDA-capable device is detected",
+            r"uncorrectable (?:ECC|NVLink)|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|fallen off the bus|GPU is lost"
+            r"|GPU_IS_LOST|GpuIsLost|\bXid\b|CUDA error: unknown error|CUDA_ERROR_UNKNOWN|hardware stack error"
+            r"|CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_LAUNCH_FAILED|unspecified launch failure"
+            r"|no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|No CUDA GPUs are available"
+            r"|Unable to determine the device handle for GPU|Driver/library version mismatch|row remapper"
+            r"|over nvlink or a hardware error|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
+            r"|GPU requires reset|HW Exception by GPU|HSA_STATUS_ERROR_EXCEPTION",
             re.IGNORECASE,
         ),
     ),
     (
         FailureClass.OUT_OF_MEMORY,
         re.compile(
-            r"OutOfMemoryError|CUDA(?: error:)? out of memory|_ALLOC_FAILED|cudaErrorMemoryAllocation"
+            r"OutOfMemoryError|\b(?:CUDA|HIP|cudaMalloc failed)(?: error)?:? out of memory|_ALLOC_FAILED"
+            r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED"
+            r"|ResourceExhaustedError|Cuda failure 2\b|when calling .cublasCreate|CUDNN_STATUS_NOT_INITIALIZED"
+            r"|memory for the cache blocks|KV cache is needed, which is larger|less than desired GPU memory utilization"
+            r"|larger than the maximum number of tokens that can be stored in KV cache|enough GPU RAM"
+            r"|enough GPU memory to fit|failed to allocate [\w.]{1,20} (?:\(\d{1,20} bytes\) )?from device"
             r"|\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate \S{1,20} \S{1,20} for an array"
-            r"|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED",
+            r"|memory allocation of \d{1,20} bytes failed|runtime: out of memory|DefaultCPUAllocator"
+            r"|out of shared memory|unable to write to file </torch_|oom.kill event|Out of memory: Killed process",
         ),
     ),
-    (FailureClass.DISK_FULL, re.compile(r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT")),
+    (
+        FailureClass.DISK_FULL,
+        re.compile(
+            r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT|database or disk is full"
+            r"|Not enough free disk space|PytorchStreamWriter failed writing|out of disk space",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        FailureClass.KILLED,
+        re.compile(
+            r"Signal (?:9|15) \(SIG(?:KILL|TERM)\) received|died with <Signals\.SIG(?:KILL|TERM): \d{1,2}>"
+            r"|DataLoader worker \(pid.{0,40}\) is killed by signal: (?:Killed|Terminated)|^KeyboardInterrupt\b"
+            r"|DUE TO TIME LIMIT|DUE TO PREEMPTION|got signal: 15|^Job cancelled by",
+        ),
+    ),
+)
+# Told only by the line that tells: in passing, programs say such things of what they can do without.
+_TELLING = (
+    (
+        FailureClass.MISSING,
+        re.compile(
+            r"FileNotFoundError|ModuleNotFoundError|No such file or directory|command not found|: not found$"
+            r"|GatedRepoError|gated repo|RepositoryNotFoundError|EntryNotFoundError|RevisionNotFoundError"
+            r"|is not a local folder and is not a valid model identifier|does not appear to have a file named"
+            r"|is restricted and you are not in the authorized list|DatasetNotFoundError"
+            r"|no file named (?:pytorch_model|model)|PackageNotFoundError|failed to open GGUF file",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        FailureClass.CANNOT_WRITE,
+        re.compile(r"PermissionError|Permission denied|Read-only file system|IsADirectoryError|PermissionDeniedError"),
+    ),
+    (
+        FailureClass.BAD_INPUT,
+        re.compile(
+            r"^\S{1,200}: error: |SyntaxError|IndentationError|TabError|Error while deserializing header|HeaderTooLarge"
+            r"|failed finding central directory|BadZipFile|JSONDecodeError|yaml\.\w{1,30}\.\w{1,30}Error"
+            r"|TOMLDecodeError|ConfigAttributeError|ConfigKeyError|ConfigCompositionException|OverrideParseException|MissingMandatoryValue"
+            r"|Error\(s\) in loading state_dict|UnpicklingError|Weights only load failed|EOFError: Ran out of input"
+            r"|Unrecognized configuration class|ArrowInvalid|does not recognize this architecture"
+            r"|invalid magic|Unrecognized model in|trust_remote_code=True|unrecognized arguments|No such option"
+        ),
+    ),
 )
 
 # Of those that tell of memory: the machine's, not a GPU's.
 _HOST_MEMORY = re.compile(
-    r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate|DefaultCPUAllocator"
+    r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate|DefaultCPUAllocator|out of shared memory"
+    r"|memory allocation of|runtime: out of memory|java\.lang|ray\.exceptions|</torch_|oom.kill event|Killed process"
 )
 
-_ERROR_LINE = re.compile(r"^[\w.]{1,80}(?:Error|Exception|Interrupt|Exit)\b|\b(?:error|fatal)\b[: ]", re.IGNORECASE)
+_ERROR_LINE = re.compile(
+    r"^[\w.]{1,80}(?:Error|Exception|Interrupt|Exit|OutOfMemory)\b|\b(?:error|fatal)\b[: ]|\bwhat\(\):"
+    r"|(?:No such file or directory|command not found|: not found|Permission denied)$",
+    re.IGNORECASE,
+)
+# Said by launchers about a worker that has told its own error before.
+_WRAPPERS = re.compile(
+    r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|RemoteTraceback"
+    r"|Engine ?[cC]ore (?:initialization )?(?:failed|encountered)|EngineDeadError|subprocess-exited-with-error"
+    r"|^srun: error|Set the environment variable HYDRA_FULL_ERROR"
+)
+# Before the words themselves: which process of several said them.
+_SPEAKER = re.compile(r"^(?:(?:\[rank\d{1,5}\]|\(\w{1,40} (?:pid|rank)=\d{1,9}\)|\d{1,5}):?\s{1,4}){1,3}(?=\S)")
 _SHELL_WORDS = re.compile(r"^(?:Killed|Terminated|Hangup|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?$")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 # Surrogates stand for bytes that are no UTF-8 (in a file name, say); nothing can print them.
@@ -131,7 +202,8 @@ def classify(ending: Ending) -> Diagnosis:
     """Diagnoses an attempt that did not succeed."""
     failure, reason = _judge(ending)
     retry = failure not in _FOR_GOOD
-    on_host = failure is FailureClass.OUT_OF_MEMORY and _HOST_MEMORY.search(reason) is not None
+    out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
+    on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
     return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host)
 
 
@@ -149,14 +221,27 @@ def _judge(ending: Ending) -> tuple[FailureClass, str]:
         return FailureClass.NO_RESULT, f"it ended well, but its result {ending.missing_result} is not there"
     if ending.code in _BY_CODE:
         return _BY_CODE[ExitCode(ending.code)], line or f"exit code {ending.code}"
-    for failure, pattern in _BY_LOG:
-        said = _last_match(pattern, ending.log_tail)
+    return _judge_log(ending.log_tail.splitlines(), line) or _judge_exit(ending, line)
+
+
+def _judge_log(lines: Sequence[str], line: str | None) -> tuple[FailureClass, str] | None:
+    """The class that the log tells, None when it tells none."""
+    # Long lines are searched whole, and cut only for people.
+    whole = [_words(each) for each in reversed(lines)]
+    for failure, pattern in _ANYWHERE:
+        said = next((words for words in whole if pattern.search(words)), None)
         if said is not None:
             return failure, said
+    return next(((failure, line) for failure, pattern in _TELLING if line and pattern.search(line)), None)
+
+
+def _judge_exit(ending: Ending, line: str | None) -> tuple[FailureClass, str]:
     if ending.signal is not None:
         return _judge_signal(ending.signal, line)
     if ending.code is None:
         return FailureClass.KILLED, "it was gone without leaving an exit status: killed, with its shell"
+    if ending.code in _SHELL_CODES:
+        return FailureClass.MISSING, line or f"exit code {ending.code}: {_SHELL_CODES[ending.code]}"
     return FailureClass.CRASH, line or f"exit code {ending.code}, and nothing in its log"
 
 
@@ -193,26 +278,36 @@ def telling_line(log_tail: str) -> str | None:
     >>> telling_line("error: the model has no weights\\n")
     'the model has no weights'
     """
-    lines = [cleaned for line in log_tail.splitlines() if (cleaned := clean(line)) and not _SHELL_WORDS.match(cleaned)]
-    for line in reversed(lines):
-        if _ERROR_LINE.search(line):
-            return line.removeprefix("error: ")
-    return lines[-1] if lines else None
+    lines = [said for line in log_tail.splitlines() if (said := _words(line)) and not _SHELL_WORDS.match(said)]
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    own = [line for line in errors if not _WRAPPERS.search(line)]
+    telling = next(iter([*own[-1:], *errors[-1:], *lines[-1:]]), None)
+    return None if telling is None else _cut(telling)
 
 
 def clean(text: str) -> str:
     """One line that any terminal can show safely: no escape, control or direction characters, at most 300 long."""
-    plain = " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
+    return _cut(_plain(text))
+
+
+def harmless(text: str) -> str:
+    """The text without escape, control or direction characters (a blank in place of each run of them)."""
+    return _CONTROLS.sub(" ", _ESCAPES.sub("", text))
+
+
+def _plain(text: str) -> str:
+    return " ".join(harmless(text).split())
+
+
+def _cut(plain: str) -> str:
     return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
 
 
-def back_off_s(tries: int) -> float:
-    """Seconds to wait before the next try after this many failures: 1, 2, 4, … at most 60."""
-    return float(min(60, 2 ** max(0, min(tries, 10) - 1)))
+def _words(line: str) -> str:
+    """A line of a log, plain, without who said it and without our own workers' "error: "."""
+    return _SPEAKER.sub("", _plain(line), count=1).removeprefix("error: ")
 
 
-def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    for line in reversed(text.splitlines()):
-        if pattern.search(line):
-            return clean(line).removeprefix("error: ")
-    return None
+def back_off_s(tries: int, first_s: float = 1.0, longest_s: float = 60.0) -> float:
+    """Seconds to wait before the next try after this many failures: the first, twice that, ... at most the longest."""
+    return min(longest_s, first_s * 2.0 ** max(0, min(tries, 20) - 1))

@@ -38,6 +38,10 @@ class GpuUsers:
         self._peaks: dict[str, int] = {}
         self._pids_are_true = _numbering() == _MACHINE_PIDS
 
+    def change(self, slack_mb: int) -> None:
+        """Another threshold holds from now on."""
+        self._slack_mb = slack_mb
+
     @property
     def peaks(self) -> Mapping[str, int]:
         """By attempt's tag, the most memory in MB that it was seen to use on any one GPU; without those unseen."""

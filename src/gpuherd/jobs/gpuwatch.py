@@ -1,107 +1,182 @@
 """The dispatcher's eye on the GPUs: looks at them, remembers how long each has been free, and takes leases.
 
 It joins what ``gpuherd.gpus`` offers (driver, free test, leases) and keeps what has to be remembered between two looks.
-Which job gets which GPU is decided in ``policy``; when to look is decided in ``dispatcher``.
+Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody
+frees is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU
+is becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.engines.processes import ATTEMPT_VARIABLE
+from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
 from gpuherd.gpus.choose import choose
-from gpuherd.gpus.lease import Holder, Lease, LeaseFolder, LeaseNote
+from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
-from gpuherd.gpus.visible import find, visible
+from gpuherd.gpus.visible import find, is_named, visible
+from gpuherd.jobs.allowance import Allowance
+from gpuherd.jobs.gpufaults import GpuFaults
+from gpuherd.jobs.gpuleases import GpuLeases
 from gpuherd.jobs.gpuusers import NOTHING, GpuUsers
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.policy import GpuView
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.yielding import Stranger
 
 # How often the GPUs of running jobs are looked at for strangers, in seconds, while nobody waits.
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# A row of checks with a longer hole than this in it is no row: nobody knows what went on meanwhile.
-_LONGEST_HOLE_S = 5.0
+# Cheap looks: one in a twentieth of the quiet time, but no more than eight a second.
+_CHEAP_LOOK_S = 0.125
+_LOOKS_IN_QUIET_TIME = 20
+# A full look at GPUs all of which are in use, for the reasons that people see.
+_FULL_LOOK_S = 5.0
+# How long a driver that fails may keep a start waiting.
+_DRIVER_PATIENCE_S = 10.0
+_DRIVER_PAUSE_S = 0.2
 
 
 class GpuWatch:
     """The GPUs that a run may use. ``problem`` is a sentence when there are none, else None.
 
-    Raises NoSuchGpu when the options name a GPU that is not there.
+    Raises NoSuchGpu when the options name a GPU that is not there, or that the machine's policy keeps for others.
     """
 
-    def __init__(self, options: GpuOptions, queue_tag: str):
+    def __init__(self, options: GpuOptions, queue_tag: str, settings: Settings = NO_SETTINGS):
         self._nvml = Nvml()
-        self._folder: LeaseFolder | None = None
         self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
-        self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
-        machine = self._nvml.snapshot(processes=True, topology=True)
-        seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
-        self._preference = tuple(gpu.uuid for gpu in chosen) if options.gpu_ids else ()
-        # What the driver last said; links between GPUs don't change, so they are asked for once.
-        self._gpus = {gpu.uuid: gpu for gpu in chosen}
-        self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._streaks = idle.Streaks()
-        self._busy = dict.fromkeys(self._gpus, "not looked at yet")
-        self._held: dict[str, str] = {}
-        self._looked_at = 0.0
-        self._left_at: dict[str, float] = {}
+        self._busy: dict[str, str] = {}
+        self._checks: dict[str, idle.Check] = {}
+        self._full_look_at = 0.0
         self._haste: dict[str, float] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
-        self.problem = None if chosen else machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
+        self._leases = GpuLeases(settings)
+        # Links between GPUs don't change, so they are asked for once.
+        machine = self._first_look()
+        self._faults = GpuFaults(machine.gpus)
+        self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
+        self._choose_gpus(machine, options, settings)
+
+    def _first_look(self) -> Machine:
+        """The machine; a driver that fails gets some seconds, or all would run on the CPU for want of a moment."""
+        deadline = time.monotonic() + _DRIVER_PATIENCE_S
+        while True:
+            machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+            if not machine.may_pass or time.monotonic() > deadline:
+                return machine
+            time.sleep(_DRIVER_PAUSE_S)
+
+    def change(self, options: GpuOptions, settings: Settings) -> None:
+        """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
+        stays as it was."""
+        machine = self._nvml.snapshot(processes=True, topology=True)
+        self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
+        self._choose_gpus(machine, options, settings)
+        self._users.change(options.gpu_memory_threshold)
+        self._leases.change(settings)
+
+    def _choose_gpus(self, machine: Machine, options: GpuOptions, settings: Settings) -> None:
+        excluded = settings.policy.exclude_gpus
+        seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
+        kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
+        if options.gpu_ids and len(kept) < len(chosen):
+            labels = ", ".join(gpu.label for gpu in chosen if gpu not in kept)
+            raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
+        self._preference = tuple(gpu.uuid for gpu in kept) if options.gpu_ids else ()
+        self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
+        # What the driver last said.
+        self._gpus = {gpu.uuid: gpu for gpu in kept}
+        self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
+        self.problem: str | None = None
+        if not chosen:
+            self.problem = machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
+        elif not kept:
+            self.problem = f"the machine's policy keeps all GPUs from gpuherd (exclude_gpus in {settings.policy.path})"
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
 
+    @property
+    def quiet_s(self) -> float:
+        """For how long a GPU must have been free until it is taken, in seconds."""
+        return self._rule.quiet_s
+
+    def allowance(self, ours: Collection[str]) -> Allowance:
+        """How many GPUs this run may hold now, by the settings; ``ours`` are those that it holds."""
+        return self._leases.allowance(ours)
+
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def look(self, now: float, ours: Collection[str]) -> None:
-        """A regular check: all GPUs are observed together, but those that our own jobs use (``ours``)."""
-        self._forget_old_checks(now)
-        self._looked_at = now
+    def look(self, now: float, ours: Collection[str]) -> bool:
+        """A look, wanted ``look_in_s`` after the last one while a job waits for a GPU: at all GPUs but those that our
+        jobs use (``ours``). Returns whether a verdict has changed, so that a decision is worth while."""
+        waited_for = [uuid for uuid in self._gpus if uuid not in ours]
+        if now < self._full_look_at and not self._has_changed(waited_for):
+            return False
+        before = self._picture(now)
+        self._streaks = idle.forgotten(self._streaks, self._rule, now)
         self._refresh()
-        for uuid in list(self._held):
-            self._note_holder(uuid)
-        self._observe(uuid for uuid in self._gpus if uuid not in ours)
+        self._observe(waited_for, now)
+        unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
+        self._leases.look(unused, now)
+        self._leases.ours(ours, now)
+        low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
+        self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
+        return before != self._picture(now)
 
-    def _forget_old_checks(self, now: float) -> None:
-        """Ends every row of checks when there was none for long; a GPU that our job has left since keeps its right."""
-        hole = max(_LONGEST_HOLE_S, 5 * self._rule.check_interval_s)
-        if now - self._looked_at <= hole or not (self._streaks.clean or self._streaks.left):
-            return
-        recent = {uuid: n for uuid, n in self._streaks.left.items() if now - self._left_at[uuid] <= hole}
-        forgotten = (self._streaks.clean.keys() | self._streaks.left.keys()) - recent.keys()
-        self._streaks = idle.Streaks(left=recent)
-        self._busy |= dict.fromkeys(forgotten, "not looked at lately")
+    def look_in_s(self, now: float) -> float:
+        """Seconds until the next ``look`` is wanted."""
+        cheap = min(self._rule.interval_s, max(_CHEAP_LOOK_S, self._rule.quiet_s / _LOOKS_IN_QUIET_TIME))
+        return max(0.0, min(cheap, self._full_look_at - now))
+
+    def rest(self) -> None:
+        """No job waits for a GPU any more: nothing of ours shall be in the way of those who do."""
+        self._leases.rest()
+
+    def _has_changed(self, uuids: Collection[str]) -> bool:
+        """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
+        used = self._nvml.used_mb(uuids)
+        for uuid in uuids:
+            # What the cheap look does not tell of is left to the full ones.
+            if uuid in used and self._is_low(used[uuid]) is not self._is_low(self._gpus[uuid].used_mb):
+                return True
+        return self._leases.any_given_back(uuids)
+
+    def _is_low(self, used_mb: int) -> bool:
+        return used_mb < self._rule.memory_threshold_mb
 
     def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
         for uuid in uuids:
             if uuid in self._gpus:
-                self._streaks = idle.released(self._streaks, uuid, self._rule)
-                self._left_at[uuid] = now
+                self._streaks = idle.released(self._streaks, uuid, self._rule, now)
                 self._haste[uuid] = 0.0
                 self._busy[uuid] = "our own job has just left it"
+                self._full_look_at = min(self._full_look_at, now + self._rule.interval_s)
 
-    def hasty_look(self, ours: Collection[str]) -> None:
+    def hasty_look(self, ours: Collection[str], now: float) -> None:
         """A look at the GPUs that our jobs have just left, between two regular ones."""
         due = [uuid for uuid in self._haste if uuid not in ours]
         self._refresh()
-        self._observe(due)
+        self._observe(due, now)
         self._haste = {
             uuid: max(_FIRST_LOOK_S, 2 * wait)
             for uuid, wait in self._haste.items()
-            if uuid in due and not self._is_free(uuid) and 2 * wait < self._rule.check_interval_s
+            if uuid in due and not self._is_free(uuid) and 2 * wait < self._rule.interval_s
         }
 
     @property
@@ -111,15 +186,20 @@ class GpuWatch:
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
         """Each GPU with the verdict of the last look. One so long ago that it says nothing any more is forgotten."""
-        self._forget_old_checks(now)
+        verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
-            GpuView(gpu, self._verdict(uuid), uuid in ours, returning=uuid in left) for uuid, gpu in self._gpus.items()
+            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now)
+            for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
         return choose(candidates, count, preference=self._preference, memory_mb=memory_mb, keep_together=True)
+
+    def fetch_notices(self) -> tuple[str, ...]:
+        """What people should be told of the GPUs, once each: leases that were passed over."""
+        return self._leases.fetch_notices()
 
     # --- while our jobs run -----------------------------------------------------------------------------------
 
@@ -132,8 +212,15 @@ class GpuWatch:
             own: by GPU's UUID, the tags (GPUHERD_ATTEMPT) of our attempts on it.
             declared_mb: by GPU's UUID, how much memory they may use together, where that is known.
         """
-        self._refresh()
+        self._refresh(errors=True)
+        self._faults.look(self._gpus.values())
         return self._users.look(self._gpus, own, declared_mb)
+
+    def gpu_problem(self, uuids: Collection[str]) -> str | None:
+        """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
+        None for nothing."""
+        self._refresh(errors=True)
+        return self._faults.problem(self._gpus, uuids)
 
     @property
     def peaks(self) -> Mapping[str, int]:
@@ -142,39 +229,28 @@ class GpuWatch:
 
     # --- taking -----------------------------------------------------------------------------------------------
 
-    def take(self, gpus: Sequence[Gpu], job: str) -> tuple[Lease, ...] | None:
-        """Leases on all of these GPUs for a job, or None (then none is kept) when somebody else holds one."""
-        leases: list[Lease] = []
-        for gpu in gpus:
-            lease = self._leases.acquire(gpu.uuid, LeaseNote(job))
-            if lease is None:
-                self._note_holder(gpu.uuid, default="another gpuherd has just taken it")
-                for taken in leases:
-                    taken.close()
-                return None
-            leases.append(lease)
-        return tuple(leases)
+    def take(self, gpus: Sequence[Gpu], job: str, now: float) -> tuple[Lease, ...] | None:
+        """Leases on all of these GPUs for a job, or None (then none is kept) when somebody else holds one, or the
+        user's limit is reached."""
+        return self._leases.take(gpus, job, now)
 
-    def still_free(self, uuids: Collection[str]) -> set[str]:
+    def still_free(self, uuids: Collection[str], now: float) -> set[str]:
         """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""
         self._refresh()
         checks = {uuid: idle.check(self._gpus[uuid], self._rule) for uuid in uuids}
         # A clean look here is no further step in the row of checks; an unclean one ends the row.
         unclean = {uuid: found for uuid, found in checks.items() if not found.free}
-        self._streaks = idle.observe(self._streaks, unclean, self._rule)
+        self._streaks = idle.observe(self._streaks, unclean, self._rule, now)
         self._busy |= {uuid: found.reason for uuid, found in unclean.items()}
         free = set(uuids) - unclean.keys()
         self._users.taken(self._gpus[uuid] for uuid in free)
+        self._faults.taken(free)
         return free
 
-    @property
-    def _leases(self) -> LeaseFolder:
-        if self._folder is None:
-            self._folder = LeaseFolder.default()
-        return self._folder
+    # --- inside -----------------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        machine = self._nvml.snapshot(processes=True, topology=False)
+    def _refresh(self, *, errors: bool = False) -> None:
+        machine = self._nvml.snapshot(processes=True, topology=False, errors=errors)
         self._gpus = {uuid: self._refreshed(gpu, machine) for uuid, gpu in self._gpus.items()}
 
     def _refreshed(self, old: Gpu, machine: Machine) -> Gpu:
@@ -183,7 +259,7 @@ class GpuWatch:
                 return replace(gpu, peers=self._peers.get(gpu.uuid, ()))
         return replace(old, problem=machine.problem or "the driver no longer lists it", processes=())
 
-    def _observe(self, uuids: Iterable[str]) -> None:
+    def _observe(self, uuids: Iterable[str], now: float) -> None:
         checks = {}
         for uuid in uuids:
             gpu = self._gpus[uuid]
@@ -191,9 +267,10 @@ class GpuWatch:
                 self._busy[uuid] = "our own job is still leaving it"
                 continue
             checks[uuid] = idle.check(gpu, self._rule)
-        self._streaks = idle.observe(self._streaks, checks, self._rule)
+        self._streaks = idle.observe(self._streaks, checks, self._rule, now)
+        self._checks |= checks
         for uuid, found in checks.items():
-            clean = self._streaks.clean.get(uuid, 0)
+            clean = idle.clean_checks(self._streaks, uuid, self._rule)
             self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 
     def _is_ours(self, process: GpuProcess) -> bool:
@@ -206,23 +283,18 @@ class GpuWatch:
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
 
-    def _verdict(self, uuid: str) -> str | None:
-        if uuid in self._held:
-            return self._held[uuid]
-        return None if self._is_free(uuid) else self._busy[uuid]
+    def _picture(self, now: float) -> dict[str, str | int]:
+        """What a decision goes by: why each GPU is not to be had, or how much memory is free on it."""
+        verdicts = self._verdicts(now)
+        return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
-    def _note_holder(self, uuid: str, default: str | None = None) -> None:
-        """Remembers who holds a lease on this GPU, or forgets it when nobody does any more."""
-        holder = self._leases.holder(uuid)
-        if holder is not None:
-            self._held[uuid] = _held_by(holder)
-        elif default is not None:
-            self._held[uuid] = default
-        else:
-            self._held.pop(uuid, None)
-
-
-def _held_by(holder: Holder) -> str:
-    """A sentence about a lease: ``held by gpuherd of alice (pid 4711) for gpt2``."""
-    pid = "" if holder.pid is None else f" (pid {holder.pid})"
-    return f"held by gpuherd of {holder.user or 'someone'}{pid}" + (f" for {holder.job}" if holder.job else "")
+    def _verdicts(self, now: float) -> dict[str, str | None]:
+        """Why each GPU is not to be had; None for one that is."""
+        recent = idle.forgotten(self._streaks, self._rule, now)
+        verdicts: dict[str, str | None] = {}
+        for uuid in self._gpus:
+            held = self._leases.held(uuid, now)
+            if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
+                held = "not looked at lately"
+            verdicts[uuid] = held or (None if self._is_free(uuid) else self._busy[uuid])
+        return verdicts

@@ -7,7 +7,7 @@ text: it is cleaned of control characters and never read as markup.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -20,35 +20,56 @@ from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.reporter import Display
 from gpuherd.jobs.terminal import quiet_control_keys
+from gpuherd.jobs.wording import bar, counted, place, stage_and_time
 
 logger = logging.getLogger(__name__)
 
 _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELLED: "yellow", EventKind.NOTICE: "cyan"}
-_BAR = 20
 
 
 @contextmanager
 def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Display]:
     """A display on this console while the context lasts: live on a terminal, else lines, with a count now and then."""
+    screen = _Screen()
     if not console.is_terminal:
-        yield PlainDisplay(console, plain_every_s)
+        yield PlainDisplay(console, plain_every_s, screen)
         return
     live = Live(console=console, auto_refresh=False, transient=True)
     with quiet_control_keys():
-        with _although_unread():
-            live.start()
+        screen.show(live.start)
         try:
-            yield LiveDisplay(live)
+            yield LiveDisplay(live, screen)
         finally:
-            with _although_unread():
-                live.stop()
+            # Also on a dead terminal: it gives standard output and error back, which it had redirected.
+            _Screen().show(live.stop)
+
+
+class _Screen:
+    """What is shown goes through here, and the run goes on when nobody reads any more (``gpuherd esd … | head -1``, a
+    terminal that is gone). From then on nothing is shown, so that a dead terminal costs nothing.
+
+    rich answers a closed pipe by falling silent for good and raising SystemExit.
+    """
+
+    def __init__(self) -> None:
+        self._gone = False
+
+    def show(self, draw: Callable[[], object]) -> None:
+        if self._gone:
+            return
+        try:
+            draw()
+        except (OSError, SystemExit) as problem:
+            self._gone = True
+            logger.info("nobody reads what is shown any more (%r); the run goes on", problem)
 
 
 class PlainDisplay:
     """One line for each event, and a line of counts every so many seconds."""
 
-    def __init__(self, console: Console, every_s: float):
+    def __init__(self, console: Console, every_s: float, screen: _Screen | None = None):
         self._console = console
+        self._screen = screen or _Screen()
         self.every_s = every_s
         self._next = clock.mono() + every_s
 
@@ -62,8 +83,7 @@ class PlainDisplay:
             self._print(summary(snapshot))
 
     def _print(self, text: str) -> None:
-        with _although_unread():
-            self._console.print(Text(clean(text)), soft_wrap=True)
+        self._screen.show(lambda: self._console.print(Text(clean(text)), soft_wrap=True))
 
 
 class LiveDisplay:
@@ -71,32 +91,20 @@ class LiveDisplay:
 
     every_s = 0.25
 
-    def __init__(self, live: Live):
+    def __init__(self, live: Live, screen: _Screen):
         self._live = live
+        self._screen = screen
 
     def event(self, event: Event) -> None:
         """Prints what should be read later too: failures, retries and notices."""
-        if event.kind in _STYLES:
-            with _although_unread():
-                self._live.console.print(Text(clean(event.text), style=_STYLES[event.kind]), soft_wrap=True)
+        style = _STYLES.get(event.kind)
+        if style is not None:
+            line = Text(clean(event.text), style=style)
+            self._screen.show(lambda: self._live.console.print(line, soft_wrap=True))
 
     def snapshot(self, snapshot: RunSnapshot) -> None:
         """Draws the run anew."""
-        with _although_unread():
-            self._live.update(render(snapshot), refresh=True)
-
-
-@contextmanager
-def _although_unread() -> Iterator[None]:
-    """Goes on when nobody reads any more (``gpuherd esd … | head -1``, a terminal that is gone).
-
-    The display is for people; the run must not depend on them. rich answers a closed pipe by falling silent for good
-    and raising SystemExit.
-    """
-    try:
-        yield
-    except (OSError, SystemExit) as problem:
-        logger.info("nobody reads what is shown any more (%r); the run goes on", problem)
+        self._screen.show(lambda: self._live.update(render(snapshot), refresh=True))
 
 
 def render(snapshot: RunSnapshot) -> Group:
@@ -112,43 +120,11 @@ def render(snapshot: RunSnapshot) -> Group:
 
 def cells(line: RunningLine) -> tuple[str, str, str, str]:
     """A running job's GPU, title, progress and stage with time, as plain text."""
-    where = f"GPU {','.join(line.gpus)}" if line.gpus else "CPU"
     told = line.progress
-    done = ""
-    if told is not None and told.total:
-        share = min(1.0, told.done / told.total)
-        filled = round(share * _BAR)
-        done = f"{'━' * filled}{'╌' * (_BAR - filled)} {told.done}/{told.total}"
-    elif told is not None:
-        done = f"{told.done} done"
-    time = f"{duration(line.eta_s)} left" if line.eta_s is not None else f"for {duration(line.elapsed_s)}"
-    stage = "" if told is None or not told.stage else clean(told.stage) + ", "
-    return where, clean(line.title), done, stage + time
+    return place(line.gpus), clean(line.title), bar(told), stage_and_time(told, line.elapsed_s, line.eta_s)
 
 
 def summary(snapshot: RunSnapshot) -> str:
     """The counts in one line: ``3 of 20 done, 1 failed, 4 running, 12 waiting, about 5 min left (next: …)``."""
-    counts = snapshot.counts
-    parts = [f"{counts.done} of {counts.total} done"]
-    for number, word in ((counts.failed, "failed"), (counts.cancelled, "cancelled")):
-        if number:
-            parts.append(f"{number} {word}")
-    parts += [f"{counts.running} running", f"{counts.waiting} waiting"]
-    if snapshot.eta_s is not None and counts.running + counts.waiting:
-        parts.append(f"about {duration(snapshot.eta_s)} left")
-    text = ", ".join(parts)
+    text = counted(snapshot.counts, eta_s=snapshot.eta_s)
     return f"{text}; the next waits: {clean(snapshot.waiting_for)}" if snapshot.waiting_for else text
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people.
-
-    >>> duration(4.4), duration(75), duration(5400)
-    ('4 s', '1 min 15 s', '1 h 30 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

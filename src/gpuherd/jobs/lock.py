@@ -4,32 +4,88 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, QueueBusy
 
+# Who only does what somebody asked of an idle queue is done in a moment, or after a job's grace.
+_PATIENCE_S = 20.0
+_LOOK_S = 0.02
+# Who only asks who holds the lock has it for some microseconds.
+_LOOKERS = 3
+
+
+class Role(StrEnum):
+    """What the holder does with the queue."""
+
+    DISPATCHER = "dispatcher"
+    CONTROL = "control"
+
 
 class DispatcherLock:
-    """Held from construction to ``close``. Raises QueueBusy, naming the holder's pid, when another process holds it."""
+    """Held from construction to ``close``. Raises QueueBusy, naming the holder's pid, when another process holds it.
 
-    def __init__(self, path: Path):
+    A dispatcher waits for one who only does something that was asked of the idle queue.
+    """
+
+    def __init__(self, path: Path, role: Role = Role.DISPATCHER):
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
             raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(self._fd, 32).decode("ascii", "replace").strip() or "unknown"
+        deadline, tries = time.monotonic() + _PATIENCE_S, 0
+        while not _try(self._fd):
+            pid, held_as = _read(self._fd)
+            tries += 1
+            waits = role is Role.DISPATCHER and held_as is Role.CONTROL and time.monotonic() < deadline
+            if waits or tries < _LOOKERS:
+                time.sleep(_LOOK_S)
+                continue
             os.close(self._fd)
             raise QueueBusy(
-                f"another gpuherd (pid {pid}) works on {path.parent}; wait for it, stop it, or use another folder"
-            ) from None
+                f"another gpuherd (pid {pid or 'unknown'}) works on {path.parent}; wait for it, stop it, or use another"
+                " folder"
+            )
         with suppress(OSError):  # a full disk: the lock is a lock without the pid too
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(self._fd, f"{os.getpid()} {role}\n".encode(), 0)
 
     def close(self) -> None:
         """Gives the lock back. The file stays: removing it would let two processes lock two files of one name."""
+        with suppress(OSError):
+            os.ftruncate(self._fd, 0)
         os.close(self._fd)
+
+    @staticmethod
+    def holder(path: Path) -> int | None:
+        """The pid of the dispatcher that holds the lock, None when none does or it is not known."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if _try(fd, shared=True):
+                return None
+            pid, role = _read(fd)
+            return pid if role is Role.DISPATCHER else None
+        finally:
+            os.close(fd)
+
+
+def _try(fd: int, *, shared: bool = False) -> bool:
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(fd: int) -> tuple[int | None, Role | None]:
+    words = os.pread(fd, 64, 0).decode("ascii", "replace").split()
+    pid = int(words[0]) if words and words[0].isdigit() else None
+    # A lock of an older gpuherd holds a pid alone: that of a dispatcher.
+    role = Role(words[1]) if len(words) > 1 and words[1] in set(Role) else Role.DISPATCHER
+    return pid, role if pid is not None else None

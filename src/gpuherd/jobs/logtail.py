@@ -1,13 +1,21 @@
-"""The end of an attempt's log, read without reading the whole of it."""
+"""An attempt's log as people read it: its end, without reading the whole of it, and what is added to it as it grows.
+
+A log is a stranger's text. For a terminal each line is made harmless: no escape, control or direction characters; of a
+progress bar that draws itself over and over only the last state is left.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
-from gpuherd.jobs.failures import clean
+from gpuherd.jobs.failures import clean, harmless
 
 _TAIL_BYTES = 16_384
+_BLOCK = 65_536
+_MOST_AT_ONCE = 1_048_576
+_LONGEST_LINE = 4096
 
 
 def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> str:
@@ -24,3 +32,90 @@ def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> str:
 def last_lines(text: str, count: int = 20) -> list[str]:
     """The last lines that say anything, each clean enough for a terminal."""
     return [line for line in (clean(raw) for raw in text.splitlines()[-4 * count :]) if line][-count:]
+
+
+def shown(line: str) -> str:
+    """A line of a log for a terminal: harmless, its indentation kept, at most 4096 characters.
+
+    >>> shown("  10%|#   \\r  90%|### \\x1b[2J")
+    '  90%|###'
+    """
+    drawn = [part for part in line.split("\r") if part.strip()]
+    text = harmless(drawn[-1].expandtabs() if drawn else "").rstrip()
+    return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
+
+
+def start_of_last(path: Path, count: int) -> int:
+    """The byte at which the last ``count`` lines of the log begin; 0 if it is shorter or can't be read.
+
+    Read from the end, so that a log of gigabytes costs no more than what is asked for.
+    """
+    try:
+        with path.open("rb") as file:
+            position = file.seek(0, os.SEEK_END)
+            left = count
+            at_end = True
+            while position > 0:
+                size = min(_BLOCK, position)
+                position -= size
+                file.seek(position)
+                block = file.read(size)
+                if at_end and block.endswith(b"\n"):
+                    left += 1  # that one ends the last line and begins none
+                at_end = False
+                found = len(block)
+                while left > 0 and (found := block.rfind(b"\n", 0, found)) >= 0:
+                    left -= 1
+                    if left == 0:
+                        return position + found + 1
+    except OSError:
+        return 0
+    return 0
+
+
+class Growing:
+    """A log that may still be written: each ``more`` gives the lines that were completed since the last one.
+
+    Bytes that are no UTF-8 come as lone surrogates, so that encoding with ``surrogateescape`` gives them back.
+
+    Args:
+        path: the log; it may not be there yet.
+        offset: byte at which to begin, by default the first.
+    """
+
+    def __init__(self, path: Path, offset: int = 0):
+        self.path = path
+        self._offset = offset
+        self._decoder = _decoder()
+        self._rest = ""
+
+    def more(self) -> list[str]:
+        """New whole lines, without their ends, a megabyte at most; [] when there is none or the log can't be read."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    # Somebody has emptied it.
+                    self._offset, self._rest, self._decoder = 0, "", _decoder()
+                file.seek(self._offset)
+                data = file.read(_MOST_AT_ONCE)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        if len(self._rest) > _MOST_AT_ONCE:
+            # A line that never ends must not be held, and copied, for ever.
+            lines.append(self._rest)
+            self._rest = ""
+        return lines
+
+    def rest(self) -> list[str]:
+        """As ``more``; when there is nothing new, what stands after the last end of a line."""
+        lines = self.more()
+        if lines:
+            return lines
+        rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
+        return [rest] if rest else []
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("surrogateescape")

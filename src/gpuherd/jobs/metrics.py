@@ -1,6 +1,8 @@
 """The figures of a run: computed from the queue's records alone, so that they stay right over any number of restarts.
 
-Times are seconds. A job's wait is the time in which it could have run, a dispatcher was there, and it did not run.
+Times are seconds. A job's wait is the time in which it could have run, a dispatcher was there, and it did not run. Its
+turnaround goes from when it could first run to the end of its last attempt. A GPU-hour is one GPU held for an hour,
+whatever it did in it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ def metrics(
     ended = counts.done + counts.failed
     lengths = [a.run_s for a in attempts if a.state is AttemptState.DONE and a.run_s is not None]
     failed = [a for a in attempts if a.state is AttemptState.FAILED]
+    by_class = Counter(a.failure_class or "unknown" for a in failed)
     busy = _busy(attempts)
     return {
         "total_jobs": counts.total,
@@ -50,20 +53,68 @@ def metrics(
         "max_wait_time": round(max(waits.values()), 3) if waits else None,
         "attempts": len(attempts),
         "failed_attempts": len(failed),
-        "failed_attempts_by_class": dict(Counter(a.failure_class or "unknown" for a in failed)),
+        "failed_attempts_by_class": dict(by_class),
+        "retries_by_class": _retries(attempts),
         "job_run_time": _summary(lengths),
+        "job_wait_time": _summary(list(waits.values())),
+        "job_turnaround": _summary(_turnarounds(attempts)),
         "gpu_hours": round(sum(busy.values()) / 3600, 6),
+        "gpu_hours_by_outcome": _hours_by_outcome(attempts),
         "gpus": _gpus(attempts, busy, runtime),
     }
 
 
+def _retries(attempts: Sequence[AttemptRow]) -> dict[str, int]:
+    """How many attempts were made because the one before had failed, by the class of that failure."""
+    retries: Counter[str] = Counter()
+    before: dict[str, AttemptRow] = {}
+    for attempt in attempts:
+        last = before.get(attempt.job)
+        if last is not None and last.state is AttemptState.FAILED:
+            retries[last.failure_class or "unknown"] += 1
+        before[attempt.job] = attempt
+    return dict(retries)
+
+
+def _turnarounds(attempts: Sequence[AttemptRow]) -> list[float]:
+    """One length for each job whose last attempt has succeeded."""
+    first: dict[str, AttemptRow] = {}
+    last: dict[str, AttemptRow] = {}
+    for attempt in attempts:
+        first.setdefault(attempt.job, attempt)
+        last[attempt.job] = attempt
+    return [
+        max(0.0, end.ended_at - (first[job].started_at - first[job].wait_s))
+        for job, end in last.items()
+        if end.state is AttemptState.DONE and end.ended_at is not None
+    ]
+
+
+def _hours_by_outcome(attempts: Sequence[AttemptRow]) -> dict[str, float]:
+    hours: dict[str, float] = defaultdict(float)
+    for attempt in attempts:
+        hours[attempt.state.value] += len(attempt.gpus) * (attempt.run_s or 0.0) / 3600
+    return {outcome: round(value, 6) for outcome, value in hours.items()}
+
+
 def _busy(attempts: Sequence[AttemptRow]) -> Mapping[str, float]:
-    """Seconds in which an attempt ran, by GPU. No two attempts are on one GPU at a time, so that they add up."""
-    busy: dict[str, float] = defaultdict(float)
+    """Seconds in which at least one attempt ran, by GPU. Jobs that shared one at a time count once."""
+    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for attempt in attempts:
         for uuid in attempt.gpus:
-            busy[uuid] += attempt.run_s or 0.0
-    return busy
+            spans[uuid].append((attempt.started_at, attempt.run_s or 0.0))
+    shared = {uuid for attempt in attempts if attempt.shared_mb is not None for uuid in attempt.gpus}
+    # Only where jobs shared a GPU are wall-clock times looked at: somebody may have set that clock meanwhile.
+    return {uuid: _covered(of) if uuid in shared else sum(s for _, s in of) for uuid, of in spans.items()}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds that spans of (start, length) cover together."""
+    covered, until = 0.0, float("-inf")
+    for start, length in sorted(spans):
+        covered += max(0.0, start + length - max(start, until))
+        until = max(until, start + length)
+    return covered
 
 
 def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: float) -> dict[str, Any]:
@@ -83,8 +134,19 @@ def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: fl
 def _summary(seconds: Sequence[float]) -> dict[str, float] | None:
     if not seconds:
         return None
-    figures = {"mean": mean(seconds), "median": median(seconds), "min": min(seconds), "max": max(seconds)}
+    ordered = sorted(seconds)
+    figures = {"mean": mean(ordered), "median": median(ordered), "min": ordered[0], "max": ordered[-1]}
+    figures |= {f"p{percent}": percentile(ordered, percent) for percent in (90, 95, 99)}
     return {name: round(value, 3) for name, value in figures.items()}
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """The nearest-rank percentile of values in ascending order: the least that ``percent`` % of them don't exceed.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 50), percentile([1.0, 2.0, 3.0, 4.0], 95)
+    (2.0, 4.0)
+    """
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 def _stamp(at: float) -> str:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gpuherd.engines.processes import boot_id
 from gpuherd.jobs import interventions, mailbox, rows, submission
@@ -71,6 +73,14 @@ class Queue:
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
         self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -184,6 +194,10 @@ class Queue:
         """The job of this name and how it stands, None when there is none."""
         row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
         return None if row is None else (rows.queued(row), JobState(row["state"]))
+
+    def jobs(self) -> Iterator[Job]:
+        """Every job as it was last submitted, in order of age."""
+        return (rows.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
 
     def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
@@ -334,13 +348,6 @@ class Queue:
                 (reason, job),
             )
             return interventions.doom(self._db, job, "failed")
-
-    def postpone(self, job: int, until: float, reason: str) -> None:
-        """A waiting job is not to be started before this wall-clock second."""
-        with self.transaction():
-            self._change(
-                "UPDATE jobs SET not_before = ?, reason = ? WHERE id = ? AND state = 'waiting'", (until, reason, job)
-            )
 
     def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
         """Adds an event to the queue's own diary."""

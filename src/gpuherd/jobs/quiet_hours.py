@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FORM = re.compile(
     r"(?:(?P<days>[A-Za-z]+(?:\s*[-,]\s*[A-Za-z]+)*)\s*)?(?:(?P<from>\d{1,2}:\d\d)\s*-\s*(?P<to>\d{1,2}:\d\d))?",
     re.ASCII,
@@ -71,9 +71,8 @@ def _days(text: str, word: str) -> frozenset[int]:
 
 def _day(name: str, word: str) -> int:
     short = name.strip().lower()
-    matches = [number for number, day in enumerate(_DAYS) if short[:3] == day]
-    full = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-    if not matches or not full[matches[0]].startswith(short):
+    matches = [number for number, day in enumerate(_DAYS) if len(short) >= 2 and day.startswith(short)]
+    if len(matches) != 1:
         raise ValueError(f"{word!r}: {name.strip()!r} is no day of the week; {_EXAMPLES}")
     return matches[0]
 

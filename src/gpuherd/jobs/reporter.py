@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
@@ -73,7 +74,11 @@ class Reporter:
         level = _LEVELS.get(event.kind, logging.INFO) if self._display is None else logging.INFO
         logger.log(level, "%s", event.text)
         if event.kind in _DIARY:
-            self._queue.note(event.at, event.kind, event.text, event.job, event.attempt)
+            try:
+                self._queue.note(event.at, event.kind, event.text, event.job, event.attempt)
+            except sqlite3.OperationalError as problem:
+                # A full disk, usually: the diary is for people, and the run must not end for it.
+                logger.warning("can't write to the queue's diary: %s", problem)
         if event.kind is EventKind.DONE and event.run_s is not None:
             self._done_s.append(event.run_s)
         if self._display is not None:
@@ -105,10 +110,13 @@ class Reporter:
         """An attempt has ended, and this became of its job."""
         if settlement.job is JobState.DONE:
             self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
+        elif settlement.job is JobState.CANCELLED:
+            self.about(EventKind.CANCELLED, attempt, settlement.reason or "cancelled", run_s)
         elif settlement.diagnosis is None:
             self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
         elif settlement.job is JobState.WAITING:
-            text = f"attempt {attempt.number} failed ({settlement.diagnosis.failure}), will be tried again"
+            how = f" {settlement.change}" if settlement.change else ""
+            text = f"attempt {attempt.number} failed ({settlement.diagnosis.failure}), will be tried again{how}"
             self.about(EventKind.RETRY, attempt, f"{text}: {settlement.reason}", run_s)
         else:
             found = settlement.diagnosis
@@ -123,10 +131,11 @@ class Reporter:
         text = f"{clean(failure.title)}: {failure.reason}"
         self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=failure.job, title=failure.title))
 
-    def cancelled(self, jobs: Sequence[str], needed: str) -> None:
-        """Jobs can't run any more, because one that they need has failed."""
+    def cancelled(self, jobs: Sequence[str], needed: str, fate: JobState = JobState.FAILED) -> None:
+        """Jobs can't run any more, because one that they need has failed or was cancelled."""
+        how = "was cancelled" if fate is JobState.CANCELLED else "failed"
         for job in jobs:
-            text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which failed"
+            text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which {how}"
             self.tell(Event(kind=EventKind.CANCELLED, at=clock.wall(), text=text, job=job, title=job))
 
     def write_failure(self, attempt: AttemptRecord, end: AttemptEnd, diagnosis: Diagnosis, log_tail: str) -> None:

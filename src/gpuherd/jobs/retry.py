@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from gpuherd.jobs.failures import Diagnosis, FailureClass
+from gpuherd.jobs.failures import Diagnosis, FailureClass, back_off_s
 from gpuherd.jobs.job import Job
 
 
@@ -53,7 +53,7 @@ RULES: Mapping[FailureClass, Rule] = MappingProxyType(
     }
 )
 # Host memory is used by all jobs of the machine: a pause until some of them have ended helps, another GPU does not.
-HOST_MEMORY = Rule(first_wait_s=5.0, longest_wait_s=300.0)
+HOST_MEMORY = Rule(first_wait_s=5.0, longest_wait_s=120.0)
 
 
 class Tried(Protocol):
@@ -142,9 +142,8 @@ def next_try(queued: Tried, diagnosis: Diagnosis, seen: Seen, now: float) -> Nex
     avoid = queued.avoid
     if diagnosis.elsewhere and not (change.is_asked_for or diagnosis.on_host):
         avoid |= frozenset(seen.faulty or seen.gpus)
-    pause = min(rule.longest_wait_s, rule.first_wait_s * 2 ** min(queued.tries, 20))
     return NextTry(
-        not_before=now + pause,
+        not_before=now + back_off_s(queued.tries + 1, rule.first_wait_s, rule.longest_wait_s),
         gpus=change.gpus,
         memory_mb=change.memory_mb,
         share=change.share,

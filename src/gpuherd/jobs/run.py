@@ -18,9 +18,12 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.outward import Outward
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
+from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -59,17 +62,95 @@ def run_jobs(
         NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
     """
     run.create()
-    with closing(DispatcherLock(run.lock)), closing(Queue(run.queue)) as queue:
+    outward = Outward(run, dispatch_options(options))
+    with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             queue.submit(jobs, rerun)
-            reporter = Reporter(queue, run, display, on_event)
-            try:
-                return Dispatcher(queue, run, options, reporter, jobs, grace_s=grace_s).run()
-            finally:
-                write_metrics(queue, run)
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+                )
         except sqlite3.OperationalError as problem:
-            # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
-            raise CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on") from problem
+            raise _cannot_write(run, problem) from problem
+
+
+def work_off(
+    run: RunDirectory,
+    options: GpuOptions,
+    *,
+    serve: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Works off what lies in the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
+
+    ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
+    ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
+    ``run_jobs``.
+    """
+    run.create()
+    outward = Outward(run, dispatch_options(options))
+    with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
+        try:
+            reporter = Reporter(queue, run, display, outward.and_to(on_event))
+            with outward:
+                return outward.ended(
+                    _work(
+                        queue,
+                        run,
+                        options,
+                        reporter,
+                        lock,
+                        jobs=(),
+                        serve=serve,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                )
+        except sqlite3.OperationalError as problem:
+            raise _cannot_write(run, problem) from problem
+
+
+def _work(
+    queue: Queue,
+    run: RunDirectory,
+    options: GpuOptions,
+    reporter: Reporter,
+    lock: DispatcherLock,
+    *,
+    jobs: Sequence[Job],
+    serve: bool,
+    on_ready: Callable[[], None] = lambda: None,
+    grace_s: float,
+) -> Outcome:
+    settings = load()
+    for warning in settings.warnings:
+        reporter.notice(warning)
+    dispatcher = Dispatcher(
+        queue,
+        run,
+        dispatch_options(options),
+        reporter,
+        jobs,
+        serve=serve,
+        lock=lock,
+        settings=settings,
+        load_settings=load,
+        on_ready=on_ready,
+        grace_s=grace_s,
+    )
+    try:
+        return dispatcher.run()
+    finally:
+        write_metrics(queue, run)
+
+
+def _cannot_write(run: RunDirectory, problem: sqlite3.OperationalError) -> CannotWrite:
+    # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
+    return CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on")
 
 
 def write_metrics(queue: Queue, run: RunDirectory) -> None:

@@ -18,6 +18,7 @@ from gpuherd.jobs.durable import atomic_write
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]+")
 _LONGEST_NAME = 120
+ATTEMPTS_A_FILE = 1000  # that share a status file
 
 
 class RunDirectory:
@@ -35,11 +36,13 @@ class RunDirectory:
         self.run_json = self.root / "run.json"
         self.queue = self.root / "queue.sqlite"
         self.lock = self.root / "queue.lock"
+        self.control_fifo = self.root / "control.fifo"
         self.gpu_metrics = self.root / "gpu_metrics.json"
         self.failures = self.root / "failures.jsonl"
         self.stats = self.root / "stats"
         self.summary = self.root / "esd_results_summary.csv"
         self.attempts = self.root / "attempts"
+        self.standing = self.root / "standing.json"
 
     def create(self) -> None:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""
@@ -65,8 +68,11 @@ class RunDirectory:
             raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
 
     def attempt_status(self, attempt: int) -> Path:
-        """Where a running attempt's shell writes its exit status; removed when the queue has it."""
-        return self.attempts / f"{attempt:08d}.status"
+        """Where a running attempt's shell writes its exit status: one file for a block of attempts, a line each.
+
+        (A file each would cost the file system more than the queue costs us: see ``engines.local``.)
+        """
+        return self.attempts / f"{attempt // ATTEMPTS_A_FILE:06d}.status"
 
     def attempt_progress(self, attempt: int) -> Path:
         """Where a running attempt tells how far it is."""
@@ -77,14 +83,13 @@ class RunDirectory:
         return self.logs / f"{safe_name(job)}.{number}.log"
 
     def remove_attempt_files(self, attempt: int) -> None:
-        """Removes what lies in ``attempts`` of an attempt whose end is in the queue."""
-        for path in (self.attempt_status(attempt), self.attempt_progress(attempt)):
-            with suppress(OSError):
-                path.unlink()
+        """Removes what lies in ``attempts`` of an attempt alone whose end is in the queue."""
+        with suppress(OSError):
+            self.attempt_progress(attempt).unlink()
 
     def remove_stray_attempt_files(self, running: Collection[int]) -> None:
         """Removes the files of all attempts but those that run: what a kill at the wrong instant left behind."""
-        keep = {f"{attempt:08d}" for attempt in running}
+        keep = {f"{attempt:08d}" for attempt in running} | {f"{attempt // ATTEMPTS_A_FILE:06d}" for attempt in running}
         for path in self.attempts.iterdir():
             if path.name.partition(".")[0] not in keep:
                 with suppress(OSError):

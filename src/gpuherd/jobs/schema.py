@@ -20,7 +20,7 @@ from pathlib import Path
 from gpuherd.errors import QueueUnreadable
 
 VERSION = 2
-_APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
+APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
@@ -204,7 +204,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-    if tables and application != _APPLICATION:
+    if tables and application != APPLICATION:
         raise QueueUnreadable(f"{path} is an SQLite file, but no gpuherd queue; it was left as it is")
     if version > VERSION:
         raise QueueUnreadable(
@@ -235,7 +235,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (uuid.uuid4().hex[:12],)
             )
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:
             path.chmod(0o600)
             _execute_all(connection, _FROM_1_TO_2)

@@ -1,23 +1,27 @@
-"""What becomes of a job when an attempt has ended: done, failed for good, another try, or simply back in the queue.
+"""What becomes of a job when an attempt has ended: done, failed or cancelled for good, another try, or it waits again.
 
-Pure: it is given what is known of the end and answers with the transition to record.
+Pure: it is given what is known of the end and answers with the transition to record. How a failure is tried again is
+``retry``'s part.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuherd.engines.local import Exit
-from gpuherd.jobs.failures import Diagnosis, Ending, back_off_s, classify
+from gpuherd.jobs.failures import Diagnosis, Ending, classify
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.records import AttemptState, QueuedJob
+from gpuherd.jobs.records import AttemptState, QueuedJob, Request
+from gpuherd.jobs.retry import Seen, next_try
+from gpuherd.jobs.timelimits import LimitKind, Passed
 
 
 class Blameless(StrEnum):
     """Ends that say nothing about the job, and so cost it no try."""
 
     STOPPED = "stopped by us; it waits again"
+    GAVE_WAY = "stopped because somebody else uses its GPU; it waits again"
     NEVER_WENT = "gpuherd ended before it gave the go-ahead; it waits again"
     COPIED = "it runs in the folder of which this one is a copy; here it waits again"
     REBOOT = "the machine was restarted while it ran; it waits again"
@@ -30,23 +34,35 @@ class Facts:
     Attributes:
         exit: how the main process ended.
         blameless: set when the end is our or the machine's doing.
-        timed_out: we ended it for its time limit.
+        cancelled_by: who wanted the job to end for good, None for nobody.
+        passed: the limit for which we ended it.
         has_result: whether the job's result file is there (True for a job without one).
         log_tail: the last part of its output, "" after a success.
-        gpus: UUIDs that it ran on.
+        gpu_problem: what the driver reports of one of its GPUs.
+        seen: where it ran, and what was seen of its memory and of the disk.
     """
 
     exit: Exit
     blameless: Blameless | None = None
-    timed_out: bool = False
+    cancelled_by: str | None = None
+    passed: Passed | None = None
     has_result: bool = True
     log_tail: str = ""
-    gpus: tuple[str, ...] = ()
+    gpu_problem: str | None = None
+    seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The transition to record. ``diagnosis`` is there for a failed attempt; ``reason`` is None after a success."""
+    """The transition to record.
+
+    Attributes:
+        reason: None after a success.
+        diagnosis: there for a failed attempt.
+        adapted: what the job asks for in its next try, None for what it asked for before.
+        costs_try: whether the failure counts against its retries.
+        change: what is different in the next try, as a part of a sentence.
+    """
 
     attempt: AttemptState
     job: JobState
@@ -54,6 +70,9 @@ class Settlement:
     diagnosis: Diagnosis | None = None
     not_before: float = 0.0
     avoid: frozenset[str] = frozenset()
+    adapted: Request | None = None
+    costs_try: bool = True
+    change: str | None = None
 
 
 def settle(queued: QueuedJob, facts: Facts, now: float) -> Settlement:
@@ -62,22 +81,40 @@ def settle(queued: QueuedJob, facts: Facts, now: float) -> Settlement:
     if succeeded:
         # Also when we had begun to stop it: the work is there.
         return Settlement(AttemptState.DONE, JobState.DONE)
+    if facts.cancelled_by is not None:
+        reason = f"cancelled by {facts.cancelled_by}"
+        return Settlement(AttemptState.REQUEUED, JobState.CANCELLED, reason, avoid=queued.avoid)
     if facts.blameless is not None:
         return Settlement(AttemptState.REQUEUED, JobState.WAITING, facts.blameless.value, avoid=queued.avoid)
     diagnosis = classify(_ending(queued, facts))
-    avoid = queued.avoid | frozenset(facts.gpus) if diagnosis.elsewhere else queued.avoid
-    if diagnosis.retry and queued.tries < queued.job.retries:
-        not_before = now + back_off_s(queued.tries + 1)
-        return Settlement(AttemptState.FAILED, JobState.WAITING, diagnosis.reason, diagnosis, not_before, avoid)
-    return Settlement(AttemptState.FAILED, JobState.FAILED, diagnosis.reason, diagnosis, avoid=avoid)
+    again = next_try(queued, diagnosis, facts.seen, now)
+    if again is None:
+        return Settlement(AttemptState.FAILED, JobState.FAILED, diagnosis.reason, diagnosis, avoid=queued.avoid)
+    request = Request(again.gpus, again.memory_mb, again.share)
+    return Settlement(
+        AttemptState.FAILED,
+        JobState.WAITING,
+        diagnosis.reason,
+        diagnosis,
+        again.not_before,
+        again.avoid,
+        None if request == queued.request else request,
+        again.costs_try,
+        again.change,
+    )
 
 
 def _ending(queued: QueuedJob, facts: Facts) -> Ending:
+    limits = {} if facts.passed is None else {facts.passed.kind: facts.passed.limit_s}
     return Ending(
         started=facts.exit.started,
         code=facts.exit.code,
         signal=facts.exit.signal,
         log_tail=facts.log_tail,
-        timeout_s=queued.job.timeout_s if facts.timed_out else None,
+        timeout_s=limits.get(LimitKind.WHOLE),
+        stage_timeout_s=limits.get(LimitKind.STAGE),
+        stage=None if facts.passed is None else facts.passed.stage,
+        heartbeat_s=limits.get(LimitKind.HEARTBEAT),
+        gpu_problem=facts.gpu_problem,
         missing_result=queued.job.result if facts.exit.code == 0 and not facts.has_result else None,
     )

@@ -1,7 +1,8 @@
-"""What Ctrl-C and SIGTERM ask of a run, while one goes on in this process.
+"""What Ctrl-C, SIGTERM and SIGHUP ask of a run, while one goes on in this process.
 
 First Ctrl-C: drain, that is start nothing new and let what runs end. Second: stop it and put it back in the queue.
-Third: the same without grace. SIGTERM (from a shutdown, a container, a batch system) stops at once, in order.
+Third: the same without grace. SIGTERM (from a shutdown, a container, a batch system) stops at once, in order. SIGHUP
+(a terminal that is closed, or somebody who says so) ends nothing: the settings files are read again.
 """
 
 from __future__ import annotations
@@ -24,17 +25,24 @@ class Ask(IntEnum):
     STOP = 2
     STOP_NOW = 3
 
+    @property
+    def mode(self) -> str:
+        """How people call it: ``working``, ``draining``, ``stopping``."""
+        return ("working", "draining", "stopping", "stopping")[self]
+
 
 class StopSignals:
     """Listens from ``__enter__`` to ``__exit__``, then puts the former handlers back.
 
-    ``fileno`` is readable after a signal, so that an event loop wakes; ``asked`` says what for. In a thread other than
+    ``fileno`` is readable after a signal, so that an event loop wakes; ``asked`` says what for, and ``reload`` that a
+    SIGHUP came. In a thread other than
     the main one Python delivers no signals, and nothing is installed.
     """
 
     def __init__(self) -> None:
         self.asked = Ask.GO_ON
         self.exit_code: ExitCode | None = None
+        self.reload = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -44,7 +52,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 former = signal.getsignal(number)
                 # Ignored from the start: we run in the background of a script, and a Ctrl-C there is not for us.
                 if former is not signal.SIG_IGN:
@@ -74,7 +82,9 @@ class StopSignals:
             pass
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
+        if number == signal.SIGHUP:
+            self.reload = True
+        elif number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
             self.asked = Ask(max(self.asked, Ask.STOP))
         else:

@@ -36,14 +36,14 @@ def enter(db: sqlite3.Connection, jobs: Sequence[Job], again: Collection[str], s
 
 def check_added(db: sqlite3.Connection, jobs: Sequence[Job]) -> None:
     """Checks names and needs of jobs that are added to those of the queue. Raises UsageError."""
-    names = {job.name for job in jobs}
-    own = [replace(job, needs=tuple(need for need in job.needs if need in names)) if job.needs else job for job in jobs]
-    check_needs(own)
-    for job in jobs:
-        for need in job.needs:
-            there = need in names or db.execute("SELECT 1 FROM jobs WHERE name = ?", (need,)).fetchone()
-            if not there:
-                raise UsageError(f"job {job.name!r} needs {need!r}, and there is no such job here or in the queue")
+    needed = {need for job in jobs for need in job.needs}
+    rows = (db.execute("SELECT name, round FROM jobs WHERE name = ?", (need,)).fetchone() for need in needed)
+    known = {row["name"]: row["round"] for row in rows if row is not None}
+    if needed - known.keys() - {job.name for job in jobs}:
+        # One is missing: so that the nearest can be named.
+        newest = db.execute("SELECT name, round FROM jobs ORDER BY id DESC LIMIT 1000")
+        known |= {row["name"]: row["round"] for row in newest}
+    check_needs(jobs, known)
 
 
 def check_circles(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
@@ -52,7 +52,8 @@ def check_circles(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
         if (
             job.needs
             and db.execute(
-                "WITH RECURSIVE needed (id) AS (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
+                "WITH RECURSIVE needed (id) AS"
+                " (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
                 " UNION SELECT n.needed FROM needs n JOIN needed ON n.job = needed.id)"
                 " SELECT 1 FROM needed JOIN jobs j ON j.id = needed.id WHERE j.name = ?",
                 (job.name, job.name),

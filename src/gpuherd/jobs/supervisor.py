@@ -1,13 +1,12 @@
-"""The attempts that run now: starts them, takes over those of a dead dispatcher, keeps their time limits, ends them.
+"""The attempts that run now: starts them, takes over those of a dead dispatcher, pauses, resumes and ends them.
 
-Everything here is about processes; what an end means for the job is decided by ``settle``, and recorded by the
-dispatcher.
+Everything here is about processes and their time; what an end means for the job is decided by ``settle``, and recorded
+by the dispatcher. A pause is written into the queue by whoever orders it, before it is carried out here.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,38 +16,61 @@ from gpuherd.engines.processes import boot_id
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.records import AttemptRecord, QueuedJob
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
+from gpuherd.jobs.rundir import ATTEMPTS_A_FILE, RunDirectory
 from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.timelimits import Limits, Passed, Timer
 
 GRACE_S = 10.0
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A running attempt. ``kill_at`` is set (by ``clock.mono``) while it is being stopped."""
+    """A running attempt.
+
+    Attributes:
+        tag: what its processes carry in their environment.
+        timer: its time limits.
+        kill_at: set (by ``clock.mono``) while it is being stopped.
+        passed: the limit for which it is being stopped; ``blameless``: the reason that is none of its own;
+            ``cancelled_by``: who wants it to end for good.
+        paused: why its processes are stopped now, () while they are not.
+    """
 
     record: AttemptRecord
     process: LocalProcess
     progress_file: Path
+    tag: str
+    timer: Timer
     adopted: bool = False
     kill_at: float | None = None
-    timed_out: bool = False
-    stopped: bool = False
+    passed: Passed | None = None
+    blameless: Blameless | None = None
+    cancelled_by: str | None = None
+    paused: frozenset[PauseReason] = frozenset()
 
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
         return read_progress(self.progress_file)
 
+    def note_progress(self, now: float) -> None:
+        """Looks how far it is, for its time limits."""
+        try:
+            mark = self.progress_file.stat().st_mtime_ns
+        except OSError:
+            mark = None
+        told = None if mark is None else self.progress()
+        self.timer.look(now, mark, None if told is None else told.stage)
+
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile. ``ended_at`` is None when nobody knows when."""
+    """An attempt of a dead dispatcher that has ended meanwhile."""
 
     record: AttemptRecord
     exit: Exit
     blameless: Blameless | None
-    ended_at: float | None
 
 
 @dataclass
@@ -57,6 +79,7 @@ class Supervisor:
 
     run: RunDirectory
     queue_id: str
+    options: DispatchOptions
     grace_s: float = GRACE_S
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     running: dict[int, Attempt] = field(default_factory=dict)
@@ -81,14 +104,19 @@ class Supervisor:
         *,
         at: float,
         mono: float,
+        shared_mb: int | None = None,
     ) -> Attempt:
         """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
+        if attempt_id % ATTEMPTS_A_FILE == 0:
+            running = {attempt.record.id for attempt in self.running.values()}
+            self.run.remove_stray_attempt_files({*running, attempt_id})
         number = queued.attempts + 1
         progress = self.run.attempt_progress(attempt_id)
+        tag = self._tag(attempt_id)
         log = self.run.attempt_log(queued.job.name, number)
         process = start(
             Launch(
-                tag=f"{self.queue_id}/{attempt_id}",
+                tag=tag,
                 argv=queued.job.argv,
                 env=queued.job.env,
                 cwd=queued.job.cwd,
@@ -111,30 +139,39 @@ class Supervisor:
             log=str(log),
             started_at=at,
             started_mono=mono,
+            shared_mb=shared_mb,
         )
-        return Attempt(record, process, progress)
+        return Attempt(record, process, progress, tag, self._timer(record, mono))
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run; it is recorded by now."""
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
-    def take_over(self, record: AttemptRecord, *, copied: bool) -> Attempt | LostAttempt:
-        """An attempt that a dead dispatcher left: running still, or ended meanwhile.
+    def take_over(self, record: AttemptRecord, now: float, *, copied: bool) -> Attempt | LostAttempt:
+        """An attempt that a dead dispatcher left: running still, or ended meanwhile. What the queue says of it (paused,
+        to be cancelled) is carried out.
 
         ``copied``: the queue is a copy of another, whose attempts are none of ours.
         """
         status = self.run.attempt_status(record.id)
         if copied:
-            return LostAttempt(record, Exit(started=True), Blameless.COPIED, None)
+            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
         if record.process.boot != boot_id():
-            return LostAttempt(record, Exit(started=True), Blameless.REBOOT, None)
-        process = adopt(record.process, status)
+            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+        tag = self._tag(record.id)
+        process = adopt(record.process, status, tag)
         if process is None:
-            ended = read_exit(status)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT, _last_change(status))
-        attempt = Attempt(record, process, self.run.attempt_progress(record.id), adopted=True)
+            ended = read_exit(status, tag)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
+        attempt = Attempt(
+            record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
+        )
         self.running[process.pidfd] = attempt
+        self.enforce(attempt, record, now)
+        if not record.paused:
+            # Its dispatcher may have died between writing down that it goes on and letting it.
+            process.resume()
         return attempt
 
     def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
@@ -142,46 +179,77 @@ class Supervisor:
         attempt = self.running.pop(pidfd)
         return attempt, attempt.process.collect()
 
+    def of_job(self, name: str) -> Attempt | None:
+        """The running attempt of this job."""
+        return next((attempt for attempt in self.running.values() if attempt.record.queued.job.name == name), None)
+
+    def enforce(self, attempt: Attempt, record: AttemptRecord, now: float) -> None:
+        """Does with the processes what the queue says of the attempt: ``record`` is how it stands there now."""
+        if record.queued.cancelled_by is not None and attempt.cancelled_by is None:
+            attempt.cancelled_by = record.queued.cancelled_by
+            self.stop(attempt, now)
+        elif attempt.kill_at is None:
+            self.set_paused(attempt, record.paused, now)
+
+    def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
+        """Stops the attempt's processes for these reasons, or lets them go on when there is none."""
+        if why and not attempt.paused:
+            attempt.timer.pause(now)
+            attempt.process.pause()
+        elif attempt.paused and not why:
+            attempt.process.resume()
+            attempt.timer.resume(now)
+        attempt.paused = why
+
+    def stop(self, attempt: Attempt, now: float, grace_s: float | None = None) -> None:
+        """TERM now, KILL after the grace; a paused one goes on to be able to obey."""
+        grace = self.grace_s if grace_s is None else grace_s
+        if attempt.kill_at is not None:
+            attempt.kill_at = min(attempt.kill_at, now + grace)
+            return
+        attempt.process.terminate()
+        attempt.timer.resume(now)
+        attempt.paused = frozenset()
+        attempt.kill_at = now + grace
+
     def stop_all(self, now: float, grace_s: float | None = None) -> None:
-        """TERM to every attempt now, KILL after the grace."""
+        """The same to every attempt; each waits again."""
         for attempt in self.running.values():
-            attempt.stopped = True
-            self._stop(attempt, now, self.grace_s if grace_s is None else grace_s)
+            attempt.blameless = Blameless.STOPPED
+            self.stop(attempt, now, grace_s)
 
     def keep_time(self, now: float) -> None:
-        """Stops what has passed its time limit, and kills what has passed its grace."""
+        """Stops what has passed a time limit, and kills what has passed its grace."""
         for attempt in self.running.values():
-            at = _deadline(attempt)
-            if at is None or now < at:
+            if attempt.kill_at is not None:
+                if now >= attempt.kill_at:
+                    attempt.process.kill()
+                    attempt.kill_at = now + self.grace_s
                 continue
-            if attempt.kill_at is None:
-                attempt.timed_out = True
-                self._stop(attempt, now, self.grace_s)
-            else:
-                attempt.process.signal(signal.SIGKILL)
-                attempt.kill_at = now + self.grace_s
+            if attempt.timer.wants_look(now):
+                attempt.note_progress(now)
+            passed = attempt.timer.passed(now)
+            if passed is not None:
+                attempt.passed = passed
+                self.stop(attempt, now)
 
     def next_deadline(self) -> float | None:
         """When ``keep_time`` has something to do, None for never."""
-        return min((at for attempt in self.running.values() if (at := _deadline(attempt)) is not None), default=None)
+        times = (
+            attempt.timer.next_at() if attempt.kill_at is None else attempt.kill_at for attempt in self.running.values()
+        )
+        return min((at for at in times if at is not None), default=None)
 
-    def _stop(self, attempt: Attempt, now: float, grace_s: float) -> None:
-        if attempt.kill_at is None:
-            attempt.process.signal(signal.SIGTERM)
-            attempt.kill_at = now + grace_s
-        else:
-            attempt.kill_at = min(attempt.kill_at, now + grace_s)
+    def retune(self, options: DispatchOptions) -> None:
+        """Other options for attempts that start from now on."""
+        self.options = options
 
+    def _tag(self, attempt_id: int) -> str:
+        return f"{self.queue_id}/{attempt_id}"
 
-def _deadline(attempt: Attempt) -> float | None:
-    if attempt.kill_at is not None:
-        return attempt.kill_at
-    limit = attempt.record.queued.job.timeout_s
-    return None if limit is None else attempt.record.started_mono + limit
-
-
-def _last_change(file: Path) -> float | None:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return None
+    def _timer(self, record: AttemptRecord, now: float) -> Timer:
+        limits = Limits.of(record.queued.job, self.options)
+        timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
+        if record.paused_mono is not None:
+            timer.pause(min(now, record.paused_mono))
+        return timer

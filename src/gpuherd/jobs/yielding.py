@@ -16,6 +16,8 @@ from enum import Enum
 from gpuherd.jobs.options import YieldTo
 
 PRESENCE_S = 2.0
+# A stranger who comes back within this time is not told of again.
+REMEMBERED_S = 60.0
 
 
 class ActionKind(Enum):
@@ -62,13 +64,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Sightings:
-    """What has to be remembered: since when each stranger is there, and when one was last seen on each GPU.
-
-    ``told``: strangers of whom people know already, by GPU and ``who``.
-    """
+    """What has to be remembered of strangers, by GPU and ``who``: since when each is there without a break, when each
+    was last seen, and of whom people have been told already."""
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    last: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[tuple[str, str], float] = field(default_factory=dict)
     told: AbstractSet[tuple[str, str]] = frozenset()
 
 
@@ -95,10 +95,12 @@ def give_way(
     present = {(stranger.gpu, stranger.who): stranger for stranger in strangers}
     since = {key: seen.since.get(key, now) for key in present}
     ours = {gpu for attempt in running for gpu in attempt.gpus}
-    last = {gpu: time for gpu, time in seen.last.items() if gpu in ours} | {gpu: now for gpu, _ in present}
+    kept_s = max(quiet_s, REMEMBERED_S)
+    last = {key: time for key, time in seen.last.items() if key[0] in ours and now - time < kept_s}
+    last |= dict.fromkeys(present, now)
     settled = {key: stranger for key, stranger in present.items() if now - since[key] >= presence_s}
     actions: list[Action] = []
-    told = seen.told & present.keys()
+    told = seen.told & last.keys()
     for attempt in running:
         here = [stranger for key, stranger in settled.items() if stranger.gpu in attempt.gpus]
         if attempt.id in paused and mode == "ignore":
@@ -122,14 +124,15 @@ def _on_strangers(
     """What to do with an attempt on whose GPUs there are strangers."""
     if mode == "requeue":
         return [Action(ActionKind.REQUEUE, attempt.id, f"{attempt.job} goes back into the queue: {_who(here)}")]
-    if mode == "pause" and attempt.id not in paused:
-        return [Action(ActionKind.PAUSE, attempt.id, f"{attempt.job} is paused: {_who(here)}")]
+    if mode == "pause":
+        sentence = f"{attempt.job} is paused: {_who(here)}"
+        return [] if attempt.id in paused else [Action(ActionKind.PAUSE, attempt.id, sentence)]
     fresh = [stranger for stranger in here if (stranger.gpu, stranger.who) not in told]
     return [Action(ActionKind.REPORT, attempt.id, f"{_who(fresh)}, where {attempt.job} runs")] if fresh else []
 
 
-def _quiet(attempt: OurAttempt, last: Mapping[str, float], now: float, quiet_s: float) -> bool:
-    return all(now - last[gpu] >= quiet_s for gpu in attempt.gpus if gpu in last)
+def _quiet(attempt: OurAttempt, last: Mapping[tuple[str, str], float], now: float, quiet_s: float) -> bool:
+    return all(now - time >= quiet_s for (gpu, _), time in last.items() if gpu in attempt.gpus)
 
 
 def _who(strangers: Sequence[Stranger]) -> str:

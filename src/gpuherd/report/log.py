@@ -32,13 +32,13 @@ def chosen_level() -> int:
 
 
 @contextmanager
-def experiment_log(folder: Path, now: datetime) -> Iterator[Path]:
-    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``esd_experiment_<time>.log``.
+def run_log(folder: Path, now: datetime, kind: str) -> Iterator[Path]:
+    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``<kind>_<time>.log``.
 
     They go to standard error too only where LOG_LEVEL asks for it: the run's display shows what happens already.
     Raises CannotWrite when the file can't be made.
     """
-    path = folder / f"esd_experiment_{now:%Y%m%d_%H%M%S}.log"
+    path = folder / f"{kind}_{now:%Y%m%d_%H%M%S}.log"
     try:
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as problem:

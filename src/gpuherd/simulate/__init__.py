@@ -1,7 +1,7 @@
 """Replays a queue against a machine or cluster of any size, in virtual time, with the policy that real runs use.
 
-The public names are imported when first used: the command line reads ``simulate.options`` for its flags and must not pay
-for the simulation then.
+The public names are imported when first used: the command line reads ``simulate.options`` for its flags and must not
+pay for the simulation then.
 """
 
 from __future__ import annotations

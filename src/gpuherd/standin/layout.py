@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ctypes import Array, Structure, c_char, c_int64, c_uint8, c_uint32, c_uint64
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = b"gpuherd standin"
 MAX_GPUS = 32
 MAX_DEVICES = 128
@@ -42,6 +42,9 @@ class Device(Structure):
     capability_minor: int
     multiprocessors: int
     compute_mode: int
+    ecc_errors: int  # uncorrectable ones since the driver was loaded
+    xid: int  # the last critical Xid error
+    xids: int  # how many there have been
 
     _fields_ = [
         ("uuid", c_char * 64),
@@ -63,6 +66,9 @@ class Device(Structure):
         ("capability_minor", c_uint32),
         ("multiprocessors", c_uint32),
         ("compute_mode", c_uint32),
+        ("ecc_errors", c_uint64),
+        ("xid", c_uint32),
+        ("xids", c_uint32),
     ]
 
 

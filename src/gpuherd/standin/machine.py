@@ -274,6 +274,18 @@ class Machine:
         with self.change() as state:
             state.device[self.number(gpu)].numa_node = node
 
+    def set_ecc_errors(self, gpu: GpuId, uncorrectable: int) -> None:
+        """How many uncorrectable memory errors there have been."""
+        with self.change() as state:
+            state.device[self.number(gpu)].ecc_errors = uncorrectable
+
+    def xid(self, gpu: GpuId, number: int) -> None:
+        """The driver reports a critical Xid error now, to whoever has asked for such events."""
+        with self.change() as state:
+            device = state.device[self.number(gpu)]
+            device.xid = number
+            device.xids += 1
+
     def lose(self, gpu: GpuId) -> None:
         """The GPU falls off the bus: every call about it answers "GPU is lost"."""
         with self.change() as state:

@@ -63,6 +63,25 @@ static int give(unsigned *out, unsigned value)
         return leave(give_text(out, length, value)); \
     }
 
+/* Sets of events, which end with the library's session; the calls about them are further below. */
+enum { TIMEOUT = 10, XID_CRITICAL = 8, MAX_SETS = 64 };
+
+struct event_set {
+    int used;
+    uint8_t registered[MAX_DEVICES];
+    uint32_t told[MAX_DEVICES]; /* how many of each device's events have been told */
+};
+
+static struct event_set event_sets[MAX_SETS]; /* guarded by the mutex; a set is named by 1 + its number */
+
+typedef struct standin_set *nvmlEventSet_t;
+
+static struct event_set *set_of(nvmlEventSet_t name)
+{
+    uintptr_t number = (uintptr_t)name - 1;
+    return number < MAX_SETS && event_sets[number].used ? &event_sets[number] : NULL;
+}
+
 /* ---- library and system ---- */
 
 API int nvmlInitWithFlags(unsigned flags)
@@ -76,7 +95,10 @@ API int nvmlInitWithFlags(unsigned flags)
     if (state && (!path || strcmp(path, state_path))) close_state();
     attributed_at = 0;
     attributed_count = 0;
-    if (!state) code = path && *path ? open_state(path) : DRIVER_NOT_LOADED;
+    if (!state) {
+        memset(event_sets, 0, sizeof event_sets);
+        code = path && *path ? open_state(path) : DRIVER_NOT_LOADED;
+    }
     if (code == SUCCESS) {
         __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
         code = ordered_failure();
@@ -109,6 +131,7 @@ API const char *nvmlErrorString(int code)
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case 10: return "Timeout";
     case GPU_IS_LOST: return "GPU is lost";
     case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
     default: return "Unknown Error";
@@ -428,9 +451,77 @@ API int nvmlDeviceGetTotalEccErrors(nvmlDevice_t handle, unsigned type, unsigned
 {
     FOR_DEVICE(WHOLE_GPU);
     if (!out || type > 1 || counter > 1) return leave(INVALID_ARGUMENT);
-    *out = 0;
+    *out = type == 1 ? gpu->ecc_errors : 0;
     return leave(SUCCESS);
 }
+
+/* ---- events: critical Xid errors, and no others ---- */
+
+API int nvmlEventSetCreate(nvmlEventSet_t *out)
+{
+    OPEN_CALL();
+    if (!out) return leave(INVALID_ARGUMENT);
+    for (uintptr_t i = 0; i < MAX_SETS; i++) {
+        if (event_sets[i].used) continue;
+        memset(&event_sets[i], 0, sizeof event_sets[i]);
+        event_sets[i].used = 1;
+        *out = (nvmlEventSet_t)(i + 1);
+        return leave(SUCCESS);
+    }
+    return leave(INSUFFICIENT_SIZE);
+}
+
+API int nvmlEventSetFree(nvmlEventSet_t name)
+{
+    OPEN_CALL();
+    struct event_set *set = set_of(name);
+    if (!set) return leave(INVALID_ARGUMENT);
+    set->used = 0;
+    return leave(SUCCESS);
+}
+
+API int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, unsigned long long *out)
+{
+    FOR_DEVICE(WHOLE_GPU);
+    if (!out) return leave(INVALID_ARGUMENT);
+    *out = XID_CRITICAL;
+    return leave(SUCCESS);
+}
+
+API int nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, nvmlEventSet_t name)
+{
+    FOR_DEVICE(WHOLE_GPU);
+    struct event_set *set = set_of(name);
+    if (!set || !types) return leave(INVALID_ARGUMENT);
+    if (types != XID_CRITICAL) return leave(NOT_SUPPORTED);
+    set->registered[number_of(gpu)] = 1;
+    set->told[number_of(gpu)] = gpu->xids;
+    return leave(SUCCESS);
+}
+
+struct event {
+    nvmlDevice_t device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+/* Tells one event that has come since; it never waits, for whoever asks here asks with no time to wait. */
+API int nvmlEventSetWait_v2(nvmlEventSet_t name, struct event *out, unsigned milliseconds)
+{
+    (void)milliseconds;
+    OPEN_CALL();
+    struct event_set *set = set_of(name);
+    if (!set || !out) return leave(INVALID_ARGUMENT);
+    for (uint32_t i = 0; i < state->gpus; i++) {
+        const struct device *gpu = &state->device[i];
+        if (!set->registered[i] || set->told[i] == gpu->xids) continue;
+        set->told[i] = gpu->xids;
+        *out = (struct event){handle_of(gpu), XID_CRITICAL, gpu->xid, 0xFFFFFFFFu, 0xFFFFFFFFu};
+        return leave(SUCCESS);
+    }
+    return leave(TIMEOUT);
+}
+SAME_AS(nvmlEventSetWait_v2) int nvmlEventSetWait(nvmlEventSet_t name, struct event *out, unsigned milliseconds);
 
 /* ---- where a GPU sits ---- */
 
@@ -592,8 +683,3 @@ NOT_HERE(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 NOT_HERE(nvmlDeviceGetPcieThroughput)
 NOT_HERE(nvmlDeviceGetProcessUtilization)
 NOT_HERE(nvmlDeviceGetRunningProcessDetailList)
-NOT_HERE(nvmlDeviceRegisterEvents)
-NOT_HERE(nvmlEventSetCreate)
-NOT_HERE(nvmlEventSetFree)
-NOT_HERE(nvmlEventSetWait)
-NOT_HERE(nvmlEventSetWait_v2)

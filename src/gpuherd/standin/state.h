@@ -30,7 +30,7 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, 
 
 /* ---- the state file; gpuherd/standin/layout.py mirrors it field by field ---- */
 
-enum { LAYOUT_VERSION = 1, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
+enum { LAYOUT_VERSION = 2, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
        MAX_MIG_INSTANCES = 7 };
 #define SMALLEST_JOB (4u << 20) /* bytes; less has a shell around a job, which would never start CUDA */
 #define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
@@ -55,6 +55,9 @@ struct device {
     uint32_t capability_minor;
     uint32_t multiprocessors;
     uint32_t compute_mode;
+    uint64_t ecc_errors;  /* uncorrectable ones since the driver was loaded */
+    uint32_t xid;         /* the last critical Xid error */
+    uint32_t xids;        /* how many there have been */
 };
 
 struct process {
@@ -93,9 +96,9 @@ struct state {
     struct process process[MAX_PROCESSES];
 };
 
-typedef char device_has_no_padding[sizeof(struct device) == 232 ? 1 : -1];
+typedef char device_has_no_padding[sizeof(struct device) == 248 ? 1 : -1];
 typedef char process_has_no_padding[sizeof(struct process) == 48 ? 1 : -1];
-typedef char state_has_no_padding[sizeof(struct state) == 2224 + 128 * 232 + 512 * 48 ? 1 : -1];
+typedef char state_has_no_padding[sizeof(struct state) == 2224 + 128 * 248 + 512 * 48 ? 1 : -1];
 
 /* ---- opening, and the lock around each call ---- */
 

@@ -1,0 +1,151 @@
+"""``gpuherd batch``: the jobs of a file in a run folder, worked off in the foreground, and gone on with later.
+
+Knows the order of things. What a file may say is the readers' business, what runs when is ``gpuherd.jobs``'.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpuherd import __version__
+from gpuherd.batch.assemble import Content
+from gpuherd.batch.job_file import STDIN, read_jobs
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(DispatchOptions):
+    """How a job file is worked off."""
+
+    output_dir: str | None = option(
+        None,
+        help="folder for queue and logs (default: <file>_results); the same folder goes on where it stopped",
+        metavar="DIR",
+        group="jobs",
+    )
+    shell: bool = option(False, help="run each command line by /bin/sh", group="jobs")
+    retries: int = option(
+        1, help="further tries for jobs that don't say how many", parse=count, metavar="N", group="jobs"
+    )
+    dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job of the file before a run. ``never``: why it can't run on this machine; ``done``: it need not run again."""
+
+    job: Job
+    done: bool = False
+    never: str | None = None
+
+    @property
+    def state(self) -> str:
+        """One word for a table."""
+        return "done" if self.done else "refused" if self.never is not None else "to do"
+
+
+def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirectory:
+    """The run folder: the one asked for, else one beside us with the file's name in it."""
+    if options.output_dir is not None:
+        return RunDirectory(options.output_dir)
+    name = "batch" if os.fspath(path) == STDIN else Path(path).stem
+    return RunDirectory(f"{name}_results")
+
+
+def plan(path: str | os.PathLike[str], options: BatchOptions) -> tuple[PlannedJob, ...]:
+    """What is to be done of the file, by what its folder says and what this machine has. Nothing is changed.
+
+    Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
+    """
+    run = run_folder(path, options)
+    states, known = _queued(run)
+    jobs = _jobs(path, options, known)
+    never = _never(jobs, options)
+    return tuple(
+        PlannedJob(job, done=_stays_done(job, states, known), never=reason)
+        for job, reason in zip(jobs, never, strict=True)
+    )
+
+
+def jobs_of(path: str | os.PathLike[str], options: BatchOptions) -> tuple[Job, ...]:
+    """The jobs of the file, named so that those which its folder knows are found again.
+
+    Raises NoJobFile, BadJobFile, and QueueUnreadable.
+    """
+    _, known = _queued(run_folder(path, options))
+    return _jobs(path, options, known)
+
+
+def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What run.json says: what was asked, when and where."""
+    return {
+        "command": sys.argv,
+        "file": os.fspath(path),
+        "jobs": len(jobs),
+        "config": options.to_dict(),
+        "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
+        "host": socket.gethostname(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"gpuherd": __version__, "python": sys.version.split()[0]},
+    }
+
+
+def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]:
+    """States and contents of the jobs that the folder's queue holds, by name."""
+    if not run.queue.exists():
+        return {}, {}
+    from gpuherd.jobs.queue import Queue
+
+    with closing(Queue(run.queue)) as queue:
+        return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
+
+
+def _jobs(path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content]) -> tuple[Job, ...]:
+    found = read_jobs(path, shell=options.shell, gpus=options.gpus_per_job, retries=options.retries, known=known)
+    return tuple(_sharing(job) for job in found) if options.share else found
+
+
+def _sharing(job: Job) -> Job:
+    """With --share every job that could share its GPU does."""
+    return replace(job, share=True) if job.gpus == 1 and job.memory_mb is not None else job
+
+
+def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:
+    """Whether the queue will leave it as it is: done with the same command, and its result there."""
+    if states.get(job.name) is not JobState.DONE or known[job.name] != Content.of(job):
+        return False
+    return job.result is None or Path(job.cwd or ".", job.result).exists()
+
+
+def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
+    """For each job why it could never run on this machine, None when it could."""
+    from gpuherd.jobs.capacity import limits
+    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.policy import WaitingJob, why_never
+    from gpuherd.jobs.settings import load
+
+    if not any(job.gpus for job in jobs):
+        return [None] * len(jobs)
+    gpus = GpuWatch(options, "plan", load()).gpus
+    most = limits(options, gpus, len(os.sched_getaffinity(0)))
+    reasons: dict[tuple[int, int | None], str | None] = {}
+    for job in jobs:
+        kind = (job.gpus, job.memory_mb)
+        if kind not in reasons:
+            reasons[kind] = why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, most)
+    return [reasons[job.gpus, job.memory_mb] for job in jobs]

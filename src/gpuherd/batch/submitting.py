@@ -1,0 +1,102 @@
+"""``gpuherd submit``: puts a command into the user's own queue, with the folder and environment that it was typed in.
+
+Whether somebody works the queue off does not matter here: the job waits until somebody does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.batch.own_queue import open_folder
+from gpuherd.errors import UsageError
+from gpuherd.jobs.doorbell import ring
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.rundir import RunDirectory
+
+_UNFINISHED = frozenset({JobState.WAITING, JobState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job in the queue.
+
+    Attributes:
+        job: as it is there.
+        state: waiting; or done, when a job of this name and command has been done before.
+        worker: the pid of the dispatcher that works the queue off, None when there is none.
+    """
+
+    job: Job
+    state: JobState
+    worker: int | None
+
+
+def make_job(options: JobOptions, argv: Sequence[str], environment: Mapping[str, str], cwd: str) -> Job:
+    """The job of a command typed in this folder with this environment; without a name it is to get one.
+
+    CUDA_VISIBLE_DEVICES stays behind, since GPUs are chosen when it starts, and so does what is gpuherd's own.
+    """
+    folder = os.path.join(cwd, options.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") and not name.startswith("GPUHERD_")
+    }
+    words = tuple(argv)
+    job = replace(options, env=kept, cwd=folder).job(options.name or "new", words)
+    # Not the environment: half of what a shell exports changes from one terminal to the next.
+    return replace(job, identity=json.dumps([words, folder]))
+
+
+def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitted:
+    """Adds the job to the queue and tells its dispatcher.
+
+    Args:
+        job: what ``make_job`` made.
+        named: its name is its own; else it gets ``job-0001`` or the next.
+        run: the queue's folder; the user's own if not given.
+
+    Raises:
+        UsageError: the name belongs to another job that is not over, or ``needs`` names none.
+        CannotWrite, QueueUnreadable: the queue can't be used.
+    """
+    directory = open_folder() if run is None else run
+    with closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
+        if named:
+            _refuse_other(queue, job)
+        else:
+            job = replace(job, name=_next_name(queue))
+        queue.add([job])
+        found = queue.job(job.name)
+    ring(directory.control_fifo)
+    state = JobState.WAITING if found is None else found[1]
+    return Submitted(job, state, DispatcherLock.holder(directory.lock))
+
+
+def _refuse_other(queue: Queue, job: Job) -> None:
+    found = queue.job(job.name)
+    if found is not None and found[1] in _UNFINISHED and found[0].job.identity != job.identity:
+        raise UsageError(f"the name {job.name!r} is taken: another job of that name is {found[1]}; choose another name")
+
+
+def _next_name(queue: Queue) -> str:
+    """``job-0001``, or the first after those that are taken. Jobs are never removed, so that bisection finds it."""
+
+    def taken(number: int) -> bool:
+        return queue.job(f"job-{number:04d}") is not None
+
+    above = 1
+    while taken(above):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (above + below) // 2
+        below, above = (middle, above) if taken(middle) else (below, middle)
+    return f"job-{above:04d}"

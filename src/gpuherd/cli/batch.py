@@ -1,0 +1,143 @@
+"""``gpuherd batch``: the commands of a file, each a job, on free GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.batch.draft import BadJobFile
+from gpuherd.batch.job_batch import BatchOptions, PlannedJob
+from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.flags import Parser, add_options, build
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.outcome import Outcome
+    from gpuherd.jobs.rundir import RunDirectory
+
+DESCRIPTION = """\
+Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix of
+values to expand. The same command again goes on where it stopped; what is done is not done twice.
+
+examples:
+  gpuherd batch commands.txt --max-gpus 4
+  gpuherd batch commands.txt --dry-run                    what would run, and what can't
+  gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
+  generate-commands | gpuherd batch - --shell
+  gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
+
+In commands.txt a line above a command says what it needs:
+  #gpuherd gpus=2 mem=20GB priority=5 name=large needs=small timeout=2h retries=1
+
+Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "batch", "run the commands of a file, each as a job", DESCRIPTION)
+    parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
+    add_options(parser, BatchOptions)
+    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the file's jobs. Returns the exit code."""
+    try:
+        load_for(args, BatchOptions)
+        options = build(BatchOptions, args)
+        return _plan(args, options) if options.dry_run else _work_off(args, options)
+    except BadJobFile as problem:
+        # All that is wrong, not only the first of it, which is what the error itself says.
+        print("\n".join(f"gpuherd: {line}" for line in problem.lines()), file=sys.stderr)
+        if args.json:
+            errors = [{"line": each.line or None, "error": each.text} for each in problem.problems]
+            _print_json({"exit_code": int(problem.exit_code), "error": str(problem), "errors": errors})
+        return problem.exit_code
+    except GpuherdError as problem:
+        if args.json:
+            _print_json({"exit_code": int(problem.exit_code), "error": str(problem)})
+        raise
+
+
+def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
+    from gpuherd.batch.job_batch import plan
+
+    planned = plan(args.file, options)
+    if args.json:
+        _print_json({"jobs": [_planned_entry(each) for each in planned]})
+    else:
+        from rich.console import Console
+
+        from gpuherd.batch.tables import print_plan
+
+        print_plan(Console(highlight=False), planned)
+    return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
+
+
+def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
+    from datetime import datetime
+
+    from rich.console import Console
+
+    from gpuherd.batch.job_batch import jobs_of, run_folder, run_record
+    from gpuherd.batch.tables import print_outcome
+    from gpuherd.jobs.live import display
+    from gpuherd.jobs.lock import DispatcherLock
+    from gpuherd.jobs.run import run_jobs
+    from gpuherd.report.log import run_log
+
+    # With --json standard output belongs to the JSON alone.
+    console = Console(stderr=args.json, highlight=False)
+    jobs = jobs_of(args.file, options)
+    directory = run_folder(args.file, options)
+    directory.create()
+    with closing(DispatcherLock(directory.lock)):
+        directory.write_run_record(run_record(args.file, options, jobs))
+    with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
+        outcome = run_jobs(jobs, options, directory, display=shown)
+    print_outcome(console, outcome, directory)
+    if args.json:
+        _print_json(_outcome_entry(outcome, directory))
+    return outcome.exit_code
+
+
+def _planned_entry(planned: PlannedJob) -> dict[str, Any]:
+    job = planned.job
+    return {
+        "name": job.name,
+        "argv": list(job.argv),
+        "gpus": job.gpus,
+        "gpus_at_most": job.gpus_at_most,
+        "memory_mb": job.memory_mb,
+        "priority": job.priority,
+        "needs": list(job.needs),
+        "round": job.round,
+        "state": planned.state,
+        "reason": planned.never,
+    }
+
+
+def _outcome_entry(outcome: Outcome, directory: RunDirectory) -> dict[str, Any]:
+    return {
+        "exit_code": int(outcome.exit_code),
+        "interrupted": outcome.interrupted,
+        "counts": {
+            "done": outcome.done,
+            "failed": outcome.failed,
+            "waiting": outcome.waiting,
+            "cancelled": outcome.cancelled,
+        },
+        "failures": [asdict(failure) for failure in outcome.failures],
+        "output_dir": str(directory.root),
+        "logs": str(directory.logs),
+    }
+
+
+def _print_json(told: dict[str, Any]) -> None:
+    print(json.dumps(told, indent=2, allow_nan=False))

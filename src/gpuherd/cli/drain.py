@@ -1,0 +1,30 @@
+"""``gpuherd drain``: let what runs end, start nothing new."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuherd.cli.steering import add_steering_command, ask
+from gpuherd.flags import Parser
+
+DESCRIPTION = """\
+Lets the gpuherd that works on a run start nothing new and end when its running jobs have ended, as Ctrl-C would. What
+waits stays in the queue for the next time.
+
+examples:
+  gpuherd drain                                your own queue
+  gpuherd drain --run results
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_steering_command(
+        subparsers, "drain", "let what runs end, start nothing new", DESCRIPTION, of_jobs=False
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Asks for it."""
+    return ask(args, "drain")

@@ -1,0 +1,95 @@
+"""``gpuherd logs``: what a job has written, and what it goes on to write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_folder, meant
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.flags import Parser
+from gpuherd.jobs.options import positive_int
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.joblog import Part
+
+DESCRIPTION = """\
+Prints what a job has written in its latest attempt. With -f it goes on as the job writes, over further attempts, until
+the job has ended. On a terminal control characters are left out; a pipe or a file gets the log as it is.
+
+examples:
+  gpuherd logs train-7                         in your own queue
+  gpuherd logs results model-3 -f
+  gpuherd logs results model-3 --attempt 1 --last-lines 50
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "logs", "what a job has written, and what it goes on to write", DESCRIPTION)
+    add_folder(parser)
+    parser.add_argument("job", metavar="JOB", help="name of the job, as gpuherd status tells it")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as the job writes, until it has ended")
+    parser.add_argument("--attempt", type=_number, metavar="N", help="which attempt, from 1 (default: the latest)")
+    parser.add_argument("--last-lines", type=_number, metavar="N", help="only the last lines (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON: with -f a line for each line of the log")
+    parser.set_defaults(run=run)
+
+
+def _number(word: str) -> int:
+    try:
+        return positive_int(word)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the log. Ctrl-C ends following, and nothing else."""
+    from gpuherd.jobs.joblog import follow, read
+
+    try:
+        parts = (follow if args.follow else read)(meant(args), args.job, args.attempt, args.last_lines)
+        if args.json and not args.follow:
+            _print_whole(list(parts))
+        else:
+            for part in parts:
+                _print_part(part, as_json=args.json)
+    except KeyboardInterrupt:
+        if not args.follow:
+            raise
+    except GpuherdError as problem:
+        if args.json:
+            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}))
+        raise
+    return ExitCode.OK
+
+
+def _print_whole(parts: list[Part]) -> None:
+    first = parts[0]
+    lines = [_as_text(line) for part in parts for line in part.lines]
+    told = {"job": first.job, "attempt": first.attempt, "state": first.state, "log": first.path, "lines": lines}
+    print(json.dumps(told, indent=2))
+
+
+def _print_part(part: Part, *, as_json: bool) -> None:
+    from gpuherd.jobs.logtail import shown
+
+    if as_json:
+        for line in part.lines:
+            print(json.dumps({"job": part.job, "attempt": part.attempt, "line": _as_text(line)}))
+    elif sys.stdout.isatty():
+        if part.begins and part.attempt > 1:
+            print(f"--- attempt {part.attempt} ---")
+        for line in part.lines:
+            print(shown(line))
+    else:
+        # Byte for byte as the job wrote it.
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in part.lines).encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+
+
+def _as_text(line: str) -> str:
+    return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

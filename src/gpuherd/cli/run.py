@@ -1,0 +1,73 @@
+"""``gpuherd run``: waits for GPUs and becomes the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
+from gpuherd.cli.parsing import add_command, command_words, load_for
+from gpuherd.errors import ExitCode
+from gpuherd.flags import Parser, add_options, build
+
+DESCRIPTION = """\
+Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
+The GPUs are given back when it ends, however it ends.
+
+examples:
+  gpuherd run -- python train.py                     on one free GPU
+  gpuherd run --num-gpus 2 --mem 30GB -- torchrun --nproc-per-node 2 train.py
+  gpuherd run --wait 10m -- python train.py          give up after 10 minutes, with exit code 75
+  gpuherd run --gpu-list 4 5 --no-wait -- python train.py
+
+Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "run", "wait for free GPUs and run a command on them", DESCRIPTION)
+    add_options(parser, RunOptions)
+    parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Becomes the command. Returns only when that can't be, or with ``--dry-run``."""
+    inherited = open_descriptors()
+    argv = command_words(args)
+    settings = load_for(args, RunOptions)
+    options = build(RunOptions, args)
+
+    def tell(sentence: str) -> None:
+        if not options.quiet:
+            print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
+
+    for warning in settings.warnings:
+        tell(warning)
+    try:
+        program = find_program(argv[0])
+        if options.dry_run:
+            return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
+        become(program, argv, Waiter(options, tell, settings).take(), inherited)
+    except CannotBecome as problem:
+        print(f"gpuherd: {problem}", file=sys.stderr)
+        return problem.code
+    raise AssertionError("unreachable")
+
+
+def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool) -> int:
+    gpus, reason = waiter.look()
+    if as_json:
+        labels = [gpu.label for gpu in gpus]
+        print(json.dumps({"argv": argv, "gpus": labels, "waits_for": reason}, indent=2))
+    elif reason is not None:
+        print(f"would wait: {reason}")
+    elif gpus:
+        checks = f"after {options.max_checks} checks, {options.check_interval:g} s apart"
+        print(f"would run on GPU {', '.join(gpu.label for gpu in gpus)} {checks}")
+    else:
+        print("would run without a GPU")
+    return ExitCode.OK

@@ -1,0 +1,63 @@
+"""``gpuherd submit``: puts a command into the user's own queue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.cli.parsing import add_command, command_words
+from gpuherd.errors import ExitCode, printable
+from gpuherd.flags import Parser, add_options, build
+
+DESCRIPTION = """\
+Puts a command into your own queue, which gpuherd up works off in the background, and prints the job's name. It runs in
+the folder and with the environment that it was submitted from.
+
+examples:
+  gpuherd submit -- python train.py --seed 1
+  gpuherd submit --num-gpus 1-4 --mem 30GB --name large --priority 5 -- python train.py
+  gpuherd submit --needs large --timeout 2h -- python evaluate.py
+  gpuherd up                                       begin to work the queue off
+  gpuherd status                                   how it stands
+
+The queue is in ~/.local/state/gpuherd/queue, or where GPUHERD_QUEUE says.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "submit", "put a command into your own queue", DESCRIPTION)
+    add_options(parser, JobOptions)
+    parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
+    parser.add_argument("--json", action="store_true", help="print the job as JSON")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submits the command and prints the job's name."""
+    from gpuherd.batch.submitting import make_job, submit
+
+    argv = command_words(args)
+    options = build(JobOptions, args)
+    job = make_job(options, argv, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
+    if args.dry_run:
+        name = options.name or "(the next number)"
+        told = {"name": options.name, "argv": argv, "cwd": job.cwd, "gpus": job.gpus, "memory_mb": job.memory_mb}
+        print(json.dumps(told, indent=2) if args.json else f"would submit {name}: {printable(shlex.join(argv))}")
+        return ExitCode.OK
+    submitted = submit(job, named=options.name is not None)
+    if args.json:
+        told = {"name": submitted.job.name, "state": submitted.state.value, "worker": submitted.worker}
+        print(json.dumps(told, indent=2))
+    else:
+        print(submitted.job.name)
+    if submitted.state.value == "done":
+        print(f"gpuherd: {submitted.job.name} has been done before; gpuherd retry runs it anew", file=sys.stderr)
+    elif submitted.worker is None:
+        print("gpuherd: nothing works the queue off yet; start it with: gpuherd up", file=sys.stderr)
+    return ExitCode.OK

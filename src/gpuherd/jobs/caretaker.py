@@ -1,0 +1,88 @@
+"""Does what is asked of a queue on which no dispatcher works, by the same code; the caller holds the queue's lock.
+
+Jobs that a dead dispatcher left running run on. Those that are to end are ended here, as a dispatcher would: TERM,
+grace, KILL, record. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs import clock
+from gpuherd.jobs.applying import apply
+from gpuherd.jobs.ending import Ended, Endings, lost
+from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.leftovers import Leftovers
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.supervisor import Attempt, Supervisor
+
+
+class _NobodyThere:
+    """What only a dispatcher can do."""
+
+    name = "here"
+
+    def __init__(self, run: RunDirectory):
+        self._run = run
+
+    def set(self, settings: Mapping[str, str]) -> str:
+        raise UsageError(f"no gpuherd works on {self._run.root}; give {', '.join(settings)} when you start one")
+
+    def reload(self) -> str:
+        return f"no gpuherd works on {self._run.root}; the next one reads the settings when it starts"
+
+    def drain(self) -> str:
+        return f"no gpuherd works on {self._run.root}"
+
+    def stop(self) -> str:
+        return f"no gpuherd works on {self._run.root}"
+
+
+def take_care(queue: Queue, run: RunDirectory) -> None:
+    """Applies all that is asked, and sees to it that jobs which are to end have ended when this returns."""
+    hands = _NobodyThere(run)
+    for letter in queue.letters():
+        apply(queue, letter, hands)
+    records = queue.running()
+    if not records or queue.copied:
+        return
+    supervisor = Supervisor(run, queue.tag, DispatchOptions())
+    tell = Reporter(queue, run)
+    endings = Endings(queue, run, tell, HealthBook(queue))
+    now, at = clock.mono(), clock.wall()
+    for record in records:
+        found = supervisor.take_over(record, now, copied=False)
+        if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
+            endings.settle([lost(found, at, now)], now)
+    ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
+    leftovers = Leftovers(queue.tag)
+    while ending:
+        supervisor.keep_time(clock.mono())
+        due = supervisor.next_deadline()
+        for fd in select.select(list(ending), [], [], None if due is None else max(0.0, due - clock.mono()))[0]:
+            attempt, how = supervisor.collect(fd)
+            del ending[fd]
+            now = clock.mono()
+            leftovers.expect(now, attempt.process.traces)
+            ended = Ended(
+                record=attempt.record,
+                exit=how,
+                at=clock.wall(),
+                mono=now,
+                cancelled_by=attempt.cancelled_by,
+                paused_s=attempt.timer.paused_s(now),
+            )
+            endings.settle([ended], now)
+    _sweep(leftovers, supervisor)
+
+
+def _sweep(leftovers: Leftovers, supervisor: Supervisor) -> None:
+    while leftovers.due_at is not None:
+        leftovers.hurry(clock.mono())
+        select.select([], [], [], max(0.0, leftovers.due_at - clock.mono()))
+        leftovers.sweep([attempt.process.traces for attempt in supervisor.running.values()], clock.mono())

@@ -1,0 +1,171 @@
+"""The order of an end: exit status, what it means, the record in the queue, then the attempt's files go.
+
+Ends that come together are recorded in one transaction. Where the disk is full they are kept and recorded later;
+meanwhile nothing else may happen to their jobs, and no new one is started.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuherd.engines.local import Exit
+from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.logtail import tail
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.retry import Seen
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settle import Blameless, Facts, Settlement, settle
+from gpuherd.jobs.supervisor import LostAttempt
+from gpuherd.jobs.timelimits import Passed
+
+logger = logging.getLogger(__name__)
+
+RECORD_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """An attempt that has ended: ``at`` by the wall clock, ``mono`` by the machine's own (None after a reboot)."""
+
+    record: AttemptRecord
+    exit: Exit
+    at: float
+    mono: float | None
+    blameless: Blameless | None = None
+    passed: Passed | None = None
+    cancelled_by: str | None = None
+    paused_s: float = 0.0
+    gpu_problem: str | None = None
+    seen: Seen = field(default_factory=Seen)
+
+
+def lost(found: LostAttempt, at: float, now: float) -> Ended:
+    """The end of an attempt that a dead dispatcher left and that has ended since."""
+    mono: float | None = now
+    if found.blameless in (Blameless.REBOOT, Blameless.COPIED):
+        mono = None
+    elif found.exit.ran_s is not None:
+        # By the status file, so that hours without a dispatcher don't count as the job's.
+        mono = min(now, found.record.started_mono + found.exit.ran_s)
+    return Ended(
+        record=found.record,
+        exit=found.exit,
+        at=at,
+        mono=mono,
+        blameless=found.blameless,
+        cancelled_by=found.record.queued.cancelled_by,
+        paused_s=found.record.paused_s,
+        seen=Seen(gpus=found.record.gpus),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    ended: Ended
+    settlement: Settlement
+    end: AttemptEnd
+
+
+class Endings:
+    """Settles and records ends.
+
+    Attributes:
+        again_at: when ``record`` is to be called again because the disk was full (by ``clock.mono``), else None.
+    """
+
+    def __init__(self, queue: Queue, run: RunDirectory, tell: Reporter, health: HealthBook):
+        self._queue = queue
+        self._run = run
+        self._tell = tell
+        self._health = health
+        self._open: list[_Settled] = []
+        self.again_at: float | None = None
+        self.machine: Collection[str] = ()
+
+    def settle(self, ended: Sequence[Ended], now: float) -> None:
+        """Decides what becomes of the jobs, records it and tells of it."""
+        self._open += [self._settle(each) for each in ended]
+        self.record(now)
+
+    def record(self, now: float) -> bool:
+        """Records what is settled; False when the disk is full, and then it is to be called again."""
+        try:
+            cancelled = self._queue.record_ends([settled.end for settled in self._open])
+        except sqlite3.OperationalError as problem:
+            if not is_full(problem):
+                raise
+            self.again_at = now + RECORD_AGAIN_S
+            return False
+        done, self._open, self.again_at = self._open, [], None
+        for settled, names in zip(done, cancelled, strict=True):
+            ended = settled.ended
+            self._run.remove_attempt_files(ended.record.id)
+            run_s = 0.0 if ended.mono is None else ended.mono - ended.record.started_mono
+            self._tell.ended(ended.record, settled.settlement, run_s)
+            self._tell.cancelled(names, ended.record.queued.job.name, settled.settlement.job)
+            self._learn(settled)
+        return True
+
+    def _settle(self, ended: Ended) -> _Settled:
+        record, job = ended.record, ended.record.queued.job
+        well = ended.exit.code == 0
+        log_tail = "" if well else tail(Path(record.log))
+        facts = Facts(
+            exit=ended.exit,
+            blameless=ended.blameless,
+            cancelled_by=ended.cancelled_by,
+            passed=ended.passed,
+            has_result=job.result is None or Path(job.result).exists(),
+            log_tail=log_tail,
+            gpu_problem=ended.gpu_problem,
+            seen=ended.seen,
+        )
+        found = settle(record.queued, facts, ended.at)
+        end = AttemptEnd(
+            attempt=record.id,
+            state=found.attempt,
+            job_state=found.job,
+            ended_at=ended.at,
+            ended_mono=ended.mono,
+            exit_code=ended.exit.code,
+            signal=ended.exit.signal,
+            failure_class=None if found.diagnosis is None else found.diagnosis.failure.value,
+            reason=found.reason,
+            not_before=found.not_before,
+            avoid=found.avoid,
+            costs_try=found.costs_try,
+            adapted=found.adapted,
+            peak_mb=ended.seen.peak_mb,
+            paused_s=ended.paused_s,
+        )
+        if found.diagnosis is not None:
+            self._tell.write_failure(record, end, found.diagnosis, log_tail)
+        return _Settled(ended, found, end)
+
+    def _learn(self, settled: _Settled) -> None:
+        """What the end says of the job's family and of the GPUs."""
+        ended, record = settled.ended, settled.ended.record
+        family, peak = record.queued.job.family, ended.seen.peak_mb
+        if family is not None and peak is not None:
+            self._queue.learn(family, peak)
+        if not record.gpus:
+            return
+        if settled.settlement.job is JobState.DONE:
+            self._health.succeeded(record.gpus, started_at=record.started_at)
+        elif settled.settlement.diagnosis is not None:
+            name = record.queued.job.name
+            self._health.failed(
+                ended.seen.faulty or record.gpus, name, settled.settlement.diagnosis, now=ended.at, machine=self.machine
+            )
+
+
+def is_full(problem: sqlite3.OperationalError) -> bool:
+    """Whether a write failed for want of space, which may come again."""
+    return problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

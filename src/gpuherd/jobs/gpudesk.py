@@ -1,0 +1,307 @@
+"""The dispatcher's GPUs: when to look at them, who may have which, and the leases of those that several jobs share.
+
+It joins the eye on the GPUs (``gpuwatch``) with what else decides on them: GPUs left out because jobs fail on them
+(``health``), memory promised on shared ones (``sharing``), and strangers on ours (``yielding``). Which job gets what is
+decided in ``policy``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import clock, sharing
+from gpuherd.jobs.allowance import Allowance
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.policy import GpuView, Start
+from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
+from gpuherd.jobs.retry import Seen
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.yielding import Action, OurAttempt, Sightings, Stranger, give_way
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.lease import Lease
+    from gpuherd.jobs.gpuwatch import GpuWatch
+
+# How often the GPUs of running jobs are looked at for strangers and memory.
+WATCH_EVERY_S = 2.0
+# Older than this, what is in use on shared GPUs is asked for anew before a decision.
+_STALE_S = 0.05
+
+
+class GpuDesk:
+    """The GPUs that a run may use, from the moment when the first job wants one (``open``).
+
+    Attributes:
+        changed: a look has found something, so that a decision may come out otherwise.
+    """
+
+    def __init__(
+        self,
+        options: DispatchOptions,
+        queue_tag: str,
+        supervisor: Supervisor,
+        health: HealthBook,
+        settings: Settings = NO_SETTINGS,
+    ):
+        self._options = options
+        self._settings = settings
+        self._tag = queue_tag
+        self._supervisor = supervisor
+        self._health = health
+        self._watch: GpuWatch | None = None
+        self._shared: dict[str, Lease] = {}
+        self._peaks: dict[str, int] = {}
+        self._sightings = Sightings()
+        self._wanted = False
+        self._check_at = 0.0
+        self._haste_at: float | None = None
+        self._ours_at: float | None = None
+        self._seen_at = 0.0
+        self.changed = False
+
+    # --- what there is ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The first job that wants a GPU is there. Raises NoSuchGpu for a GPU id that is not."""
+        if self._watch is None:
+            # Only now: a run of CPU jobs needs no driver.
+            from gpuherd.jobs.gpuwatch import GpuWatch
+
+            self._watch = GpuWatch(self._options, self._tag, self._settings)
+
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other GPUs, another free test or other limits from now on. Raises NoSuchGpu; then nothing is changed."""
+        if self._watch is not None:
+            self._watch.change(options, settings)
+        self._options, self._settings = options, settings
+        self._check_at = 0.0
+
+    def allowance(self) -> Allowance:
+        """How many GPUs the run may hold now, by the user's and the machine's settings."""
+        return Allowance() if self._watch is None else self._watch.allowance(self._supervisor.gpus)
+
+    def fetch_notices(self) -> tuple[str, ...]:
+        """What people should be told of the GPUs, once each."""
+        return () if self._watch is None else self._watch.fetch_notices()
+
+    def close(self) -> None:
+        """Gives our copies of leases back; those of running jobs stay with them."""
+        for lease in self._shared.values():
+            lease.close()
+        self._shared.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a job has wanted a GPU yet."""
+        return self._watch is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are no GPUs, None when there are some or nobody wants one."""
+        return None if self._watch is None else self._watch.problem
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs as the driver last described them."""
+        return () if self._watch is None else self._watch.gpus
+
+    def count_elsewhere(self) -> int:
+        """How many GPUs our jobs use that the run may not use any more."""
+        known = {gpu.uuid for gpu in self.gpus}
+        return len(self._supervisor.gpus - known)
+
+    # --- when to look -----------------------------------------------------------------------------------------
+
+    def wanted(self, waits: bool, now: float) -> None:
+        """Whether a job waits for a GPU: only then are those that are not ours looked at."""
+        if waits and not self._wanted and self._watch is not None:
+            self._check_at = max(self._check_at, now)
+            self._haste_at = None if self._watch.haste_s is None else now + self._watch.haste_s
+        elif self._wanted and not waits and self._watch is not None:
+            self._watch.rest()
+        self._wanted = waits
+
+    def next_at(self, *, may_start: bool) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        times = [self._ours_at]
+        if self._wanted and may_start:
+            times += [self._check_at, self._haste_at]
+        return min((at for at in times if at is not None), default=None)
+
+    def keep_time(self, now: float, *, may_start: bool) -> tuple[Action, ...]:
+        """Looks, if it is time. Returns what strangers on our GPUs make us do."""
+        watch = self._watch
+        if watch is None:
+            return ()
+        if self._wanted and may_start:
+            self._look_for_free(watch, now)
+        if self._ours_at is None or now < self._ours_at:
+            return ()
+        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
+        return self._look_at_ours(watch, now)
+
+    def started(self, now: float) -> None:
+        """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
+        if self._ours_at is None and self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
+
+    def _look_for_free(self, watch: GpuWatch, now: float) -> None:
+        ours = self._supervisor.gpus
+        if now >= self._check_at:
+            self.changed |= watch.look(now, ours)
+            self._check_at = now + watch.look_in_s(now)
+        if self._haste_at is not None and now >= self._haste_at:
+            watch.hasty_look(ours, now)
+            wait = watch.haste_s
+            self._haste_at = None if wait is None else now + wait
+            self.changed = True
+
+    def _look_at_ours(self, watch: GpuWatch, now: float) -> tuple[Action, ...]:
+        strangers = self._note_use(watch, now)
+        running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
+        actions, self._sightings = give_way(
+            self._options.yield_to_others,
+            self._sightings,
+            strangers,
+            [
+                OurAttempt(attempt.record.id, clean(attempt.record.title), frozenset(attempt.record.gpus))
+                for attempt in running
+                if attempt.kill_at is None
+            ],
+            {attempt.record.id for attempt in running if PauseReason.STRANGER in attempt.paused},
+            now=now,
+            quiet_s=watch.quiet_s,
+        )
+        return actions
+
+    def _note_use(self, watch: GpuWatch, now: float) -> tuple[Stranger, ...]:
+        self._seen_at = now
+        strangers = watch.strangers(*self._ours())
+        self._peaks.update(watch.peaks)
+        return strangers
+
+    def _ours(self) -> tuple[Mapping[str, Collection[str]], Mapping[str, int]]:
+        own: dict[str, list[str]] = defaultdict(list)
+        declared: dict[str, int] = defaultdict(int)
+        unknown = set()
+        for attempt in self._supervisor.running.values():
+            for uuid in attempt.record.gpus:
+                own[uuid].append(attempt.tag)
+                memory_mb = attempt.record.shared_mb or attempt.record.queued.memory_mb
+                if memory_mb is None:
+                    unknown.add(uuid)
+                else:
+                    declared[uuid] += memory_mb
+        return own, {uuid: mb for uuid, mb in declared.items() if uuid not in unknown}
+
+    # --- what may be had --------------------------------------------------------------------------------------
+
+    def views(self, now: float, wall: float) -> tuple[GpuView, ...]:
+        """Each GPU with the verdict on it."""
+        if self._watch is None:
+            return ()
+        if self._shared and now - self._seen_at > _STALE_S:
+            # What is promised on shared GPUs is compared with what is free on them now.
+            self._note_use(self._watch, now)
+        left_out = self._health.excluded(wall)
+        views = self._watch.views(now, self._supervisor.gpus)
+        if not left_out and not self._shared:
+            return views
+        return tuple(self._overlaid(view, left_out) for view in views)
+
+    def _overlaid(self, view: GpuView, left_out: Mapping[str, str]) -> GpuView:
+        uuid = view.gpu.uuid
+        if uuid in left_out:
+            return replace(view, busy=left_out[uuid], shareable_mb=None)
+        if view.ours and uuid in self._shared:
+            return replace(view, shareable_mb=self._shareable_mb(view.gpu))
+        return view
+
+    def _shareable_mb(self, gpu: Gpu) -> int | None:
+        here = [attempt for attempt in self._supervisor.running.values() if gpu.uuid in attempt.record.gpus]
+        tenants = [self._tenant(attempt) for attempt in here if attempt.record.shared_mb is not None]
+        return sharing.shareable_mb(gpu, tenants) if len(tenants) == len(here) else None
+
+    def _tenant(self, attempt: Attempt) -> sharing.Tenant:
+        promised = attempt.record.shared_mb or 0
+        return sharing.Tenant(attempt.record.queued.job.name, promised, now_mb=self._peaks.get(attempt.tag))
+
+    def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
+        """The best ``count`` of the candidates, None when there are too few."""
+        return None if self._watch is None else self._watch.choose(candidates, count, memory_mb)
+
+    # --- taking and giving back -------------------------------------------------------------------------------
+
+    def take(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
+        """The leases for a start, None when somebody else was faster.
+
+        ``held`` closes our copies of them when the job has its own. That of a GPU which others may share stays with us.
+        """
+        if self._watch is None or not start.gpus:
+            return ()
+        if start.shared and start.gpus[0].uuid in self._shared:
+            return (self._shared[start.gpus[0].uuid],)
+        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono())
+        if leases is None:
+            return None
+        if start.shared:
+            self._shared[leases[0].uuid] = leases[0]
+        else:
+            for lease in leases:
+                held.enter_context(lease)
+        return leases
+
+    def still_free(self, starts: Sequence[Start]) -> set[str]:
+        """One more look, under the leases: which of these GPUs nobody but those whom we know has begun to use."""
+        ours = self._supervisor.gpus
+        uuids = {gpu.uuid for start in starts for gpu in start.gpus}
+        fresh = uuids - ours
+        free = set(uuids & ours)
+        if self._watch is not None and fresh:
+            free |= self._watch.still_free(fresh, clock.mono())
+        return free
+
+    def released(self, record: AttemptRecord, now: float) -> None:
+        """Our job has left its GPUs: they are looked at soon, and the lease of a shared one goes with the last."""
+        if self._watch is None or not record.gpus:
+            return
+        left = set(record.gpus) - self._supervisor.gpus
+        self.drop_unused()
+        if left:
+            self._watch.released(left, now)
+            self._haste_at = now
+
+    def drop_unused(self) -> None:
+        """Closes the leases of shared GPUs on which nobody of ours runs any more."""
+        for uuid in self._shared.keys() - self._supervisor.gpus:
+            self._shared.pop(uuid).close()
+
+    def seen(self, attempt: Attempt, *, disk_low: bool) -> Seen:
+        """What was seen of an attempt that has ended."""
+        record = attempt.record
+        if self._watch is not None and attempt.tag in self._watch.peaks:
+            self._peaks[attempt.tag] = self._watch.peaks[attempt.tag]
+        peak = self._peaks.pop(attempt.tag, None)
+        here = [gpu for gpu in self.gpus if gpu.uuid in record.gpus]
+        smallest = min((gpu.total_mb for gpu in here), default=None)
+        larger = smallest is not None and sum(gpu.total_mb > smallest for gpu in self.gpus) >= len(record.gpus)
+        return Seen(
+            gpus=record.gpus,
+            faulty=tuple(gpu.uuid for gpu in here if gpu.problem is not None),
+            peak_mb=peak,
+            gpu_total_mb=smallest,
+            larger_exists=larger,
+            disk_low=disk_low,
+        )
+
+    def problem_of(self, record: AttemptRecord) -> str | None:
+        """What the driver says against the GPUs of an attempt that has failed, since it took them."""
+        return self._watch.gpu_problem(record.gpus) if self._watch is not None and record.gpus else None

@@ -1,0 +1,138 @@
+"""A job's logs by its name: those of an attempt as they stand, or followed as they grow, over further attempts.
+
+Which attempts there are the queue knows; how a log is read, ``logtail``. Text is passed on as it was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.logtail import Growing, start_of_last
+from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.status import AttemptStatus, attempts_of, job_names, nearest_names, opened
+
+_LOOK_S = 0.2
+_ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Some lines of a job's log, without their ends. ``begins``: they are the first of this attempt that are told."""
+
+    job: str
+    attempt: int
+    state: AttemptState
+    path: str
+    lines: list[str]
+    begins: bool = False
+
+
+def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: int | None = None) -> Iterator[Part]:
+    """An attempt's log as it stands: the latest, or the one with this number; all of it, or only its last lines.
+
+    Comes in parts of at most a megabyte, the first also when there is nothing in it. Raises UsageError, with the
+    nearest name, for a job that is not there, and for one without (this) attempt.
+    """
+    with opened(run) as reader:
+        found = _attempt(reader, job, attempt)
+    if found is None:
+        raise UsageError(f"job {clean(job)!r} has not been started yet, so it has no log; -f waits for it")
+    growing = _growing(found, last_lines)
+    lines, begins = growing.rest(), True
+    while lines or begins:
+        yield _part(job, found, lines, begins=begins)
+        lines, begins = growing.rest(), False
+
+
+def follow(
+    run: RunDirectory, job: str, attempt: int | None = None, last_lines: int | None = None, look_s: float = _LOOK_S
+) -> Iterator[Part]:
+    """The same, and then what is added, until the attempt has ended; without ``attempt`` until the job has.
+
+    A job that has not been started yet is waited for. Raises as ``read``.
+    """
+    with opened(run) as reader:
+        current = _attempt(reader, job, attempt)
+        if attempt is not None and current is None:
+            raise UsageError(f"job {clean(job)!r} has no attempt {attempt} yet")
+        while current is None:
+            if _state(reader, job) in _ENDED:
+                return
+            time.sleep(look_s)
+            current = _attempt(reader, job, None)
+        yield from _follow_attempt(reader, job, current, last_lines, look_s)
+        while attempt is None:
+            later = _later(reader, job, current.number)
+            if later is not None:
+                current = later
+                yield from _follow_attempt(reader, job, current, None, look_s)
+            elif _state(reader, job) in _ENDED:
+                return
+            else:
+                time.sleep(look_s)
+
+
+def _follow_attempt(
+    reader: QueueReader, job: str, attempt: AttemptStatus, last_lines: int | None, look_s: float
+) -> Iterator[Part]:
+    """One attempt's lines until it has ended."""
+    growing, begins = _growing(attempt, last_lines), True
+    while True:
+        # In this order: what it wrote before its end was recorded is in the log by then.
+        ended = _has_ended(reader, attempt)
+        lines = growing.rest() if ended else growing.more()
+        if lines:
+            yield _part(job, attempt, lines, begins=begins)
+            begins = False
+        elif ended:
+            return
+        else:
+            time.sleep(look_s)
+
+
+def _growing(attempt: AttemptStatus, last_lines: int | None) -> Growing:
+    path = Path(attempt.log)
+    return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines))
+
+
+def _part(job: str, attempt: AttemptStatus, lines: list[str], *, begins: bool) -> Part:
+    return Part(job=job, attempt=attempt.number, state=attempt.state, path=attempt.log, lines=lines, begins=begins)
+
+
+def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus | None:
+    """The job's attempt with this number, or its latest; None while it has none at all."""
+    found = attempts_of(reader, job)
+    if not found:
+        if _state(reader, job) is None:
+            nearest = nearest_names(job, job_names(reader))
+            hint = f"; did you mean {clean(nearest[0])}?" if nearest else ""
+            raise UsageError(f"there is no job {clean(job)!r} in this queue{hint}")
+        return None
+    if number is None:
+        return found[-1]
+    for attempt in found:
+        if attempt.number == number:
+            return attempt
+    raise UsageError(f"job {clean(job)!r} has no attempt {number}; the latest is {found[-1].number}")
+
+
+def _later(reader: QueueReader, job: str, number: int) -> AttemptStatus | None:
+    return next((attempt for attempt in attempts_of(reader, job) if attempt.number > number), None)
+
+
+def _has_ended(reader: QueueReader, attempt: AttemptStatus) -> bool:
+    row = reader.one("SELECT state FROM attempts WHERE id = ?", (attempt.id,))
+    return row is None or row["state"] != AttemptState.RUNNING
+
+
+def _state(reader: QueueReader, job: str) -> JobState | None:
+    row = reader.one("SELECT state FROM jobs WHERE name = ?", (job,))
+    return None if row is None else JobState(row["state"])

@@ -1,0 +1,283 @@
+"""Notices for people who are not looking: to a command or to a web address, when a run ends and when a job has failed.
+
+The dispatcher only hands events over; a thread of its own sends, so that nothing here can hold a run up. Failures come
+in herds: the first is told at once, those of the following minute in one notice. The last notice tells the end and
+whatever failure was not told yet. A notice that can't be sent is logged, once, and is no failure of the run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import queue
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from gpuherd import __version__
+from gpuherd.errors import UsageError
+from gpuherd.jobs import clock
+from gpuherd.jobs.events import Event, EventKind
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Counts
+from gpuherd.jobs.wording import counted
+
+logger = logging.getLogger(__name__)
+
+BUNDLE_S = 60.0
+COMMAND_S = 30.0
+WEBHOOK_S = 10.0
+_MOST_NAMED = 20
+_TEXT = "GPUHERD_NOTICE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """What is sent. As JSON it also has ``text``, which chat services show as it is.
+
+    ``kind``: ``failed`` or ``finished``. ``failures``: what has failed since the last notice, one line each.
+    """
+
+    kind: str
+    text: str
+    run: str
+    host: str
+    at: float
+    failures: tuple[str, ...] = ()
+    more_failures: int = 0
+    counts: dict[str, int] | None = None
+
+    def to_json(self) -> bytes:
+        """The notice for a program."""
+        told: dict[str, Any] = {
+            "kind": self.kind,
+            "text": self.text,
+            "run": self.run,
+            "host": self.host,
+            "time": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
+            "failures": list(self.failures),
+            "more_failures": self.more_failures,
+        }
+        if self.counts is not None:
+            told["counts"] = self.counts
+        return json.dumps(told).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Failures that are not told yet, and when the next notice of failures may go. Pure; times are ``clock.mono``'s."""
+
+    failures: tuple[str, ...] = ()
+    more: int = 0
+    not_before: float = 0.0
+
+    def plus(self, failure: str) -> Bundle:
+        """With one more failure; those beyond 20 are only counted."""
+        if len(self.failures) >= _MOST_NAMED:
+            return Bundle(self.failures, self.more + 1, self.not_before)
+        return Bundle((*self.failures, failure), self.more, self.not_before)
+
+    def due_at(self) -> float | None:
+        """When it is to be sent, None when there is nothing in it."""
+        return self.not_before if self.failures else None
+
+    def sent(self, now: float) -> Bundle:
+        """What is left after it was sent."""
+        return Bundle(not_before=now + BUNDLE_S)
+
+    def text(self, run: str) -> str:
+        """The notice's one line."""
+        number = len(self.failures) + self.more
+        if number == 1:
+            return f"gpuherd: 1 job of {run} has failed: {self.failures[0]}"
+        return f"gpuherd: {number} jobs of {run} have failed; the first: {self.failures[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where notices go. ``argv`` is run for each, ``url`` is posted to; either may be None."""
+
+    argv: tuple[str, ...] | None = None
+    url: str | None = None
+
+    @classmethod
+    def of(cls, command: str | None, webhook: str | None) -> Ways:
+        """From the options' words. Raises UsageError for what could never work."""
+        return cls(None if not command else _argv(command), None if not webhook else _url(webhook))
+
+
+def _argv(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as problem:
+        raise UsageError(f"the notify command {command!r} can't be read: {problem}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(f"the notify command {command!r}: there is no such program; no shell reads it")
+    return words
+
+
+def _url(webhook: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(webhook)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and webhook.isprintable()
+        _ = parts.port
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError(f"the webhook {webhook!r} is no http or https address")
+    return webhook
+
+
+@dataclass
+class Notifier:
+    """Sends a run's notices. ``event`` for everything that happens, ``close`` at the end. Neither ever raises.
+
+    Args:
+        ways: where they go.
+        run: the run folder, to tell people which run it is.
+    """
+
+    ways: Ways
+    run: str
+    _inbox: queue.SimpleQueue[str | Outcome | None] = field(default_factory=queue.SimpleQueue)
+    _warned: set[str] = field(default_factory=set)
+    _thread: threading.Thread | None = None
+
+    def event(self, event: Event) -> None:
+        """Takes note of what happened. Only failures for good and cancelled jobs are worth a notice."""
+        if event.kind in (EventKind.FAILED, EventKind.CANCELLED):
+            self._start()
+            self._inbox.put(event.text)
+
+    def close(self, outcome: Outcome | None) -> None:
+        """The run has ended, with this outcome or with an error: sends the last notice and waits until it is sent."""
+        self._start()
+        self._inbox.put(outcome)
+        if self._thread is not None:
+            self._thread.join(timeout=2 * (COMMAND_S + WEBHOOK_S))
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="gpuherd-notices", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        bundle = Bundle()
+        while True:
+            due = bundle.due_at()
+            try:
+                told = self._inbox.get(timeout=None if due is None else max(0.0, due - clock.mono()))
+            except queue.Empty:
+                self._send(self._failed(bundle))
+                bundle = bundle.sent(clock.mono())
+                continue
+            if not isinstance(told, str):
+                self._send(self._finished(bundle, told))
+                return
+            bundle = bundle.plus(told)
+
+    def _failed(self, bundle: Bundle) -> Notice:
+        return Notice(
+            kind="failed",
+            text=clean(bundle.text(self.run)),
+            run=self.run,
+            host=socket.gethostname(),
+            at=clock.wall(),
+            failures=bundle.failures,
+            more_failures=bundle.more,
+        )
+
+    def _finished(self, bundle: Bundle, outcome: Outcome | None) -> Notice:
+        return Notice(
+            kind="finished",
+            text=clean(f"gpuherd: {self.run} has ended: {_ending(outcome)}"),
+            run=self.run,
+            host=socket.gethostname(),
+            at=clock.wall(),
+            failures=bundle.failures,
+            more_failures=bundle.more,
+            counts=None if outcome is None else _counts(outcome),
+        )
+
+    def _send(self, notice: Notice) -> None:
+        if self.ways.argv is not None:
+            self._try("command", lambda: run_command(self.ways.argv or (), notice))
+        if self.ways.url is not None:
+            self._try("webhook", lambda: post(self.ways.url or "", notice))
+
+    def _try(self, way: str, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as problem:
+            level = logging.INFO if way in self._warned else logging.WARNING
+            self._warned.add(way)
+            logger.log(level, "a notice could not be sent by the %s: %s", way, clean(str(problem)))
+
+
+def run_command(argv: Sequence[str], notice: Notice, limit_s: float = COMMAND_S) -> None:
+    """Runs the command with the notice as JSON on its standard input and its text in GPUHERD_NOTICE.
+
+    Raises OSError when it can't be started, and SubprocessError when it fails or takes longer than ``limit_s``.
+    It is then killed, with all that it started.
+    """
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, _TEXT: notice.text},
+            start_new_session=True,
+        )
+        try:
+            # communicate passes over a command that does not read its input.
+            process.communicate(notice.to_json(), timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise subprocess.SubprocessError(f"{argv[0]} took more than {limit_s:g} s and was killed") from None
+        finally:
+            # Also after a good end: nothing of it stays behind.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            said.seek(0)
+            words = said.read(4096).decode("utf-8", "replace")
+            raise subprocess.SubprocessError(f"{argv[0]} ended with {process.returncode}: {words}")
+
+
+def post(url: str, notice: Notice) -> None:
+    """Posts the notice as JSON. Raises OSError (as URLError or HTTPError) or HTTPException."""
+    headers = {"Content-Type": "application/json", "User-Agent": f"gpuherd/{__version__}"}
+    request = urllib.request.Request(url, notice.to_json(), headers, method="POST")  # noqa: S310 - checked in _url
+    with urllib.request.urlopen(request, timeout=WEBHOOK_S) as answer:  # noqa: S310
+        answer.read(1)
+
+
+def _ending(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "it broke off with an error; what was recorded stays, and the same command goes on"
+    counts = Counts(waiting=outcome.waiting, done=outcome.done, failed=outcome.failed, cancelled=outcome.cancelled)
+    return ("stopped, " if outcome.interrupted else "") + counted(counts)
+
+
+def _counts(outcome: Outcome) -> dict[str, int]:
+    return {
+        "done": outcome.done,
+        "failed": outcome.failed,
+        "waiting": outcome.waiting,
+        "cancelled": outcome.cancelled,
+    }

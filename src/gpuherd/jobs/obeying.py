@@ -1,0 +1,171 @@
+"""What people ask of a dispatcher at work: hears the bell, does what is asked, answers; and keeps their settings.
+
+Changes of jobs are made in the queue (``applying``); the dispatcher then does with its processes what the queue says.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from gpuherd.errors import GpuherdError
+from gpuherd.jobs import clock
+from gpuherd.jobs.applying import apply
+from gpuherd.jobs.control import OF_JOBS
+from gpuherd.jobs.doorbell import Doorbell
+from gpuherd.jobs.ending import is_full
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.mailbox import Letter, Reply
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.retuning import retuned
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settings import Settings
+from gpuherd.jobs.stopping import Ask
+
+logger = logging.getLogger(__name__)
+
+# Where the file system has no FIFOs, the queue is looked at so often.
+_LOOK_S = 1.0
+
+
+class Working(Protocol):
+    """The dispatcher as it is seen from here."""
+
+    options: DispatchOptions
+    asked: Ask
+
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on."""
+        ...
+
+    def end(self, asked: Ask, why: str) -> str:
+        """Ends in this way."""
+        ...
+
+    def enforce_marks(self) -> None:
+        """Does what the queue says of running jobs."""
+        ...
+
+    def decide_soon(self, when: float) -> None:
+        """A decision may come out otherwise."""
+        ...
+
+
+class Obeying:
+    """Applies what lies in the queue's mailbox.
+
+    Attributes:
+        bell: rings when something was put there; None where there can't be one.
+        due_at: when ``keep_time`` wants to be called (by ``clock.mono``), None for not at all.
+    """
+
+    name = "dispatcher"
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        working: Working,
+        settings: Settings,
+        load_settings: Callable[[], Settings],
+    ):
+        self._queue = queue
+        self._run = run
+        self._working = working
+        self._settings = settings
+        self._load_settings = load_settings
+        self.bell: Doorbell | None = None
+        self.due_at: float | None = None
+
+    def begin(self) -> None:
+        """Does what was asked while nobody was there; what was asked of a dispatcher that has ended is past."""
+        for letter in self._queue.letters():
+            if letter.kind not in OF_JOBS:
+                past = Reply(False, "the gpuherd that it was asked of had ended", self.name)
+                self._queue.answer(letter.id, past, clock.wall())
+        self._read()
+
+    def listen(self) -> None:
+        """Hangs the bell up."""
+        try:
+            self.bell = Doorbell(self._run.control_fifo)
+        except OSError as problem:
+            logger.info("no bell in %s (%s); looking every %g s", self._run.root, problem, _LOOK_S)
+            self.due_at = clock.mono() + _LOOK_S
+
+    def close(self) -> None:
+        """Listens no more."""
+        if self.bell is not None:
+            self.bell.close()
+
+    def hear(self) -> None:
+        """The bell has rung."""
+        if self.bell is not None:
+            self.bell.hush()
+        self._read()
+
+    def keep_time(self, now: float) -> None:
+        """Looks, if it is time: where there is no bell, and where the disk was full."""
+        if self.due_at is not None and now >= self.due_at:
+            self.due_at = None if self.bell is not None else now + _LOOK_S
+            self._read()
+
+    def _read(self) -> None:
+        # Jobs may have been added, too.
+        self._working.decide_soon(clock.mono())
+        letters = self._queue.letters()
+        try:
+            for letter in letters:
+                self._apply(letter)
+        except sqlite3.OperationalError as problem:
+            if not is_full(problem):
+                raise
+            self.due_at = clock.mono() + _LOOK_S
+        if letters:
+            self._working.enforce_marks()
+
+    def _apply(self, letter: Letter) -> None:
+        reply = apply(self._queue, letter, self)
+        logger.info("%s asked by %s: %s", letter.kind, letter.by, reply.text)
+
+    # --- what concerns the dispatcher itself ------------------------------------------------------------------
+
+    def set(self, settings: Mapping[str, str]) -> str:
+        """Other options from now on. Raises UsageError, or NoSuchGpu."""
+        self._working.retune(retuned(self._working.options, settings), self._settings)
+        return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in settings.items())
+
+    def reload(self) -> str:
+        """Reads the settings files again; one that is wrong is left, and the old settings hold. Never raises."""
+        try:
+            settings = self._load_settings()
+            known, before = self._working.options, self._settings.defaults
+            # What was given on the command line stays: it differs from what the file said before.
+            plain = DispatchOptions()
+            new = {
+                name: value
+                for name, value in settings.defaults.items()
+                if hasattr(plain, name) and getattr(known, name) == before.get(name, getattr(plain, name)) != value
+            }
+            self._working.retune(replace(known, **new), settings)
+        except GpuherdError as problem:
+            return f"the settings stay as they were: {clean(str(problem))}"
+        self._settings = settings
+        self._working.decide_soon(clock.mono())
+        return "read the settings again" + (f"; new: {', '.join(sorted(new))}" if new else "")
+
+    def drain(self) -> str:
+        """Starts nothing new and ends when all that runs has ended."""
+        if self._working.asked >= Ask.DRAIN:
+            return "it is ending already"
+        return self._working.end(Ask.DRAIN, "")
+
+    def stop(self) -> str:
+        """Stops what runs and ends."""
+        if self._working.asked >= Ask.STOP:
+            return "it is stopping already"
+        return self._working.end(Ask.STOP, "")

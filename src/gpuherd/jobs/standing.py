@@ -1,0 +1,117 @@
+"""How a dispatcher stands now, told in one small file for those who look on: ``status`` and ``top``.
+
+The queue knows what was done; why a job still waits is known only to the dispatcher, from its last decision. It tells
+that here. The file is no record: nothing depends on it, it is replaced as a whole and without sync, and it means
+nothing once its dispatcher is gone. It is written at most once a second, and only when something has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+_MOST_BYTES = 4_000_000
+_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuStanding:
+    """A GPU that the run may use. ``busy`` says why it is not free; ``ours``: a job of this queue runs on it."""
+
+    uuid: str
+    label: str
+    busy: str | None = None
+    ours: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What a dispatcher tells of itself.
+
+    Attributes:
+        pid: the dispatcher's.
+        mode: ``working``, ``draining`` or ``stopping``.
+        closed: a sentence why nothing is started now (quiet hours, a full disk), or None.
+        waits: why a job waits, by the number of the job in the queue; those that the last decision looked at.
+        gpus: the GPUs that it may use, as it last saw them; () on the CPU.
+        settings: the options that ``gpuherd set`` can change, as they are now.
+    """
+
+    pid: int
+    mode: str = "working"
+    closed: str | None = None
+    waits: Mapping[int, str] = field(default_factory=dict)
+    gpus: tuple[GpuStanding, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StandingFile:
+    """Writes the file for a dispatcher; a file that can't be written is not worth a word."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._told: Standing | None = None
+        self._touched = False
+        self._next = 0.0
+
+    def touch(self) -> None:
+        """Something may have changed. Cheap: to be called at every decision."""
+        self._touched = True
+
+    def keep_time(self, now: float, standing: Callable[[], Standing]) -> None:
+        """Tells what ``standing`` gives, if it is time and that has changed. ``now`` is ``clock.mono``."""
+        if not self._touched or now < self._next:
+            return
+        self._touched, self._next = False, now + _EVERY_S
+        wanted = standing()
+        if wanted == self._told:
+            return
+        self._told = wanted
+        with suppress(OSError):
+            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(asdict(wanted)), encoding="utf-8", errors="backslashreplace")
+            temporary.replace(self._path)
+
+    @property
+    def due_at(self) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        return self._next if self._touched else None
+
+    def remove(self) -> None:
+        """Takes the file away: the dispatcher has ended in order."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def read(path: Path, pid: int) -> Standing | None:
+    """What the dispatcher with this pid last told, or None when it has told nothing (yet), or the file is no good."""
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(_MOST_BYTES))
+        if told["pid"] != pid:
+            return None
+        return Standing(
+            pid=pid,
+            mode=str(told["mode"]),
+            closed=None if told["closed"] is None else str(told["closed"]),
+            waits={int(job): str(reason) for job, reason in told["waits"].items()},
+            gpus=tuple(_gpu(each) for each in told["gpus"]),
+            settings=dict(told["settings"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _gpu(told: Mapping[str, Any]) -> GpuStanding:
+    busy = told["busy"]
+    return GpuStanding(
+        uuid=str(told["uuid"]),
+        label=str(told["label"]),
+        busy=None if busy is None else str(busy),
+        ours=bool(told["ours"]),
+    )

@@ -1,0 +1,128 @@
+"""The order of a start: leases, one more look at the GPUs under them, a shell that waits, the record in the queue, the
+go-ahead. Starts that come together share the look and the record.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from gpuherd.engines.local import CannotStart
+from gpuherd.jobs import clock
+from gpuherd.jobs.ending import is_full
+from gpuherd.jobs.events import EventKind
+from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.gpudesk import GpuDesk
+from gpuherd.jobs.outcome import Failure
+from gpuherd.jobs.policy import Start
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import QueuedJob, StartRecord
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.supervisor import Attempt, Supervisor
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.lease import Lease
+
+# After a start failed for want of processes, files, memory or space, which may pass.
+START_AGAIN_S = 1.0
+
+
+class Starter:
+    """Carries starts out.
+
+    Attributes:
+        again_at: when to try again what failed for want of something (by ``clock.mono``), else None.
+    """
+
+    def __init__(
+        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, tell: Reporter, run_id: int, began_at: float
+    ):
+        self._queue = queue
+        self._supervisor = supervisor
+        self._desk = desk
+        self._tell = tell
+        self._run_id = run_id
+        self._began_at = began_at
+        self._next_attempt = queue.last_attempt() + 1
+        self.threads = 1
+        self.again_at: float | None = None
+
+    def start_all(
+        self, starts: Sequence[Start], head: Mapping[int, QueuedJob], promised_mb: Mapping[int, int | None]
+    ) -> tuple[Attempt, ...]:
+        """Starts what can be started of it; returns the attempts that run now. ``promised_mb``: by job that shares."""
+        with ExitStack() as held:
+            # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
+            leased = [(start, self._desk.take(start, head[start.job], held)) for start in starts]
+            leased_mono = clock.mono()
+            free = self._desk.still_free([start for start, leases in leased if leases is not None])
+            prepared = []
+            for start, leases in leased:
+                if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
+                    shared_mb = promised_mb[start.job] if start.shared else None
+                    record = self._prepare(start, head[start.job], leases, leased_mono, shared_mb)
+                    prepared += [] if record is None else [record]
+            running = self._let_go(prepared)
+        self._desk.drop_unused()
+        return running
+
+    def _prepare(
+        self, start: Start, queued: QueuedJob, leases: Sequence[Lease], leased_mono: float, shared_mb: int | None
+    ) -> tuple[Attempt, StartRecord] | None:
+        at, mono = clock.wall(), clock.mono()
+        try:
+            attempt = self._supervisor.prepare(
+                self._next_attempt,
+                queued,
+                start.gpus,
+                [lease.fd for lease in leases],
+                self.threads,
+                at=at,
+                mono=mono,
+                shared_mb=shared_mb,
+            )
+        except (CannotStart, OSError) as problem:
+            self._cannot_start(queued, problem)
+            return None
+        self._next_attempt += 1
+        wait_s = max(0.0, at - max(queued.ready_at, self._began_at))
+        return attempt, StartRecord(attempt.record, wait_s, leased_mono if start.gpus else None)
+
+    def _let_go(self, prepared: Sequence[tuple[Attempt, StartRecord]]) -> tuple[Attempt, ...]:
+        if not prepared:
+            return ()
+        try:
+            self._queue.record_starts([record for _, record in prepared], self._run_id)
+        except BaseException as problem:
+            for attempt, _ in prepared:
+                attempt.process.release()
+            if isinstance(problem, sqlite3.OperationalError) and is_full(problem):
+                self._later(problem)
+                return ()
+            raise
+        for attempt, _ in prepared:
+            self._supervisor.let_go(attempt)
+        for attempt, _ in prepared:
+            labels = attempt.record.labels
+            place = f" on GPU {', '.join(labels)}" if labels else " on the CPU"
+            self._tell.about(EventKind.STARTED, attempt.record, "started" + place)
+        return tuple(attempt for attempt, _ in prepared)
+
+    def _cannot_start(self, queued: QueuedJob, problem: CannotStart | OSError) -> None:
+        if isinstance(problem, CannotStart) and not problem.may_pass:
+            self.give_up(queued, FailureClass.NEVER_STARTED, str(problem))
+        else:
+            self._later(problem)
+
+    def _later(self, problem: Exception) -> None:
+        self._tell.notice(f"can't start a job now, trying again in {START_AGAIN_S:g} s: {problem}")
+        self.again_at = clock.mono() + START_AGAIN_S
+
+    def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
+        """A job fails without an attempt."""
+        job = queued.job
+        cancelled = self._queue.fail_waiting(queued.id, reason)
+        self._tell.given_up(Failure(job.name, job.title or job.name, failure, clean(reason), queued.attempts, None))
+        self._tell.cancelled(cancelled, job.name)

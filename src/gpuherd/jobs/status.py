@@ -1,0 +1,437 @@
+"""How a run stands: read from its queue, by anybody who may read it, while a dispatcher works on it or after.
+
+Nothing is changed and nobody is held up. A long queue is read by the page: counts come from an index, and only the
+jobs that are asked for are taken apart. Why a job waits is told by its dispatcher (``standing``) or follows from the
+queue (``waitreason``); a figure that is not known is None.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.engines.processes import boot_id, identify
+from gpuherd.engines.progress import Progress
+from gpuherd.engines.progress import read as read_progress
+from gpuherd.jobs import clock, standing
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.records import AttemptState, Counts, PauseReason
+from gpuherd.jobs.rows import pause_reasons
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.standing import Standing
+from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
+from gpuherd.jobs.wording import time_left
+
+# What people look for first comes first.
+SHOWN_FIRST = (JobState.RUNNING, JobState.FAILED, JobState.WAITING, JobState.CANCELLED, JobState.DONE)
+PAGE = 500
+# The mean length of jobs is taken over so many of the latest.
+_LATEST = 1000
+_NEEDS_NAMED = 3
+_PAUSED_FOR = {
+    PauseReason.USER: "paused",
+    PauseReason.DISK: "paused: there is too little disk space",
+    PauseReason.STRANGER: "paused: someone else uses its GPU",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStatus:
+    """A job's latest attempt. Seconds; MB of 2^20 bytes. ``run_s`` goes on while it runs.
+
+    ``paused``: why its processes are stopped now, () while they run; ``paused_s``: how long they were, in all.
+    ``progress`` and ``eta_s`` are None unless it runs and has told something; ``peak_mb`` where nobody measured it.
+    """
+
+    id: int
+    number: int
+    state: AttemptState
+    gpus: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    pid: int
+    log: str
+    started_at: float
+    ended_at: float | None
+    run_s: float | None
+    wait_s: float
+    exit_code: int | None
+    signal: int | None
+    failure_class: str | None
+    peak_mb: int | None
+    paused: tuple[PauseReason, ...]
+    paused_s: float
+    progress: Progress | None = None
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus:
+    """A job and how it stands. ``reason``: why it waits, or how it failed, or why it was cancelled.
+
+    ``gpus`` is how many it asks for now, ``paused`` that it was told to wait (or stands still while running).
+    """
+
+    id: int
+    name: str
+    title: str
+    state: JobState
+    paused: bool
+    reason: str | None
+    gpus: int
+    priority: int
+    tries: int
+    attempts: int
+    ready_at: float
+    command: tuple[str, ...]
+    attempt: AttemptStatus | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatcherStatus:
+    """The gpuherd that works on the queue. ``standing`` is None while it has told nothing of itself."""
+
+    pid: int
+    since: float
+    standing: Standing | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        folder: the run folder.
+        at: wall-clock second of the look.
+        counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        dispatcher: who works on it, None for nobody.
+        jobs: the page that was asked for, running first, then failed, waiting, cancelled, done.
+        matching: how many jobs the page is taken from.
+        eta_s: seconds until all is done by the mean length of jobs so far, None while nothing can be said.
+    """
+
+    folder: Path
+    at: float
+    counts: Counts
+    paused: int
+    dispatcher: DispatcherStatus | None
+    jobs: tuple[JobStatus, ...]
+    matching: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Which jobs to tell of: those in these states (all if empty), with ``text`` in their name, after ``offset``.
+
+    ``each``: of every state but the running at most so many, so that one long state does not hide the others.
+    """
+
+    states: Collection[JobState] = ()
+    text: str = ""
+    names: Collection[str] = ()
+    limit: int = PAGE
+    offset: int = 0
+    each: int | None = None
+
+
+EVERYTHING = Page(limit=2**31)
+
+
+@contextmanager
+def opened(run: RunDirectory) -> Iterator[QueueReader]:
+    """The run's queue, for reading while the context lasts. Raises UsageError and QueueUnreadable."""
+    reader = QueueReader(run.queue)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
+    """How the run stands, with a page of its jobs. Raises UsageError without a queue, and QueueUnreadable."""
+    with opened(run) as reader:
+        return status_of(run, reader, page or Page())
+
+
+def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
+    """The same from a queue that is open already: for those who look again and again."""
+    now = clock.wall()
+    submission = _submission(reader)
+    counts = read_counts(reader)
+    dispatcher = _dispatcher(run, reader)
+    rows, matching = _page(reader, page, submission)
+    facts = _wait_facts(reader, dispatcher)
+    places = _places(page)
+    jobs = tuple(
+        _job(run, reader, row, facts, now, next(places) if row["state"] == JobState.WAITING else None) for row in rows
+    )
+    return RunStatus(
+        folder=run.root,
+        at=now,
+        counts=counts,
+        paused=_paused(reader, submission),
+        dispatcher=dispatcher,
+        jobs=jobs,
+        matching=matching,
+        eta_s=_time_left(reader, counts, dispatcher),
+    )
+
+
+def _places(page: Page) -> Iterator[int | None]:
+    """For each waiting job of the page how many go before it; None where others than the page's may do."""
+    if page.text or page.names or (page.offset and set(page.states) != {JobState.WAITING}):
+        return itertools.repeat(None)
+    return itertools.count(page.offset)
+
+
+def read_counts(reader: QueueReader) -> Counts:
+    """Jobs of the latest submission by state."""
+    rows = reader.rows(
+        "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (_submission(reader),)
+    )
+    return Counts.of({row["state"]: row["n"] for row in rows})
+
+
+def job_names(reader: QueueReader) -> list[str]:
+    """The names of all jobs of the queue, oldest first."""
+    return [row["name"] for row in reader.rows("SELECT name FROM jobs ORDER BY id")]
+
+
+def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptStatus, ...]:
+    """All attempts of the job with this name, in order; without progress."""
+    rows = reader.rows(
+        "SELECT a.* FROM attempts a JOIN jobs j ON j.id = a.job WHERE j.name = ? ORDER BY a.number", (job,)
+    )
+    return tuple(_attempt(row, None) for row in rows)
+
+
+def dispatcher_of(run: RunDirectory) -> DispatcherStatus | None:
+    """Who works on the run now, or None."""
+    with opened(run) as reader:
+        return _dispatcher(run, reader)
+
+
+def _submission(reader: QueueReader) -> int:
+    row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
+    return 0 if row is None else int(row["value"])
+
+
+def _paused(reader: QueueReader, submission: int) -> int:
+    """Waiting jobs that are held, and running ones whose processes are stopped."""
+    if not (reader.has("jobs", "held") and reader.has("attempts", "paused")):
+        return 0
+    row = reader.one(
+        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND submission = ?)"
+        " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
+        (submission,),
+    )
+    return 0 if row is None else int(row[0])
+
+
+def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | None:
+    """The process of the last run in the queue, if it is there still: the same pid, and older than that run.
+
+    The lock itself is not tried: to hold it for a moment would send a dispatcher away that begins just then. What its
+    holder wrote into it is read: who gave it back, though the process lives on, is at work no more.
+    """
+    row = reader.one("SELECT pid, boot, started_at, started_mono, ended_at FROM runs ORDER BY id DESC LIMIT 1")
+    if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
+        return None
+    inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
+    if inode is None or inode["value"] != str(reader.path.stat().st_ino):
+        return None  # a copied folder: the original's dispatcher works on the original
+    process = identify(row["pid"])
+    if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:
+        return None
+    if not _is_in_lock(run.lock, row["pid"]):
+        return None
+    return DispatcherStatus(pid=row["pid"], since=row["started_at"], standing=standing.read(run.standing, row["pid"]))
+
+
+def _is_in_lock(lock: Path, pid: int) -> bool:
+    """Whether the lock file names this process; a lock that can't be read, or names nobody in words, is no evidence."""
+    try:
+        words = lock.read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return True
+    return bool(words) and words[0] == str(pid)
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+def _page(reader: QueueReader, page: Page, submission: int) -> tuple[list[sqlite3.Row], int]:
+    """The rows of the page, and how many there are in all."""
+    rows: list[sqlite3.Row] = []
+    matching, skip = 0, page.offset
+    for state in SHOWN_FIRST:
+        if page.states and state not in page.states:
+            continue
+        where, values = _where(page, submission, state)
+        found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
+        here = 0 if found is None else int(found[0])
+        matching += here
+        # What runs is never many: as much as there are GPUs.
+        most = min(page.limit - len(rows), here if page.each is None or state is JobState.RUNNING else page.each)
+        if most > 0 and skip < here:
+            query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state)} LIMIT ? OFFSET ?"  # noqa: S608
+            rows += reader.rows(query, (*values, most, skip))
+        skip = max(0, skip - here)
+    return rows, matching
+
+
+def _order(reader: QueueReader, state: JobState) -> str:
+    """The waiting in the order in which they will run, those that can't run yet last; of the ended the latest first."""
+    if state is JobState.RUNNING:
+        return "id"
+    if state is not JobState.WAITING:
+        return "id DESC"
+    if reader.has("jobs", "held") and reader.has("jobs", "round"):
+        return "blocked > 0 OR held, round, priority DESC, id"
+    return "blocked > 0, priority DESC, id"
+
+
+def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[object, ...]]:
+    where, values = "submission = ? AND state = ?", [submission, state.value]
+    if page.text:
+        where += " AND instr(lower(name), lower(?)) > 0"
+        values.append(page.text)
+    if page.names:
+        where += f" AND name IN ({','.join('?' * len(page.names))})"
+        values += page.names
+    return where, tuple(values)
+
+
+def _job(
+    run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, now: float, place: int | None
+) -> JobStatus:
+    spec = json.loads(row["spec"])
+    state = JobState(row["state"])
+    last = reader.one("SELECT * FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (row["id"],))
+    attempt = None if last is None else _attempt(last, run)
+    held = bool(row["held"]) if reader.has("jobs", "held") else False
+    reason = row["reason"]
+    if state is JobState.RUNNING and attempt is not None:
+        reason = "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+        if reader.has("jobs", "cancelled_by") and row["cancelled_by"]:
+            reason = f"is being cancelled by {row['cancelled_by']}"
+    if state is JobState.WAITING:
+        unmet = _unmet_needs(reader, row["id"]) if row["blocked"] else ()
+        reason = why_it_waits(
+            facts,
+            job=row["id"],
+            paused=held,
+            unmet=unmet,
+            not_before=row["not_before"],
+            last_failure=row["reason"],
+            round_=row["round"] if reader.has("jobs", "round") else 0,
+            place=place,
+            now=now,
+        )
+    return JobStatus(
+        id=row["id"],
+        name=row["name"],
+        title=spec.get("title") or row["name"],
+        state=state,
+        paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
+        reason=reason,
+        gpus=row["gpus"],
+        priority=row["priority"],
+        tries=row["tries"],
+        attempts=row["attempts"],
+        ready_at=row["ready_at"],
+        command=tuple(spec["argv"]),
+        attempt=attempt,
+    )
+
+
+def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
+    rows = reader.rows(
+        "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
+        " ORDER BY n.id LIMIT ?",
+        (job, _NEEDS_NAMED + 1),
+    )
+    return tuple(row["name"] for row in rows)
+
+
+def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
+    known = row.keys()
+    state = AttemptState(row["state"])
+    running = state is AttemptState.RUNNING
+    run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
+    if running and row["boot"] == boot_id():
+        run_s = max(0.0, clock.mono() - row["started_mono"])
+    paused: tuple[PauseReason, ...] = ()
+    paused_s = 0.0
+    if "paused_s" in known:
+        paused, paused_s = tuple(sorted(pause_reasons(row["paused"]))), row["paused_s"]
+        if running and row["paused_mono"] is not None:
+            paused_s += max(0.0, clock.mono() - row["paused_mono"])
+    progress = read_progress(run.attempt_progress(row["id"])) if running and run is not None else None
+    return AttemptStatus(
+        id=row["id"],
+        number=row["number"],
+        state=state,
+        gpus=tuple(json.loads(row["labels"])),
+        gpu_uuids=tuple(json.loads(row["gpus"])),
+        pid=row["pid"],
+        log=row["log"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        run_s=run_s,
+        wait_s=row["wait_s"],
+        exit_code=row["exit_code"],
+        signal=row["signal"],
+        failure_class=row["class"],
+        peak_mb=row["peak_mb"] if "peak_mb" in known else None,
+        paused=paused,
+        paused_s=paused_s,
+        progress=progress,
+        eta_s=None if run_s is None else time_left(progress, run_s - paused_s),
+    )
+
+
+# --- the whole ------------------------------------------------------------------------------------------------
+
+
+def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> WaitFacts:
+    lowest = None
+    if reader.has("jobs", "round"):
+        row = reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
+        lowest = None if row is None else row[0]
+    return WaitFacts(
+        dispatcher=dispatcher is not None,
+        standing=None if dispatcher is None else dispatcher.standing,
+        lowest_round=lowest,
+    )
+
+
+def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None) -> float | None:
+    """By the mean length of the latest jobs that are done, and as many side by side as run now."""
+    if dispatcher is None or not counts.waiting + counts.running:
+        return None
+    row = reader.one(
+        "SELECT avg(run_s) FROM (SELECT ended_mono - started_mono AS run_s FROM attempts WHERE state = 'done'"
+        " AND ended_mono IS NOT NULL ORDER BY id DESC LIMIT ?)",
+        (_LATEST,),
+    )
+    if row is None or row[0] is None:
+        return None
+    mean = float(row[0])
+    running = reader.rows("SELECT started_mono FROM attempts WHERE state = 'running'")
+    ahead: float = sum(max(0.0, mean - (clock.mono() - each["started_mono"])) for each in running)
+    return (ahead + mean * counts.waiting) / max(1, len(running))
+
+
+def nearest_names(wanted: str, names: Sequence[str]) -> list[str]:
+    """The names that someone who typed ``wanted`` may have meant, best first, at most three."""
+    import difflib
+
+    return difflib.get_close_matches(wanted, names, n=3)

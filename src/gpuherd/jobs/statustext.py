@@ -1,0 +1,163 @@
+"""A run's status as people and as programs read it: pure functions of ``RunStatus``.
+
+The table is for a terminal of 80 columns and more; where it is narrow the reasons get more lines, names are never cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.status import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
+from gpuherd.jobs.wording import bar, counted, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLOURS = {
+    JobState.RUNNING: "green",
+    JobState.FAILED: "red",
+    JobState.WAITING: "cyan",
+    JobState.CANCELLED: "yellow",
+    JobState.DONE: "default",
+}
+PAUSED_COLOUR = "magenta"
+_BAR = 8
+
+
+def as_json(status: RunStatus) -> dict[str, Any]:
+    """The status as plain data; the schema is in docs/control.md."""
+    return {
+        "folder": str(status.folder),
+        "time": status.at,
+        "counts": {**asdict(status.counts), "total": status.counts.total, "paused": status.paused},
+        "eta_s": None if status.eta_s is None else round(status.eta_s, 1),
+        "dispatcher": None if status.dispatcher is None else _dispatcher_as_json(status.dispatcher),
+        "matching": status.matching,
+        "jobs": [_job_as_json(job) for job in status.jobs],
+    }
+
+
+def _dispatcher_as_json(dispatcher: DispatcherStatus) -> dict[str, Any]:
+    told = dispatcher.standing
+    return {
+        "pid": dispatcher.pid,
+        "since": dispatcher.since,
+        "mode": None if told is None else told.mode,
+        "closed": None if told is None else told.closed,
+        "settings": None if told is None else dict(told.settings),
+        "gpus": None if told is None else [asdict(gpu) for gpu in told.gpus],
+    }
+
+
+def _job_as_json(job: JobStatus) -> dict[str, Any]:
+    told = asdict(job)
+    told["command"] = list(job.command)
+    return told
+
+
+def headline(status: RunStatus) -> str:
+    """The counts in one line."""
+    return counted(status.counts, paused=status.paused, eta_s=status.eta_s)
+
+
+def at_work(status: RunStatus) -> str:
+    """Who works on the run, in one line."""
+    if status.dispatcher is None:
+        unfinished = status.counts.waiting + status.counts.running
+        return "no gpuherd works on it now" + ("; the same command again goes on with it" if unfinished else "")
+    since = time.strftime(
+        "%H:%M" if status.at - status.dispatcher.since < 86_400 else "%Y-%m-%d %H:%M",
+        time.localtime(status.dispatcher.since),
+    )
+    text = f"gpuherd (pid {status.dispatcher.pid}) works on it since {since}"
+    told = status.dispatcher.standing
+    if told is None:
+        return text
+    if told.mode != "working":
+        return f"{text}; it is {told.mode}: nothing new is started"
+    return text if told.closed is None else f"{text}; nothing is started now: {clean(told.closed)}"
+
+
+def state_word(job: JobStatus) -> str:
+    """The job's state, or ``paused`` for one that stands still."""
+    return "paused" if job.paused else job.state.value
+
+
+def colour(job: JobStatus) -> str:
+    """The state's colour."""
+    return PAUSED_COLOUR if job.paused else COLOURS[job.state]
+
+
+def gpus(job: JobStatus) -> str:
+    """Its GPUs, or those of its latest attempt; while it waits how many it asks for, if that is not one."""
+    if job.state is JobState.WAITING or job.attempt is None:
+        return "CPU" if job.gpus == 0 else "" if job.gpus == 1 else f"any {job.gpus}"
+    return ",".join(job.attempt.gpus) or "CPU"
+
+
+def what(job: JobStatus) -> str:
+    """The most telling words about it: progress, why it waits, how it ended."""
+    attempt = job.attempt
+    if job.state is JobState.RUNNING and attempt is not None:
+        return _running(job, attempt)
+    reason = "" if job.reason is None else clean(job.reason)
+    if attempt is None:
+        return reason
+    if job.state is JobState.DONE:
+        return "" if attempt.run_s is None else f"in {duration(attempt.run_s)}"
+    if job.state is JobState.FAILED and attempt.failure_class is not None:
+        tries = "" if job.attempts < 2 else f", {job.attempts} attempts"
+        return f"{attempt.failure_class}{tries}: {reason}"
+    return reason
+
+
+def _running(job: JobStatus, attempt: AttemptStatus) -> str:
+    time_told = (
+        f"{duration(attempt.eta_s)} left" if attempt.eta_s is not None else f"for {duration(attempt.run_s or 0)}"
+    )
+    stage = None if attempt.progress is None else attempt.progress.stage
+    parts = [bar(attempt.progress, _BAR), time_told, clean(stage) if stage else ""]
+    told = ", ".join(part for part in parts if part)
+    return f"{clean(job.reason)}; {told}" if job.reason else told
+
+
+def as_table(status: RunStatus) -> RenderableType:
+    """The status for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    lines: list[RenderableType] = [
+        Text(f"{status.folder}", style="bold", overflow="fold"),
+        Text(headline(status)),
+        Text(at_work(status), style="" if status.dispatcher else "yellow"),
+    ]
+    if status.jobs:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column("State", no_wrap=True)
+        table.add_column("Job", overflow="fold", min_width=12, max_width=40)
+        table.add_column("GPU", no_wrap=True)
+        table.add_column("What", overflow="fold", min_width=24, ratio=1)
+        for job in status.jobs:
+            told = Text(what(job))
+            if job.state is JobState.RUNNING:
+                told.no_wrap, told.overflow = True, "ellipsis"
+            table.add_row(Text(state_word(job), style=colour(job)), Text(clean(job.title)), gpus(job), told)
+        lines += [Text(), table]
+    lines += [Text(line, style="dim") for line in _left_out(status)]
+    return Group(*lines)
+
+
+def _left_out(status: RunStatus) -> list[str]:
+    """How many of each state the table does not show."""
+    if len(status.jobs) == status.matching:
+        return [] if status.jobs or not status.counts.total else ["no job is like that"]
+    shown = Counter(job.state for job in status.jobs)
+    left = {state: getattr(status.counts, state.value) - shown[state] for state in SHOWN_FIRST}
+    told = ", ".join(f"{number} {state.value}" for state, number in left.items() if number > 0)
+    return [f"and {told} (gpuherd status --all, or --state STATE)"]

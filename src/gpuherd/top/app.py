@@ -1,0 +1,274 @@
+"""The full-screen view: where things stand on the screen, and what the keys do.
+
+It looks once a second in a thread (``look``), draws what it saw (``picture``), and passes wishes on to the run
+(``gpuherd.jobs.control``), never touching a job itself. Leaving it changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Footer, Input, Static
+
+from gpuherd.errors import GpuherdError
+from gpuherd.jobs.control import Control, ControlKind, send
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.status import JobStatus
+from gpuherd.top import picture
+from gpuherd.top.dialogs import Keys, Question
+from gpuherd.top.history import History
+from gpuherd.top.look import Look, Looker
+from gpuherd.top.picture import Cells, Widths
+
+EVERY_S = 1.0
+_COLUMNS = ("State", "Job", "GPU", "What")
+Severity = Literal["information", "warning", "error"]
+
+
+class TopApp(App[None]):
+    """The view of one run. ``every_s``: seconds between two looks."""
+
+    TITLE = "gpuherd top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    #head { height: 2; padding: 0 1; background: $boost; }
+    #gpus { height: auto; max-height: 40%; padding: 0 1; scrollbar-size-vertical: 1; }
+    #gpus Static { height: auto; }
+    #jobs { height: 1fr; min-height: 4; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter.open { display: block; }
+    #log-title { height: 1; padding: 0 1; background: $boost; }
+    #log { height: 25%; min-height: 3; padding: 0 1; scrollbar-size-vertical: 1; }
+    .whole-log #gpus, .whole-log #jobs { display: none; }
+    .whole-log #log { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "cancel_job", "Cancel"),
+        Binding("r", "retry_job", "Retry"),
+        Binding("p", "pause_job", "Pause"),
+        Binding("d", "drain", "Drain"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("l", "whole_log", "Log"),
+        Binding("question_mark", "keys", "Help", key_display="?"),
+        Binding("q", "quit", "Quit"),
+        Binding("j", "move(1)", show=False),
+        Binding("k", "move(-1)", show=False),
+        Binding("escape", "close", show=False),
+    ]
+
+    def __init__(self, run: RunDirectory, *, every_s: float = EVERY_S):
+        super().__init__()
+        self._run_folder = run
+        self._every_s = every_s
+        self._looker = Looker(run)
+        self._history = History()
+        self._filter = ""
+        # Whose log is shown; ``_follows``: the user has chosen it, so that the cursor goes where that job goes.
+        self._chosen: str | None = None
+        self._follows = False
+        self._log_of: str | None = None
+        self.seen: Look | None = None
+        self._widths: Widths | None = None
+        self._drawn: dict[str, Cells] = {}
+
+    # --- the screen -------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with VerticalScroll(id="gpus", can_focus=False):
+            yield Static(id="gpu-lines")
+        yield DataTable(id="jobs", cursor_type="row", zebra_stripes=False)
+        yield Input(id="filter", placeholder="text in the name; enter keeps it, escape shows all", compact=True)
+        yield Static(id="log-title")
+        with VerticalScroll(id="log", can_focus=False):
+            yield Static(id="log-lines")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begins to look."""
+        self.query_one("#jobs", DataTable).focus()
+        self.look_now()
+        self.set_interval(self._every_s, self.look_now)
+
+    def on_resize(self) -> None:
+        """Draws what was seen anew in the new size."""
+        if self.seen is not None:
+            self._draw(self.seen)
+
+    @work(thread=True, exclusive=True, group="look", exit_on_error=True)
+    def look_now(self) -> None:
+        """Looks, in a thread, and has the result drawn."""
+        look = self._looker.look(self._filter, self._chosen)
+        self.call_from_thread(self._saw, look)
+
+    def _saw(self, look: Look) -> None:
+        self.seen = look
+        self._history.add(look.machine.gpus)
+        self._draw(look)
+
+    def _draw(self, look: Look) -> None:
+        width = self.size.width - 2
+        self.query_one("#head", Static).update(picture.head(look, str(self._run_folder.root), width))
+        lines = picture.gpu_lines(look, self._history, width - 1)
+        self.query_one("#gpu-lines", Static).update(Text("\n").join(lines))
+        self._draw_jobs(look)
+        self._draw_log(look)
+
+    def _draw_log(self, look: Look) -> None:
+        """The log, at its end unless the user has gone back in it."""
+        scroll = self.query_one("#log", VerticalScroll)
+        at_end = scroll.scroll_offset.y >= scroll.max_scroll_y
+        self.query_one("#log-title", Static).update(picture.log_title(look))
+        self.query_one("#log-lines", Static).update(picture.log_text(look))
+        if at_end or look.log_of != self._log_of:
+            self.call_after_refresh(scroll.scroll_end, animate=False)
+        self._log_of = look.log_of
+
+    def _draw_jobs(self, look: Look) -> None:
+        """The table, changed where it has changed, so that the chosen job and the place on the page stay."""
+        table = self.query_one("#jobs", DataTable)
+        jobs = () if look.status is None else look.status.jobs
+        widths = picture.job_widths(jobs, self.size.width - 1)
+        wanted = {job.name: picture.job_cells(job, widths) for job in jobs}
+        if list(wanted) != list(self._drawn) or widths != self._widths:
+            self._fill(table, wanted, widths)
+        else:
+            for name, cells in wanted.items():
+                for column, cell, old in zip(_COLUMNS, cells, self._drawn[name], strict=True):
+                    if cell != old:
+                        table.update_cell(name, column, cell)
+        self._drawn = wanted
+
+    def _fill(self, table: DataTable[Text], wanted: dict[str, Cells], widths: Widths) -> None:
+        chosen, top = self._chosen, table.scroll_offset.y
+        row = table.cursor_row
+        with self.prevent(DataTable.RowHighlighted):
+            table.clear(columns=True)
+            for title, width in zip(_COLUMNS, widths, strict=True):
+                table.add_column(title, key=title, width=width)
+            for name, cells in wanted.items():
+                table.add_row(*cells, key=name)
+            names = list(wanted)
+            if self._follows and chosen in wanted:
+                row = names.index(chosen)
+            table.move_cursor(row=min(row, max(0, len(names) - 1)), animate=False)
+            table.scroll_to(y=top, animate=False, immediate=True)
+        self._chosen = names[table.cursor_row] if names else None
+        self._widths = widths
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Another job is chosen: its log is shown."""
+        name = event.row_key.value
+        if name is not None and name != self._chosen:
+            self._chosen, self._follows = name, True
+            self.look_now()
+
+    def on_data_table_row_selected(self) -> None:
+        """Enter on a job."""
+        self.action_whole_log()
+
+    # --- keys -------------------------------------------------------------------------------------------------
+
+    def action_move(self, by: int) -> None:
+        """Chooses the next job, or the one before."""
+        table = self.query_one("#jobs", DataTable)
+        table.move_cursor(row=max(0, min(table.row_count - 1, table.cursor_row + by)))
+
+    def action_whole_log(self) -> None:
+        """The log on the whole screen, and back."""
+        self.screen.toggle_class("whole-log")
+        if self.screen.has_class("whole-log"):
+            self.query_one("#log", VerticalScroll).scroll_end(animate=False)
+
+    def action_keys(self) -> None:
+        """The list of keys."""
+        self.push_screen(Keys())
+
+    def action_filter(self) -> None:
+        """Opens the line for the filter."""
+        box = self.query_one("#filter", Input)
+        box.add_class("open")
+        box.focus()
+
+    def action_close(self) -> None:
+        """Closes what is open, the filter last."""
+        box = self.query_one("#filter", Input)
+        if self.screen.has_class("whole-log"):
+            self.screen.remove_class("whole-log")
+        elif box.has_class("open"):
+            box.value = ""
+            box.remove_class("open")
+        self.query_one("#jobs", DataTable).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """The filter works while it is typed."""
+        self._filter = event.value.strip()
+        self.look_now()
+
+    def on_input_submitted(self) -> None:
+        """Enter keeps the filter and goes back to the jobs."""
+        box = self.query_one("#filter", Input)
+        box.set_class(bool(box.value.strip()), "open")
+        self.query_one("#jobs", DataTable).focus()
+
+    # --- wishes -----------------------------------------------------------------------------------------------
+
+    def _job(self) -> JobStatus | None:
+        return None if self.seen is None else self.seen.job(self._chosen)
+
+    def action_cancel_job(self) -> None:
+        """Asks first: what was done so far is lost."""
+        job = self._job()
+        if job is not None:
+            self._ask_first(f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it.", job)
+
+    def _ask_first(self, question: str, job: JobStatus) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send(Control(ControlKind.CANCEL, (job.name,)))
+
+        self.push_screen(Question(question), answered)
+
+    def action_retry_job(self) -> None:
+        """Lets the job wait again."""
+        job = self._job()
+        if job is not None:
+            self._send(Control(ControlKind.RETRY, (job.name,)))
+
+    def action_pause_job(self) -> None:
+        """Pauses the job, or lets it go on."""
+        job = self._job()
+        if job is not None:
+            self._send(Control(ControlKind.RESUME if job.paused else ControlKind.PAUSE, (job.name,)))
+
+    def action_drain(self) -> None:
+        """Asks first: it ends the dispatcher."""
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send(Control(ControlKind.DRAIN))
+
+        question = "Drain? Nothing new is started, and gpuherd ends when the running jobs have ended."
+        self.push_screen(Question(question), answered)
+
+    @work(thread=True, group="wishes")
+    def _send(self, control: Control) -> None:
+        """Passes a wish on, in a thread: the answer may take seconds."""
+        severity: Severity = "information"
+        try:
+            answer = send(self._run_folder, control)
+            text, severity = answer.text, "information" if answer.ok else "warning"
+        except GpuherdError as problem:
+            text, severity = str(problem), "error"
+        self.call_from_thread(self._answered, text, severity)
+
+    def _answered(self, text: str, severity: Severity) -> None:
+        self.notify(clean(text), severity=severity, markup=False, timeout=6)
+        self.look_now()

@@ -1,0 +1,181 @@
+"""What a look becomes on the screen: pure functions from ``Look`` to lines of styled text, for any width.
+
+All figures have a unit, and one that is not known is N/A. Words of jobs and of other people's processes were cleaned
+on the way here or are cleaned now; none is read as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from gpuherd.gpus.idle import IdleRule, check
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.status import JobStatus
+from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what
+from gpuherd.top.history import History, sparkline
+from gpuherd.top.look import Look
+
+WIDE = 110
+_HOT, _WARM = 0.85, 0.4
+
+
+def head(look: Look, run: str, width: int) -> Text:
+    """Two lines: how far the run is, and where it is and who works on it."""
+    status = look.status
+    clock = time.strftime("%H:%M:%S", time.localtime(look.at))
+    first = Text(headline(status) if status is not None else "no queue to show", style="bold", no_wrap=True)
+    if first.cell_len + len(clock) + 2 <= width:
+        first.pad_right(width - first.cell_len - len(clock))
+        first.append(clock, style="dim")
+    first.truncate(width, overflow="ellipsis")
+    second = Text(no_wrap=True)
+    if status is None:
+        second.append(clean(look.problem or ""), style="yellow")
+    else:
+        told = at_work(status)
+        second.append(_shortened(run, max(12, width - len(told) - 3)), style="cyan")
+        second.append(f" · {told}", style="" if status.dispatcher else "yellow")
+    second.truncate(width, overflow="ellipsis")
+    return Text("\n").join([first, second])
+
+
+def _shortened(path: str, most: int) -> str:
+    """A path whose end is there in any case: the end is what tells one run from another."""
+    plain = clean(path)
+    return plain if len(plain) <= most else "…" + plain[-(most - 1) :]
+
+
+def gpu_lines(look: Look, history: History, width: int) -> list[Text]:
+    """A heading and a line for each GPU; one sentence when there are none."""
+    if not look.machine.gpus:
+        problem = look.machine.problem or "the NVIDIA driver finds none"
+        return [Text(f"No GPUs: {problem}. Jobs run on the CPU.", style="yellow", no_wrap=True, overflow="ellipsis")]
+    wide = width >= WIDE
+    spark = 16 if wide else 10
+    heading = f"{'GPU':<5}" + (f"{'Name':<14} " if wide else "")
+    heading += f"{'Use':<{spark + 6}}  {'Memory':<{spark + 14}}  " + (f"{'Temp':>5} {'Power':>6}  " if wide else "")
+    lines = [Text(heading + "Who", style="bold", no_wrap=True)]
+    for gpu in look.machine.gpus:
+        line = _gpu_line(gpu, look, history, spark, wide=wide)
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    return lines
+
+
+def _gpu_line(gpu: Gpu, look: Look, history: History, spark: int, *, wide: bool) -> Text:
+    past = history.of(gpu.uuid)
+    line = Text(no_wrap=True)
+    line.append(f"{gpu.label if gpu.mig_parent is None else ' ' + gpu.label:<5}", style="bold")
+    if wide:
+        line.append(f"{_name(gpu):<14.14} ", style="dim")
+    use = None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100
+    line.append(sparkline(past.use, spark), style=_heat(use))
+    line.append(f"{'N/A' if use is None else f'{gpu.utilisation_percent} %':>6}  ")
+    share = gpu.used_mb / gpu.total_mb if gpu.total_mb else None
+    line.append(sparkline(past.memory, spark), style=_heat(share))
+    memory = "N/A" if share is None else f"{gpu.used_mb / 1024:.1f}/{gpu.total_mb / 1024:.1f} GB"
+    line.append(f" {memory:>13}  ")
+    if wide:
+        line.append(f"{_figure(gpu.temperature_c, 'C'):>5} {_figure(gpu.power_w, 'W'):>6}  ", style="dim")
+    return line.append_text(_who(gpu, look))
+
+
+def _name(gpu: Gpu) -> str:
+    return clean(gpu.name).removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "N/A" if value is None else f"{value:.0f} {unit}"
+
+
+def _heat(share: float | None) -> str:
+    if share is None:
+        return "dim"
+    return "red" if share >= _HOT else "yellow" if share >= _WARM else "green"
+
+
+def _who(gpu: Gpu, look: Look) -> Text:
+    """Who is on the GPU: a job of this run, another gpuherd's, somebody's process, nobody."""
+    if gpu.problem is not None:
+        return Text(clean(gpu.problem), style="red")
+    if gpu.mig_instances:
+        return Text("split into MIG instances", style="dim")
+    ours = [job for job in look.running if job.attempt is not None and gpu.uuid in job.attempt.gpu_uuids]
+    if ours:
+        text = Text(style="bold")
+        for i, job in enumerate(ours):
+            text.append(", " if i else "").append(clean(job.title), style=colour(job))
+        return text
+    holder = look.holders.get(gpu.uuid)
+    if holder is not None:
+        told = f"gpuherd of {holder.user or 'someone'}" + (f": {clean(holder.job)}" if holder.job else "")
+        return Text(told, style="cyan")
+    found = check(gpu, IdleRule())
+    # The threshold is the user's own: it need not be told here.
+    reason = clean(found.reason).partition(" (threshold")[0]
+    return Text("free", style="green") if found.free else Text(reason, style="yellow")
+
+
+Widths = tuple[int, int, int, int]
+Cells = tuple[Text, Text, Text, Text]
+
+
+def job_cells(job: JobStatus, widths: Widths) -> Cells:
+    """A job's line in the table: state, title, GPUs, what; each as wide as its column at most."""
+    dim = "dim" if job.state is JobState.DONE else ""
+    cells = (
+        Text(state_word(job), style=dim or colour(job)),
+        Text(clean(job.title), style=dim),
+        Text(gpus(job), style=dim),
+        Text(what(job), style=dim),
+    )
+    for cell, width in zip(cells, widths, strict=True):
+        cell.truncate(width, overflow="ellipsis")
+    return cells
+
+
+def job_widths(jobs: Sequence[JobStatus], width: int) -> Widths:
+    """Widths of the four columns in a table of this width, so that nothing has to be scrolled sideways."""
+    room = width - 8  # a blank on each side of each cell
+    state = max((len(state_word(job)) for job in jobs), default=7)
+    where = min(12, max((len(gpus(job)) for job in jobs), default=3))
+    most = max(16, (room - state - where) * 2 // 5)
+    title = min(most, max((len(clean(job.title)) for job in jobs), default=3))
+    title, where = max(3, title), max(3, where)
+    return state, title, where, max(4, room - state - title - where)
+
+
+def log_title(look: Look) -> Text:
+    """The line above the log."""
+    job = look.job(look.log_of)
+    if job is None:
+        return Text("Log", style="bold")
+    text = Text("Log of ", style="bold").append(clean(job.title), style=f"bold {colour(job)}")
+    attempt = job.attempt
+    if attempt is not None:
+        place = f"GPU {','.join(attempt.gpus)}" if attempt.gpus else "CPU"
+        text.append(f" · attempt {attempt.number} · {place}", style="")
+        if attempt.peak_mb is not None:
+            text.append(f" · at most {attempt.peak_mb} MB", style="")
+    return text
+
+
+def log_text(look: Look) -> Text:
+    """The end of the log, or why there is none."""
+    job = look.job(look.log_of)
+    if job is None:
+        empty = look.status is not None and not look.status.matching
+        return Text("No job matches." if empty and look.status and look.status.counts.total else _NOTHING, style="dim")
+    if job.attempt is None:
+        return Text(f"It has not been started yet: {clean(job.reason or '')}".rstrip(": "), style="dim")
+    if not look.log:
+        return Text("It has written nothing yet.", style="dim")
+    return Text("\n".join(look.log))
+
+
+_NOTHING = "The queue is empty. Begin with: gpuherd submit -- COMMAND, or gpuherd batch commands.txt"

@@ -1,0 +1,183 @@
+"""``gpuherd up`` and ``down``: a dispatcher that nobody has to watch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from gpuherd.batch.background import CannotStartUp, down, up
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.batch.own_queue import open_folder
+from gpuherd.batch.submitting import make_job, submit
+from gpuherd.errors import ExitCode, QueueBusy
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.standin.machine import Machine
+
+FAST = ("--max-checks", "1", "--check-interval", "0.02")
+QUICK = DispatchOptions(max_checks=1, check_interval=0.02, max_gpus=8)
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+    monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
+    run = open_folder()
+    yield run
+    pid = DispatcherLock.holder(run.lock)
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: DispatcherLock.holder(run.lock) is None)
+
+
+def gpuherd(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuherd", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def state(run: RunDirectory, name: str) -> JobState | None:
+    with closing(Queue(run.queue, check=False)) as queue:
+        found = queue.job(name)
+    return None if found is None else found[1]
+
+
+def add(script: str, tmp_path: Path, **said: object) -> str:
+    options = JobOptions(**said)  # type: ignore[arg-type]
+    job = make_job(options, ["sh", "-c", script], os.environ, str(tmp_path))
+    return submit(job, named=options.name is not None).job.name
+
+
+def test_it_works_off_what_was_there_and_what_comes(
+    own: RunDirectory, tmp_path: Path, standin: Callable[..., Machine]
+) -> None:
+    standin("2x40GB")
+    first = add("echo $CUDA_VISIBLE_DEVICES >first", tmp_path)
+    began = gpuherd("up", *FAST, "--json")
+    assert began.returncode == 0, began.stderr
+    told = json.loads(began.stdout)
+    assert told["pid"] == DispatcherLock.holder(own.lock)
+    wait_until(lambda: state(own, first) is JobState.DONE)
+    second = add("echo $CUDA_VISIBLE_DEVICES >second", tmp_path, num_gpus=(2, 2))
+    wait_until(lambda: state(own, second) is JobState.DONE)
+    assert (tmp_path / "second").read_text() == "0,1\n"
+    assert f"{second}: done" in Path(told["log"]).read_text()
+    submitted = gpuherd("submit", "--json", "--", "true")
+    assert json.loads(submitted.stdout)["worker"] == told["pid"]
+    assert submitted.stderr == ""
+    ended = gpuherd("down")
+    assert ended.returncode == 0
+    wait_until(lambda: DispatcherLock.holder(own.lock) is None)
+    assert gpuherd("down").stdout == "nothing works your queue off\n"
+
+
+def test_there_is_one_a_queue(own: RunDirectory) -> None:
+    pid = up(QUICK)
+    again = gpuherd("up")
+    assert again.returncode == ExitCode.BUSY
+    assert f"pid {pid} works off" in again.stderr
+    with pytest.raises(QueueBusy):
+        up(QUICK)
+    assert gpuherd("up", "--foreground").returncode == ExitCode.BUSY
+
+
+def test_it_outlives_its_terminal_and_is_nobodys_child(own: RunDirectory, tmp_path: Path) -> None:
+    # A session of its own with a terminal of its own, as in a window that is then closed.
+    script = f"import pty, sys; sys.exit(pty.spawn([{sys.executable!r}, '-m', 'gpuherd', 'up']) >> 8)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False).returncode == 0
+    pid = DispatcherLock.holder(own.lock)
+    assert pid is not None
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert int(status["PPid"]) != os.getpid()
+    assert os.getsid(pid) != os.getsid(0)
+    assert Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[4] == "0"  # no terminal
+    assert os.readlink(f"/proc/{pid}/cwd") == str(own.root)
+    os.kill(pid, signal.SIGHUP)
+    name = add("true", tmp_path)
+    wait_until(lambda: state(own, name) is JobState.DONE)
+    assert DispatcherLock.holder(own.lock) == pid
+
+
+def test_what_it_is_told_is_not_on_its_command_line(own: RunDirectory) -> None:
+    pid = up(DispatchOptions(webhook="http://127.0.0.1:9/secret"))
+    assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_start_that_fails_says_why(own: RunDirectory, standin: Callable[..., Machine]) -> None:
+    standin("1x40GB")
+    ran = gpuherd("up", "--gpu-list", "7")
+    assert ran.returncode == ExitCode.USAGE
+    assert "there is no GPU '7'" in ran.stderr
+    assert DispatcherLock.holder(own.lock) is None
+    own.queue.write_bytes(b"no database" * 1000)
+    ran = gpuherd("up")
+    assert ran.returncode == ExitCode.FAILED
+    assert "damaged" in ran.stderr
+    with pytest.raises(CannotStartUp, match="damaged"):
+        up(QUICK)
+
+
+def test_down_lets_running_jobs_end_and_now_puts_them_back(own: RunDirectory, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    up(QUICK)
+    slow = add("cat fifo", tmp_path)
+    wait_until(lambda: state(own, slow) is JobState.RUNNING)
+    answer = down()
+    assert answer is not None
+    assert answer.ok
+    later = add("true", tmp_path)
+    assert state(own, slow) is JobState.RUNNING
+    (tmp_path / "fifo").write_text("")
+    wait_until(lambda: DispatcherLock.holder(own.lock) is None)
+    assert (state(own, slow), state(own, later)) == (JobState.DONE, JobState.WAITING)
+
+    up(QUICK)
+    wait_until(lambda: state(own, later) is JobState.DONE)
+    endless = add("sleep 1000", tmp_path)
+    wait_until(lambda: state(own, endless) is JobState.RUNNING)
+    assert gpuherd("down", "--now").returncode == 0
+    assert DispatcherLock.holder(own.lock) is None
+    assert state(own, endless) is JobState.WAITING
+
+
+def test_a_killed_one_is_followed_by_the_next(own: RunDirectory, tmp_path: Path) -> None:
+    pid = up(QUICK)
+    slow = add("echo begun >>log; sleep 0.5; echo ended >>log", tmp_path)
+    wait_until(lambda: (tmp_path / "log").exists())
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: DispatcherLock.holder(own.lock) is None)
+    assert up(QUICK) != pid
+    wait_until(lambda: state(own, slow) is JobState.DONE)
+    assert (tmp_path / "log").read_text() == "begun\nended\n"
+
+
+def test_in_the_foreground(own: RunDirectory, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "gpuherd", "up", "--foreground"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        wait_until(lambda: DispatcherLock.holder(own.lock) == process.pid)
+        name = add("true", tmp_path)
+        wait_until(lambda: state(own, name) is JobState.DONE)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK  # nothing was left to do
+    assert f"{name}: done" in out

@@ -1,0 +1,172 @@
+"""``gpuherd batch`` as users meet it: a file, a folder, an exit code; and the same again goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import ExitCode
+from gpuherd.jobs.queue import Queue
+
+FAST = ("--check-interval", "0.02", "--max-checks", "1")
+
+
+def gpuherd(*words: str | Path, cwd: Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuherd", *map(str, words)]
+    env = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, input=given, timeout=100)
+
+
+def attempts(out: Path) -> list[str]:
+    with closing(Queue(out / "queue.sqlite")) as queue:
+        return [f"{row.job} {row.state}" for row in queue.attempts()]
+
+
+def test_a_file_is_worked_off_and_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "commands.txt"
+    file.write_text(
+        """\
+#gpuherd default retries=0
+A=1 sh -c 'echo "a $A $CUDA_VISIBLE_DEVICES" >>log'
+#gpuherd needs=late env.B="two words"
+sh -c 'echo "needs late $B" >>log'
+#gpuherd name=late gpus=2
+sh -c 'echo "late $CUDA_VISIBLE_DEVICES" >>log'
+#gpuherd name=never gpus=9
+true
+sh -c 'test -e flag'
+"""
+    )
+    words = ("--simulate", "2x40GB", "batch", file, *FAST)
+    ran = gpuherd(*words, cwd=tmp_path)
+    assert ran.returncode == ExitCode.FAILED, ran.stderr
+    out = tmp_path / "commands_results"
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log.index("late 0,1") < log.index("needs late two words")
+    assert any(line in log for line in ("a 1 0", "a 1 1"))
+    assert "3 done, 2 failed" in ran.stdout
+    assert "never: asks for 9 GPUs; there are 2 to use" in ran.stdout
+    assert json.loads((out / "run.json").read_text())["jobs"] == 5
+    assert list((out / "logs").glob("batch_*.log"))
+
+    # An inserted line moves the others; those that are done stay done, and what failed is tried anew.
+    file.write_text("true\n" + file.read_text().replace("#gpuherd name=never gpus=9\n", ""))
+    (tmp_path / "flag").touch()
+    before = attempts(out)
+    ran = gpuherd(*words, cwd=tmp_path)
+    assert ran.returncode == ExitCode.OK, ran.stdout
+    assert len(attempts(out)) - len(before) == 3  # the new line, "never" without its need, and the one that failed
+    assert (tmp_path / "log").read_text().splitlines() == log
+
+
+def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
+    (tmp_path / "jobs.yaml").write_text(
+        "jobs: [{name: t, command: 'echo {x}', matrix: {x: [1, 2]}, mem: 1GB}, {command: big, gpus: 3}]"
+    )
+    words = ("--simulate", "2x40GB", "batch", "jobs.yaml", "--dry-run")
+    ran = gpuherd(*words, cwd=tmp_path)
+    assert ran.returncode == ExitCode.FAILED
+    assert "2 to do, 0 done, 1 refused; nothing was started" in ran.stdout
+    assert "job-0002 asks for 3 GPUs; there are 2 to use" in ran.stdout
+    assert max(len(line) for line in ran.stdout.splitlines()) <= 80
+    told = json.loads(gpuherd(*words, "--json", cwd=tmp_path).stdout)
+    assert [job["name"] for job in told["jobs"]] == ["t-x1", "t-x2", "job-0002"]
+    assert told["jobs"][1]["argv"] == ["echo", "2"]
+    assert [job["state"] for job in told["jobs"]] == ["to do", "to do", "refused"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".leases"] == ["jobs.yaml"]
+
+
+def test_commands_on_standard_input_with_a_shell(tmp_path: Path) -> None:
+    ran = gpuherd(
+        "batch",
+        "-",
+        "--shell",
+        "--output-dir",
+        "out",
+        "--json",
+        cwd=tmp_path,
+        given="echo a | tr a b > x && echo $HOME\n",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "x").read_text() == "b\n"
+    told = json.loads(ran.stdout)
+    assert told["counts"] == {"done": 1, "failed": 0, "waiting": 0, "cancelled": 0}
+    assert (tmp_path / "out" / "logs" / "line-0001.1.log").read_text().strip() == os.environ["HOME"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "code", "told"),
+    [
+        ("a | b\n#gpuherd gpu=1\nc\n", [], ExitCode.BAD_INPUT, ["line 1: '|'", "line 2: unknown key 'gpu'; did you"]),
+        (
+            "#gpuherd name=a needs=b\nx\n#gpuherd name=b needs=a\ny\n",
+            [],
+            ExitCode.BAD_INPUT,
+            ["'a' needs 'b' needs 'a'"],
+        ),
+        ("", [], ExitCode.BAD_INPUT, ["there is no command in it"]),
+        (None, [], ExitCode.MISSING, ["can't read commands.txt"]),
+        ("true\n", ["--max-gpu", "3"], ExitCode.USAGE, ["did you mean --max-gpus?"]),
+        ("true\n", ["--order", "fast"], ExitCode.USAGE, ["longest"]),
+        ("true\n", ["--timeout", "soon"], ExitCode.USAGE, ["is not a length of time"]),
+        ("true\n", ["--output-dir", "/proc/none"], ExitCode.CANNOT_WRITE, ["/proc/none"]),
+    ],
+)
+def test_what_is_refused_before_anything_starts(
+    tmp_path: Path, content: str | None, words: list[str], code: int, told: list[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "commands.txt").write_text(content)
+    ran = gpuherd("batch", "commands.txt", *words, cwd=tmp_path)
+    assert ran.returncode == code, ran.stderr
+    assert all(word in ran.stderr for word in told), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "commands_results" / "queue.sqlite").exists()
+    if code != ExitCode.USAGE:
+        error = json.loads(gpuherd("batch", "commands.txt", *words, "--json", cwd=tmp_path).stdout)
+        assert error["exit_code"] == code
+
+
+def test_a_job_that_could_never_run_is_refused_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "commands.txt").write_text("#gpuherd gpus=9 name=never\ntrue\n#gpuherd mem=50GB\ntrue\ntrue\n")
+    ran = gpuherd("--simulate", "2x40GB", "batch", "commands.txt", *FAST, "--json", cwd=tmp_path)
+    told = json.loads(ran.stdout)
+    assert told["counts"]["done"] == 1
+    reasons = {failure["job"]: failure["reason"] for failure in told["failures"]}
+    assert "asks for 9 GPUs" in reasons["never"]
+    assert "asks for 51200 MB" in reasons["line-0004"]
+
+
+def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "commands.txt").write_text("sh -c 'echo one >>log; sleep 1; echo end >>log'\nsh -c 'echo two >>log'\n")
+    words = [sys.executable, "-m", "gpuherd", "batch", "commands.txt", "--cpu-jobs", "1"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "log").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    ran = gpuherd("batch", "commands.txt", "--cpu-jobs", "1", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert (tmp_path / "log").read_text().split() == ["one", "end", "two"]
+
+
+def test_jobs_share_where_they_say_how_much_they_need(tmp_path: Path) -> None:
+    (tmp_path / "commands.txt").write_text("#gpuherd mem=1GB\ntrue\n#gpuherd mem=1GB gpus=2\ntrue\ntrue\n")
+    ran = gpuherd("--simulate", "2x40GB", "batch", "commands.txt", "--share", *FAST, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    with closing(Queue(tmp_path / "commands_results" / "queue.sqlite")) as queue:
+        assert {job.name: job.share for job in queue.jobs()} == {
+            "line-0002": True,
+            "line-0004": False,
+            "line-0005": False,
+        }

@@ -1,0 +1,137 @@
+"""Where the user's own queue is, who may use it, and what ``gpuherd submit`` puts there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.batch.own_queue import folder, open_folder
+from gpuherd.batch.submitting import make_job, submit
+from gpuherd.errors import CannotWrite, ExitCode, UsageError
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.rundir import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "state" / "queue"
+    monkeypatch.setenv("GPUHERD_QUEUE", str(place))
+    return place
+
+
+def gpuherd(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuherd", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)  # type: ignore[call-overload,no-any-return]
+
+
+def queued(own: Path) -> Queue:
+    return Queue(own / "queue.sqlite")
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
+    assert folder() == own
+    monkeypatch.delenv("GPUHERD_QUEUE")
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert folder() == Path("/state/gpuherd/queue")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/alice")
+    assert folder() == Path("/home/alice/.local/state/gpuherd/queue")
+
+
+def test_it_is_for_its_owner_alone(own: Path) -> None:
+    run = open_folder()
+    assert stat.S_IMODE(run.root.stat().st_mode) == 0o700
+    own.chmod(0o777)
+    with pytest.raises(CannotWrite, match="chmod go-w"):
+        open_folder()
+
+
+def test_it_can_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHERD_QUEUE", "/proc/none/queue")
+    with pytest.raises(CannotWrite, match="GPUHERD_QUEUE"):
+        open_folder()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_someone_else_is_refused(own: Path) -> None:
+    open_folder()
+    os.chown(own, 12345, 12345)
+    with pytest.raises(CannotWrite, match="someone else"):
+        open_folder()
+
+
+def test_a_command_goes_in_with_its_folder_and_environment(own: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "3", "GPUHERD_ATTEMPT": "x/1", "MINE": "two words"}
+    words = "submit --num-gpus 1-4 --mem 2GB --priority -3 --timeout 2h --retries 0 --cost 5 --round 1 -- prog --name x"
+    ran = gpuherd(*words.split(), cwd=tmp_path, env=environment)
+    assert (ran.returncode, ran.stdout) == (0, "job-0001\n"), ran.stderr
+    assert "gpuherd up" in ran.stderr
+    with closing(queued(own)) as queue:
+        (job,) = queue.jobs()
+    assert (job.argv, job.gpus, job.gpus_at_most, job.memory_mb) == (("prog", "--name", "x"), 1, 4, 2048)
+    assert (job.priority, job.timeout_s, job.retries, job.cost, job.round) == (-3, 7200, 0, 5, 1)
+    assert job.cwd == str(tmp_path)
+    assert job.env["MINE"] == "two words"
+    assert not {"CUDA_VISIBLE_DEVICES", "GPUHERD_ATTEMPT", "GPUHERD_QUEUE"} & job.env.keys()
+    assert stat.S_IMODE((own / "queue.sqlite").stat().st_mode) == 0o600
+
+
+def test_names_and_needs(own: Path) -> None:
+    assert gpuherd("submit", "--name", "a", "--", "x").stdout == "a\n"
+    told = json.loads(gpuherd("submit", "--needs", "a", "--json", "--", "y").stdout)
+    assert told == {"name": "job-0001", "state": "waiting", "worker": None}
+    for words, message in (
+        (("--name", "a", "--", "other"), "the name 'a' is taken"),
+        (("--needs", "nobody", "--", "z"), "there is no such job"),
+        (("--needs", "a,,b", "--", "z"), "is no name"),
+        (("--share", "--", "z"), "share is for jobs on 1 GPU that say how much memory"),
+        ((), "no command"),
+        (("--prioritty", "1", "--", "z"), "did you mean --priority?"),
+    ):
+        ran = gpuherd("submit", *words)
+        assert ran.returncode == ExitCode.USAGE, words
+        assert message in ran.stderr
+    with closing(queued(own)) as queue:
+        assert queue.states() == {"a": JobState.WAITING, "job-0001": JobState.WAITING}
+
+
+def test_a_dry_run_and_a_job_that_is_there_already(own: Path) -> None:
+    assert gpuherd("submit", "--dry-run", "--", "a b", "c").stdout == "would submit (the next number): 'a b' c\n"
+    assert not own.exists()
+    job = make_job(JobOptions(name="x"), ["true"], {"A": "1"}, "/tmp")
+    assert submit(job, named=True).state is JobState.WAITING
+    again = make_job(JobOptions(name="x"), ["true"], {"A": "2"}, "/tmp")
+    assert submit(again, named=True).state is JobState.WAITING  # another terminal's environment is no other job
+    elsewhere = make_job(JobOptions(name="x"), ["true"], {}, "/")
+    with pytest.raises(UsageError, match="waiting"):
+        submit(elsewhere, named=True)
+
+
+def test_many_submit_at_once_and_each_gets_a_name(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    job = make_job(JobOptions(), ["true"], {}, "/")
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda _: submit(job, named=False, run=run).job.name, range(40)))
+    assert sorted(names) == [f"job-{number:04d}" for number in range(1, 41)]
+
+
+def test_a_damaged_queue_is_left_alone(own: Path) -> None:
+    open_folder()
+    (own / "queue.sqlite").write_bytes(b"this is no database, whatever it is" * 100)
+    before = (own / "queue.sqlite").read_bytes()
+    ran = gpuherd("submit", "--", "x")
+    assert ran.returncode != 0
+    assert "damaged" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert (own / "queue.sqlite").read_bytes() == before

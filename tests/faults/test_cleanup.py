@@ -1,0 +1,13 @@
+"""What hides from the end of its job is ended, and the GPU's memory is back: the short form of benchmarks/cleanup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.cleanup import WITHIN_S, clean_up
+
+
+def test_what_jobs_leave_behind_is_gone_in_two_seconds(tmp_path: Path) -> None:
+    gone_s = clean_up(50, tmp_path)
+    assert len(gone_s) == 50
+    assert max(gone_s) <= WITHIN_S

@@ -1,0 +1,30 @@
+"""The settings files of docs/sharing-politely.md are read as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuherd.jobs.settings import load, user_file
+
+PAGE = Path(__file__).parents[2] / "docs" / "sharing-politely.md"
+
+
+def test_both_files_are_right_and_every_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, machine = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text(mine)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(machine)
+    policy.chmod(0o644)
+    monkeypatch.setenv("GPUHERD_POLICY", str(policy))
+    settings = load()
+    assert settings.defaults["gpu_list"] == ("4", "5", "6", "7")
+    assert settings.defaults["webhook"].startswith("https://")
+    assert (settings.max_gpus, settings.hours.max_gpus, len(settings.hours.quiet)) == (4, 1, 2)
+    assert settings.policy.exclude_gpus == ("0",)
+    assert settings.policy.idle_lease_s == 4 * 3600
+    assert (settings.policy.max_gpus("alice"), settings.policy.max_gpus("bob")) == (6, 4)
+    assert settings.policy.hours.max_gpus == 2

@@ -1,0 +1,242 @@
+"""Notices as a command and a web server really get them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import os
+import re
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.errors import ExitCode, UsageError
+from gpuherd.jobs import Job, RunDirectory, run_jobs
+from gpuherd.jobs.events import Event, EventKind
+from gpuherd.jobs.notify import BUNDLE_S, Bundle, Notice, Notifier, Ways, post, run_command
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.outcome import Outcome
+
+NOTICE = Notice(kind="failed", text="gpuherd: 1 job of run has failed: x", run="run", host="here", at=0.0)
+ENDED = Outcome(done=3, failed=1, waiting=0, cancelled=0)
+
+
+def failed(text: str) -> Event:
+    return Event(kind=EventKind.FAILED, at=0.0, text=text)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    return tmp_path / "told"
+
+
+@pytest.fixture
+def ways(told: Path, tmp_path: Path) -> Ways:
+    """A command that writes down what it gets: its words, the text, its input."""
+    script = tmp_path / "notify me"
+    script.write_text(f'#!/bin/sh\nprintf "%s|%s|%s\\n" "$1" "$GPUHERD_NOTICE" "$(cat)" >>"{told}"\n')
+    script.chmod(0o755)
+    return Ways.of(f"'{script}' 'two words; $HOME'", None)
+
+
+def notices(told: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    lines = told.read_text().splitlines() if told.exists() else []
+    parts = [line.split("|", 2) for line in lines]
+    return [(word, text, json.loads(notice)) for word, text, notice in parts]
+
+
+def test_the_first_failure_at_once_the_rest_with_the_end(ways: Ways, told: Path) -> None:
+    notifier = Notifier(ways, "results")
+    notifier.event(Event(kind=EventKind.STARTED, at=0.0, text="a: started"))
+    notifier.event(failed("a: failed (crash): it broke"))
+    deadline = time.monotonic() + 20
+    while not notices(told) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for name in "bcd":
+        notifier.event(failed(f"{name}: failed"))
+    notifier.close(ENDED)
+    first, last = notices(told)
+    assert first[:2] == ("two words; $HOME", "gpuherd: 1 job of results has failed: a: failed (crash): it broke")
+    assert (first[2]["kind"], first[2]["failures"]) == ("failed", ["a: failed (crash): it broke"])
+    assert last[1] == "gpuherd: results has ended: 3 of 4 done, 1 failed, 0 running, 0 waiting"
+    assert last[2]["kind"] == "finished"
+    assert last[2]["failures"] == ["b: failed", "c: failed", "d: failed"]
+    assert last[2]["counts"] == {"done": 3, "failed": 1, "waiting": 0, "cancelled": 0}
+    assert last[2].keys() == {"kind", "text", "run", "host", "time", "failures", "more_failures", "counts"}
+
+
+def test_a_run_that_was_stopped_or_broke_off(ways: Ways, told: Path) -> None:
+    Notifier(ways, "r").close(Outcome(1, 0, 2, 0, stopped_by=ExitCode.INTERRUPTED))
+    Notifier(ways, "r").close(None)
+    stopped, broken = (text for _, text, _ in notices(told))
+    assert stopped == "gpuherd: r has ended: stopped, 1 of 3 done, 0 running, 2 waiting"
+    assert "broke off with an error" in broken
+
+
+@given(st.lists(st.one_of(st.just("tick"), st.text(min_size=1)), max_size=60), st.floats(0, 100))
+def test_bundles_lose_nothing_and_go_once_a_minute(happens: list[str], step: float) -> None:
+    bundle, now, sent = Bundle(), 0.0, []
+    number = 0
+    for word in happens:
+        now += step
+        if word != "tick":
+            bundle = bundle.plus(word)
+            number += 1
+        due = bundle.due_at()
+        if due is not None and due <= now:
+            assert bundle.text("run").startswith("gpuherd: ")
+            sent.append((now, len(bundle.failures) + bundle.more))
+            bundle = bundle.sent(now)
+    assert sum(count for _, count in sent) + len(bundle.failures) + bundle.more == number
+    assert len(bundle.failures) <= 20
+    assert all(later - earlier >= BUNDLE_S for (earlier, _), (later, _) in pairwise(sent))
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    with pytest.raises(Exception, match="took more than"):
+        run_command(["sh", "-c", f"sleep 100 & echo $! >{pid}; wait"], NOTICE, limit_s=0.3)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid.read_text().strip()}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    status = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_a_failure_to_send_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ways = Ways.of("sh -c 'echo no such chat >&2; exit 3'", None)
+    notifier = Notifier(ways, "r")
+    notifier.event(failed("x"))
+    deadline = time.monotonic() + 20
+    while "could not be sent" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    notifier.close(ENDED)
+    levels = [record.levelname for record in caplog.records if "could not be sent" in record.message]
+    assert levels == ["WARNING", "INFO"]
+    assert "sh ended with 3: no such chat" in caplog.text
+
+
+def test_a_command_that_does_not_read_its_input_is_well() -> None:
+    run_command(["true"], Notice(kind="failed", text="x", run="r", host="h", at=0.0, failures=("y" * 300,) * 20))
+
+
+@pytest.mark.parametrize(
+    "command, webhook, part",
+    [
+        ("no-such-program-here now", None, "no such program"),
+        ("echo 'open", None, "can't be read"),
+        ("   ", None, "no such program"),
+        (None, "ftp://host/x", "no http or https"),
+        (None, "file:///etc/passwd", "no http or https"),
+        (None, "https://", "no http or https"),
+        (None, "https://host:port/", "no http or https"),
+        (None, "http://host/\nHost: other", "no http or https"),
+    ],
+)
+def test_what_could_never_work_is_refused(command: str | None, webhook: str | None, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        Ways.of(command, webhook)
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    got: list[tuple[str, dict[str, str], bytes]]
+    answer = 200
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).got.append((self.path, dict(self.headers), body))
+        self.send_response(type(self).answer)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    Hook.got, Hook.answer = [], 200
+    with http.server.HTTPServer(("127.0.0.1", 0), Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/chat?token=1"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_gets_json(hook: str) -> None:
+    ways = Ways.of(None, hook)
+    Notifier(ways, "results").close(ENDED)
+    ((path, headers, body),) = Hook.got
+    assert (path, headers["Content-Type"]) == ("/chat?token=1", "application/json")
+    assert json.loads(body)["text"].startswith("gpuherd: results has ended: 3 of 4 done")
+
+
+def test_a_webhook_that_refuses_is_an_error(hook: str) -> None:
+    Hook.answer = 500
+    with pytest.raises(OSError, match="500"):
+        post(hook, NOTICE)
+
+
+def test_a_command_knows_nothing_of_an_attempt(told: Path) -> None:
+    run_command(["sh", "-c", f"env >{told}"], NOTICE)
+    variables = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
+    assert variables["GPUHERD_NOTICE"] == NOTICE.text
+    assert variables["PATH"] == os.environ["PATH"]
+
+
+def test_a_run_with_notices_and_metrics(ways: Ways, told: Path, tmp_path: Path) -> None:
+    """What ``--notify-command`` and ``--prometheus`` do, from the outside."""
+    metrics = tmp_path / "metrics"
+    fetch = (
+        f"import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:{free_port()}/metrics').read().decode())"
+    )
+    port = int(re.findall(r":(\d+)/metrics", fetch)[0])
+    jobs = [
+        Job(name="bad", argv=("sh", "-c", "exit 65"), gpus=0),
+        Job(name="look", argv=("sh", "-c", f'{sys.executable} -c "{fetch}" >{metrics}'), gpus=0, env={"no_proxy": "*"}),
+    ]
+    assert ways.argv is not None
+    options = DispatchOptions(notify_command=shlex.join(ways.argv), prometheus=port, cpu_jobs=1)
+    events: list[Event] = []
+    run_jobs(jobs, options, RunDirectory(tmp_path / "run"), on_event=events.append)
+    kinds = [notice["kind"] for _, _, notice in notices(told)]
+    assert kinds in (["failed", "finished"], ["finished"])
+    assert any("bad: failed (bad input)" in line for _, _, notice in notices(told) for line in notice["failures"])
+    assert notices(told)[-1][2]["counts"]["failed"] == 1
+    assert 'gpuherd_jobs{state="running"} 1' in metrics.read_text()
+    assert "gpuherd_dispatcher_up 1" in metrics.read_text()
+    assert EventKind.FAILED in {event.kind for event in events}, "the caller's own listener hears it too"
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_wrong_call_is_refused_before_anything_runs(ways: Ways, told: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    jobs = [Job(name="a", argv=("touch", str(ran)), gpus=0)]
+    with pytest.raises(UsageError, match="no such program"):
+        run_jobs(jobs, DispatchOptions(notify_command="no-such-program-here"), RunDirectory(tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = DispatchOptions(prometheus=taken.getsockname()[1])
+        with pytest.raises(UsageError, match="choose another"):
+            run_jobs(jobs, options, RunDirectory(tmp_path / "run"))
+    assert not ran.exists()
+    assert not told.exists()

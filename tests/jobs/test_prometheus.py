@@ -1,0 +1,122 @@
+"""Metrics as a scraper gets them, from a queue whose figures are known."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, run_jobs
+from gpuherd.jobs.figures import Figures, GpuFigures, Spread
+from gpuherd.jobs.prometheus import MetricsServer, exposition
+from gpuherd.jobs.records import Counts
+
+SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Every sample, with the text checked against the format line by line."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP gpuherd_[a-z_]+ .+|TYPE gpuherd_[a-z_]+ (gauge|counter|summary))", line)
+            continue
+        told = SAMPLE.fullmatch(line)
+        assert told is not None, line
+        found[told[1], told[2] or ""] = float(told[3])
+    return found
+
+
+def get(address: str) -> tuple[int, str, str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(address, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, "", problem.read().decode()
+
+
+def test_a_run_as_it_is_scraped(tmp_path: Path) -> None:
+    jobs = [Job(name=f"j{i}", argv=("true",), gpus=0) for i in range(3)]
+    bad = Job(name="bad", argv=("sh", "-c", "exit 65"), gpus=0)
+    run = RunDirectory(tmp_path)
+    run_jobs([*jobs, bad], GpuOptions(cpu_jobs=2), run)
+    with MetricsServer(run, 0) as server:
+        status, kind, text = get(f"http://127.0.0.1:{server.port}/metrics")
+        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        found = samples(text)
+        assert get(f"http://127.0.0.1:{server.port}/")[0] == 200
+        assert get(f"http://127.0.0.1:{server.port}/secret")[0] == 404
+        with pytest.raises(UsageError, match="choose another"):
+            MetricsServer(run, server.port)
+    assert found["gpuherd_jobs", 'state="done"'] == 3
+    assert found["gpuherd_jobs", 'state="failed"'] == 1
+    assert found["gpuherd_dispatcher_up", ""] == 0
+    assert found["gpuherd_attempts_total", 'outcome="done",class=""'] == 3
+    assert found["gpuherd_attempts_total", 'outcome="failed",class="bad input"'] == 1
+    assert found["gpuherd_job_run_seconds_count", ""] == 3
+    assert (
+        0 <= found["gpuherd_job_run_seconds", 'quantile="0.5"'] <= found["gpuherd_job_run_seconds", 'quantile="0.99"']
+    )
+
+
+def test_gpus_and_outcomes(tmp_path: Path) -> None:
+    """Two attempts on two GPUs, 10 s and 20 s, and one on one of them that failed after 5 s."""
+    run = RunDirectory(tmp_path)
+    run.create()
+    queue = Queue(run.queue)
+    queue.submit([Job(name=name, argv=("true",)) for name in "abc"])
+    queue.begin_run(0.0, 0.0)
+    queue.close()
+    with sqlite3.connect(run.queue) as db:
+        for job, gpus, labels, state, length in (
+            (1, '["U0","U1"]', '["0","1"]', "done", 10),
+            (2, '["U0","U1"]', '["0","1"]', "done", 20),
+            (3, '["U1"]', '["1"]', "failed", 5),
+        ):
+            db.execute(
+                "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+                " started_at, started_mono, ended_mono, class) VALUES (?,1,1,?,?,?,1,1,'b','l',?,0,100,?,?)",
+                (job, state, gpus, labels, float(job), 100 + length, "crash" if state == "failed" else None),
+            )
+    db.close()
+    with MetricsServer(run, 0) as server:
+        found = samples(get(f"http://127.0.0.1:{server.port}/metrics")[2])
+    assert found["gpuherd_gpu_busy_seconds_total", 'gpu="0",uuid="U0"'] == 30
+    assert found["gpuherd_gpu_busy_seconds_total", 'gpu="1",uuid="U1"'] == 35
+    assert found["gpuherd_gpu_attempts_total", 'gpu="1",uuid="U1"'] == 3
+    assert found["gpuherd_gpu_held_seconds_total", 'outcome="done"'] == 60
+    assert found["gpuherd_gpu_held_seconds_total", 'outcome="failed"'] == 5
+    assert found["gpuherd_job_wait_seconds", 'quantile="0.5"'] == 2
+    assert found["gpuherd_job_wait_seconds_sum", ""] == 6
+
+
+def test_labels_are_escaped() -> None:
+    figures = Figures(
+        counts=Counts(),
+        paused=0,
+        at_work=True,
+        eta_s=1.5,
+        ended={},
+        gpu_s_by_state={},
+        wait=Spread(count=0, total=0.0, quantiles={}),
+        run=Spread(count=0, total=0.0, quantiles={}),
+        gpus={'U"\\\n': GpuFigures(label="0:1", busy_s=1.0, attempts=1, running=1)},
+    )
+    text = exposition(figures, 'a "folder"\n\udcff')
+    found = samples(text)
+    assert found["gpuherd_gpu_running_jobs", 'gpu="0:1",uuid="U\\"\\\\\\n"'] == 1
+    assert 'queue="a \\"folder\\"\\n' in text
+    text.encode()
+
+
+def test_a_queue_that_is_gone_is_told_to_the_scraper(tmp_path: Path) -> None:
+    with MetricsServer(RunDirectory(tmp_path / "none"), 0) as server:
+        status, _, text = get(f"http://127.0.0.1:{server.port}/metrics")
+    assert status == 503 and "no queue" in text

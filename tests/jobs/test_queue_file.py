@@ -1,0 +1,105 @@
+"""The queue's file: an old one goes on, a damaged one can be kept aside, nobody else can read it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import QueueUnreadable
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptEnd, AttemptState
+
+_V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
+
+
+def old_file(path: Path) -> None:
+    """As version 1 left it: one job done, one running, one waiting that needs the running one."""
+    with sqlite3.connect(path) as db:
+        db.executescript(_V1)
+        db.execute("INSERT INTO meta VALUES ('queue', 'abc'), ('submission', '1'), ('inode', '')")
+        db.execute(f"PRAGMA application_id = {0x67706864}")  # "gphd"
+        db.execute("PRAGMA user_version = 1")
+        db.execute("INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (1, 'b', 1.0, 1.0)")
+        for number, (name, state, blocked) in enumerate(
+            [("a", "done", 0), ("b", "running", 0), ("c", "waiting", 1)], 1
+        ):
+            spec = (
+                f'{{"argv":["true"],"cwd":null,"env":{{}},"gpus":1,"identity":null,"memory_mb":{number * 100},'
+                f'"name":"{name}","needs":[],"priority":0,"result":null,"retries":1,"timeout_s":null,"title":null}}'
+            )
+            db.execute(
+                "INSERT INTO jobs (id, name, spec, gpus, priority, submission, state, blocked, ready_at)"
+                " VALUES (?,?,?,1,0,1,?,?,1.0)",
+                (number, name, spec, state, blocked),
+            )
+        db.execute("INSERT INTO needs VALUES (3, 2)")
+        db.execute(
+            "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " started_at, started_mono) VALUES (1, 2, 1, 1, 'running', '[]', '[]', 1, 2, 'b', 'log', 0, 1.0, 1.0)"
+        )
+    db.close()
+    path.chmod(0o644)
+
+
+def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    old_file(path)
+    with Queue(path) as queue:
+        (record,) = queue.running()
+        assert (record.queued.job.name, record.queued.memory_mb, record.paused) == ("b", 200, frozenset())
+        end = AttemptEnd(attempt=1, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0)
+        queue.record_ends([end])
+        assert [(q.job.name, q.memory_mb) for q in queue.head(9, time.time())] == [("c", 300)]
+        queue.add([Job(name="d", argv=("true",), needs=("a",))])
+        assert queue.families() == {}
+    with Queue(path) as queue:  # a second time it is one of version 2
+        assert queue.states() == {"a": "done", "b": "done", "c": "waiting", "d": "waiting"}
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+    db.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:
+    old_file(tmp_path / "old.sqlite")
+    found = []
+    for name in ("old", "new"):
+        with Queue(tmp_path / f"{name}.sqlite"), sqlite3.connect(tmp_path / f"{name}.sqlite") as db:
+            tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+            columns = {t: {row[1:5] for row in db.execute(f"PRAGMA table_info({t})")} for t in tables}
+            indexes = set(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"))
+        db.close()
+        found.append((columns, indexes))
+    assert found[0] == found[1]
+
+
+def test_only_its_owner_can_read_a_queue(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        with Queue(tmp_path / "queue.sqlite") as queue:
+            queue.add([Job(name="a", argv=("curl", "--header", "secret"))])
+            modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    finally:
+        os.umask(mask)
+    assert modes == {0o600}
+
+
+def test_a_damaged_queue_can_be_kept_aside_as_the_message_says(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    path = folder / "queue.sqlite"
+    path.write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(QueueUnreadable, match="To keep it aside") as caught:
+        Queue(path)
+    assert path.read_bytes().startswith(b"this is no")
+    subprocess.run(["/bin/sh", "-c", str(caught.value).partition("start a new one: ")[2]], check=True)
+    with Queue(path) as queue:
+        assert queue.states() == {}
+    assert (folder / "damaged" / "queue.sqlite").read_bytes().startswith(b"this is no")

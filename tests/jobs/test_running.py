@@ -1,0 +1,293 @@
+"""Dispatchers at work, end to end: limits, sharing, giving way, GPUs that fail, a full disk. Real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
+from gpuherd.jobs.events import RunSnapshot
+from gpuherd.standin.machine import Machine
+
+Standin = Callable[..., Machine]
+FAST: dict[str, object] = {"max_checks": 1, "check_interval": 0.02, "cpu_jobs": 4}
+
+
+class Run:
+    """A run folder, a run in a thread, and what was told."""
+
+    def __init__(self, root: Path):
+        self.directory = RunDirectory(root)
+        self.events: list[Event] = []
+        self.outcome: Outcome | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, jobs: list[Job], **options: object) -> Outcome:
+        wanted = DispatchOptions(**{**FAST, **options})  # type: ignore[arg-type]
+        self.outcome = run_jobs(jobs, wanted, self.directory, on_event=self.events.append, grace_s=0.3)
+        return self.outcome
+
+    def start(self, jobs: list[Job], **options: object) -> None:
+        self._thread = threading.Thread(target=self, args=(jobs,), kwargs=options)
+        self._thread.start()
+
+    def join(self) -> Outcome:
+        assert self._thread is not None
+        self._thread.join(40)
+        assert self.outcome is not None
+        return self.outcome
+
+    def told(self, kind: EventKind) -> list[Event]:
+        return [event for event in self.events if event.kind is kind]
+
+    def notices(self) -> str:
+        return "\n".join(event.text for event in self.told(EventKind.NOTICE))
+
+    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.01)
+
+    def pid(self, job: str) -> int:
+        with Queue(self.directory.queue, check=False) as queue:
+            return next(record.process.pid for record in queue.running() if record.queued.job.name == job)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def sh(name: str, script: str, **more: object) -> Job:
+    return Job(name=name, argv=("/bin/sh", "-c", script), **{"gpus": 0, **more})  # type: ignore[arg-type]
+
+
+def gpu_job(name: str, uses_mb: int, hold: float, *, ramp: float = 0.2, **more: object) -> Job:
+    words = ("--memory-mb", str(uses_mb), "--ramp", str(ramp), "--hold", str(hold))
+    return Job(name=name, argv=(sys.executable, "-m", "gpuherd.standin.job", *words), **more)  # type: ignore[arg-type]
+
+
+def reports(times: int, stage: str) -> str:
+    """Words of Python that tell progress so many times, ten a second, and then hang."""
+    return (
+        "import time; from gpuherd.engines.progress import report\n"
+        f"for i in range({times}): report(i, None, {stage}); time.sleep(0.1)\n"
+    )
+
+
+def test_a_job_that_hangs_is_found_by_its_heartbeat_and_one_that_beats_is_not(run: Run) -> None:
+    hangs = Job(name="hangs", argv=(sys.executable, "-c", reports(3, "'a'") + "time.sleep(60)"), gpus=0, retries=0)
+    beats = Job(name="beats", argv=(sys.executable, "-c", reports(25, "'a'")), gpus=0, retries=0)
+    outcome = run([hangs, beats], heartbeat=1.0)
+    assert (outcome.done, outcome.failed) == (1, 1)
+    failure = outcome.failures[0]
+    assert (failure.job, failure.failure) == ("hangs", "no heartbeat")
+    assert "no progress for 1 s" in failure.reason
+
+
+def test_a_stage_has_its_own_limit(run: Run) -> None:
+    slow = Job(name="slow", argv=(sys.executable, "-c", reports(40, "'svd'")), gpus=0, retries=0, stage_timeout_s=1.0)
+    quick = Job(
+        name="quick", argv=(sys.executable, "-c", reports(20, "str(i // 5)")), gpus=0, retries=0, stage_timeout_s=1.5
+    )
+    outcome = run([slow, quick])
+    assert [(f.job, f.failure) for f in outcome.failures] == [("slow", "timeout")]
+    assert "in stage svd" in outcome.failures[0].reason
+
+
+def test_the_runs_time_limit_is_for_jobs_without_one(run: Run) -> None:
+    outcome = run([sh("a", "sleep 30", retries=0), sh("b", "sleep 1", retries=0, timeout_s=20.0)], timeout=0.3)
+    assert [f.job for f in outcome.failures] == ["a"]
+
+
+def test_max_concurrent_and_longest_first(run: Run) -> None:
+    run([sh(f"j{cost}", "true", cost=cost) for cost in (1, 5, 3)], max_concurrent=1, order="longest")
+    assert [event.job for event in run.told(EventKind.STARTED)] == ["j5", "j3", "j1"]
+
+
+# --- sharing -------------------------------------------------------------------------------------------------------
+
+
+def most_at_once(run: Run) -> int:
+    at_once = most = 0
+    for event in run.events:
+        at_once += {EventKind.STARTED: 1, EventKind.DONE: -1, EventKind.RETRY: -1}.get(event.kind, 0)
+        most = max(most, at_once)
+    return most
+
+
+def test_jobs_share_a_gpu_while_the_sum_of_what_they_declare_fits(run: Run, standin: Standin) -> None:
+    """Each takes its memory only a while after its start, as training does."""
+    standin("1x40GB")
+    jobs = [gpu_job(f"j{i}", 9_000, 0.3, memory_mb=9_500, share=True, family="f") for i in range(9)]
+    outcome = run(jobs, share=True)
+    assert (outcome.done, outcome.failed) == (9, 0)
+    assert run.told(EventKind.RETRY) == []
+    assert most_at_once(run) == 4
+    with Queue(run.directory.queue) as queue:
+        assert all(row.shared_mb == 9_500 for row in queue.attempts())
+
+
+def test_without_the_option_nobody_shares(run: Run, standin: Standin) -> None:
+    standin("1x40GB")
+    run([sh(f"j{i}", "sleep 0.1", gpus=1, memory_mb=100, share=True) for i in range(3)])
+    assert most_at_once(run) == 1
+
+
+def test_who_runs_out_of_memory_on_a_shared_gpu_gets_one_for_itself(run: Run, standin: Standin) -> None:
+    standin("1x40GB")
+    liar = gpu_job("liar", 30_000, 0.1, ramp=0.6, memory_mb=1_000, share=True, retries=0)
+    other = gpu_job("other", 20_000, 1.5, ramp=0.0, memory_mb=20_000, share=True)
+    outcome = run([other, liar], share=True)
+    assert (outcome.done, outcome.failed) == (2, 0)
+    assert "on a GPU for itself" in run.told(EventKind.RETRY)[0].text
+    with Queue(run.directory.queue) as queue:
+        rows = [row for row in queue.attempts() if row.job == "liar"]
+    assert [row.shared_mb for row in rows] == [1_000, None]
+
+
+# --- strangers and GPUs that fail ------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_back_into_the_queue_for_a_stranger(run: Run, standin: Standin) -> None:
+    machine = standin("2x40GB")
+    run.start([sh("j", "sleep 5.5", gpus=1)], yield_to_others="requeue", gpu_list=(0, 1))
+    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    stranger = machine.occupy(0, 3_000)
+    run.wait_until(lambda: len(run.told(EventKind.STARTED)) == 2)
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("0",), ("1",)]
+    assert "goes back into the queue" in run.notices()
+    assert run.join().done == 1
+    with Queue(run.directory.queue) as queue:
+        assert [row.state for row in queue.attempts()] == ["requeued", "done"]
+    stranger.release()
+
+
+def test_a_job_stands_still_for_a_stranger_and_goes_on_after(run: Run, standin: Standin) -> None:
+    machine = standin("1x40GB")
+    ticks = "i=0; while [ $i -lt 120 ]; do i=$((i+1)); echo $i; sleep 0.05; done"
+    run.start([sh("j", ticks, gpus=1)], yield_to_others="pause")
+    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    stranger = machine.occupy(0, 3_000)
+    run.wait_until(lambda: "is paused" in run.notices())
+    log = run.directory.attempt_log("j", 1)
+    time.sleep(0.1)
+    before = log.read_text()
+    time.sleep(0.5)
+    assert log.read_text() == before
+    stranger.release()
+    assert run.join().done == 1
+    assert "goes on: nobody else uses its GPUs" in run.notices()
+    with Queue(run.directory.queue) as queue:
+        (row,) = queue.attempts()
+    assert row.paused_s > 0.5
+
+
+def test_a_gpu_that_the_driver_reports_is_left_out(run: Run, standin: Standin) -> None:
+    machine = standin("2x40GB")
+    run.start([sh("bad", "sleep 0.5; exit 1", gpus=1, retries=1)], gpu_list=(0, 1))
+    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    machine.xid(0, 79)
+    run.join()
+    with Queue(run.directory.queue) as queue:
+        assert [row.failure_class for row in queue.attempts()] == ["GPU fault", "crash"]
+        assert list(queue.gpu_health()) == [machine.uuid(0), machine.uuid(1)]
+    # The next start knows it too.
+    run.events.clear()
+    assert run([sh(f"k{i}", "true", gpus=1) for i in range(3)], gpu_list=(0, 1)).done == 3
+    assert {event.gpus for event in run.told(EventKind.STARTED)} == {("1",)}
+
+
+def test_more_memory_after_running_out_of_it(run: Run, standin: Standin) -> None:
+    """A larger GPU though the smaller one is free and preferred; the retry's wish is for the larger kind."""
+    standin("2x8GB+1x40GB")
+    outcome = run([gpu_job("big", 20_000, 0.0)], gpu_list=(0, 1, 2))
+    assert outcome.done == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("0",), ("2",)]
+    assert "on a GPU of more than" in run.told(EventKind.RETRY)[0].text
+
+
+# --- the disk ------------------------------------------------------------------------------------------------------
+
+
+class Pictures:
+    every_s = 0.05
+
+    def __init__(self) -> None:
+        self.waits: list[str | None] = []
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def snapshot(self, snapshot: RunSnapshot) -> None:
+        self.waits.append(snapshot.waiting_for)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        pytest.skip("making a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int = 0) -> Path:
+    """Uses all space but ``leave`` bytes."""
+    big = folder / "big"
+    found = os.statvfs(folder)
+    left = found.f_bavail * found.f_frsize - leave
+    with big.open("wb") as file:
+        try:
+            while left > 0:
+                left -= file.write(b"\0" * min(left, 65_536))
+            file.flush()
+        except OSError:
+            pass
+    return big
+
+
+def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path) -> None:
+    run = Run(small_disk / "run")
+    ticks = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done"
+    run.start([sh("j", ticks), sh("k", "true", needs=("j",)), sh("l", "sleep 0.4"), sh("m", "true", needs=("l",))])
+    # Default: --min-disk 200 MB, of which there are not so many here.
+    run.wait_until(lambda: "must be (--min-disk)" in run.notices())
+    time.sleep(0.3)
+    assert run.told(EventKind.STARTED) == []
+    subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)
+    run.wait_until(lambda: len(run.told(EventKind.STARTED)) >= 2)
+    big = fill(small_disk, leave=10 << 20)
+    run.wait_until(lambda: "running jobs are paused" in run.notices().partition("space on the disk again")[2])
+    log = run.directory.attempt_log("j", 1)
+    before = log.read_text()
+    time.sleep(0.4)
+    assert log.read_text() == before
+    big.unlink()
+    assert run.join().done == 4
+
+
+def test_an_end_that_can_not_be_written_is_kept_until_it_can(small_disk: Path) -> None:
+    run = Run(small_disk / "run")
+    jobs = [sh("j", "sleep 1.0"), sh("k", "true", needs=("j",)), *(sh(f"x{i}", "sleep 1.1") for i in range(3))]
+    run.start(jobs, min_disk=0)
+    run.wait_until(lambda: len(run.told(EventKind.STARTED)) == 4)
+    big = fill(small_disk)
+    time.sleep(1.8)
+    # The queue's file may have a page to spare for the first of them; not for all that ended.
+    assert run.outcome is None
+    big.unlink()
+    assert run.join().done == 5
+    with Queue(run.directory.queue) as queue:
+        assert [row.state for row in queue.attempts()] == ["done"] * 5

@@ -1,0 +1,215 @@
+"""The settings files: what they give, and that no slip in them passes in silence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.flags import add_options, build
+from gpuherd.gpus import policy_file
+from gpuherd.jobs.options import DispatchOptions, GpuOptions
+from gpuherd.jobs.settings import NO_SETTINGS, load, user_file
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of others")
+
+
+def write(text: str) -> Path:
+    path = user_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy of one's own, as GPUHERD_POLICY allows where the machine has none."""
+    folder = tmp_path / "policy"
+    folder.mkdir(mode=0o755)
+    path = folder / "policy.toml"
+    path.write_text("")
+    path.chmod(0o644)
+    monkeypatch.setenv("GPUHERD_POLICY", str(path))
+    return path
+
+
+def test_without_files_there_are_no_settings() -> None:
+    assert load() == NO_SETTINGS
+
+
+def test_defaults_are_for_what_the_command_line_leaves_open() -> None:
+    write(
+        "[defaults]\nmax-checks = 3\ngpus = [4, '5,6']\nyield = 'pause'\ntimeout = '2h'\nshare = true\n"
+        "check_interval = 0.5\nmin_disk = '2GB'\n[notify]\ncommand = 'mail me'\nwebhook = 'https://example.org/x'\n"
+    )
+    settings = load()
+    parser = argparse.ArgumentParser()
+    add_options(parser, DispatchOptions)
+    args = parser.parse_args(["--max-checks", "7"])
+    settings.fill(args, DispatchOptions)
+    assert build(DispatchOptions, args) == DispatchOptions(
+        max_checks=7,
+        gpu_list=("4", "5,6"),
+        yield_to_others="pause",
+        timeout=7200.0,
+        share=True,
+        check_interval=0.5,
+        min_disk=2048,
+        notify_command="mail me",
+        webhook="https://example.org/x",
+    )
+    plain = argparse.Namespace()
+    settings.fill(plain, GpuOptions)  # a command that knows fewer options gets only those
+    assert build(GpuOptions, plain) == GpuOptions(max_checks=3, gpu_list=("4", "5,6"), check_interval=0.5)
+
+
+def test_the_users_own_limits() -> None:
+    write("[limits]\nmax_gpus = 2\nquiet_hours = ['Mon-Fri 09:00-18:00', 'Sat']\nquiet_max_gpus = 1\n")
+    settings = load()
+    assert settings.max_gpus == 2
+    assert [hours.text for hours in settings.hours.quiet] == ["Mon-Fri 09:00-18:00", "Sat"]
+    assert settings.hours.max_gpus == 1
+    assert settings.path == user_file()
+
+
+WRONG = [
+    ("[defaults]\nmax_chekcs = 3", r"\[defaults\] max_chekcs is no setting; did you mean max_checks\?"),
+    ("[defualts]\nmax_checks = 3", r"defualts is no setting; did you mean defaults\?"),
+    ("[limits]\nzzz = 3", r"\[limits\] zzz is no setting; there are max_gpus, quiet_hours, quiet_max_gpus"),
+    ("[defaults]\nmax_checks = 0", r"\[defaults\] max_checks is wrong: '0' is not a whole number above 0"),
+    ("[defaults]\nmax_checks = true", r"\[defaults\] max_checks = True should be a number or a text"),
+    ("[defaults]\nmax_checks = [3]", r"should be a number or a text"),
+    ("[defaults]\nmax_checks = 2020-01-01", r"should be a number or a text"),
+    ("[defaults]\nshare = 'yes'", r"\[defaults\] share = 'yes' should be true or false"),
+    ("[defaults]\norder = 'longst'", r"possible: age, longest \(did you mean longest\?\)"),
+    ("[defaults]\ngpus = [1]\ngpu_list = [2]", r"says the same as another setting"),
+    ("[defaults]\ncheck_interval = nan", r"check_interval is wrong"),
+    ("[defaults]\nwebhook = 3", r"should be a text in quotes"),
+    ("defaults = 3", r"defaults should be a table; write \[defaults\]"),
+    ("[limits]\nmax_gpus = -1", r"\[limits\] max_gpus is wrong"),
+    ("[limits]\nquiet_hours = 'Mon-Frx'", r"\[limits\] quiet_hours is wrong: .* no day of the week"),
+    ("[notify]\ncommand = ''", r"\[notify\] command = '' should be a text in quotes"),
+    ("[defaults", r"is no valid TOML: .*; you should correct it"),
+    ("[" * 20_000, r"is no valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG)
+def test_a_wrong_setting_is_refused_with_file_and_key(text: str, words: str) -> None:
+    path = write(text)
+    with pytest.raises(UsageError, match=words) as refused:
+        load()
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_no_text_or_no_file() -> None:
+    path = write("")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="can't be read"):
+        load()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="can't be read"):
+        load()
+
+
+def test_a_users_file_that_others_can_write_is_refused() -> None:
+    path = write("[notify]\ncommand = 'x'\n")
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        load()
+
+
+@ROOT
+def test_a_users_file_of_somebody_else_is_refused() -> None:
+    """As a user meets it whose file was made by another: root's own would be believed."""
+    path = write("[notify]\ncommand = 'x'\n")
+    os.chown(path, 61_001, 61_001)
+    with pytest.raises(UsageError, match="somebody else"):
+        load()
+
+
+# --- the machine's policy ---------------------------------------------------------------------------------------
+
+
+def test_the_machines_policy(policy: Path) -> None:
+    policy.write_text(
+        "exclude_gpus = [0, '3:1']\nidle_lease = '90m'\nlease_dir = '/run/lock/elsewhere'\n"
+        "[limits]\nmax_gpus_per_user = 4\nquiet_hours = '22:00-06:00'\n[users.alice]\nmax_gpus = 6\n"
+        "[users.'bob']\nmax_gpus = 0\n"
+    )
+    found = load().policy
+    assert (found.max_gpus("alice"), found.max_gpus("bob"), found.max_gpus("carol")) == (6, 0, 4)
+    assert found.exclude_gpus == ("0", "3:1")
+    assert found.idle_lease_s == 5400.0
+    assert [hours.text for hours in found.hours.quiet] == ["22:00-06:00"]
+    assert found.path == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[limits]\nmax_gpus_per_usr = 4", "did you mean max_gpus_per_user"),
+        ("[users.alice]\nmax_gpu = 4", "did you mean max_gpus"),
+        ("[users]\nalice = 4", r"\[users\] alice should be a table"),
+        ("idle_lease = '5s'", "below 60 s"),
+        ("lease_dir = 'here'", "whole path"),
+        ("exclude_gpus = 'a,,b'", "no list of GPU ids"),
+        ("[defaults]\nmax_checks = 1", "defaults is no setting"),
+        ("x", "its administrator should correct it"),
+    ],
+)
+def test_a_slip_in_a_policy_frees_nobody_from_it(policy: Path, text: str, words: str) -> None:
+    policy.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        load()
+
+
+@pytest.mark.parametrize(("mode", "folder_mode"), [(0o666, 0o755), (0o664, 0o755), (0o644, 0o777)])
+def test_a_policy_that_others_can_write_is_left_out_of_account(policy: Path, mode: int, folder_mode: int) -> None:
+    policy.write_text("[limits]\nmax_gpus_per_user = 0\n")
+    policy.chmod(mode)
+    policy.parent.chmod(folder_mode)
+    settings = load()
+    assert settings.policy.max_gpus("alice") is None
+    assert len(settings.warnings) == 1
+    assert "left out of account" in settings.warnings[0]
+    assert "chmod go-w" in settings.warnings[0]
+
+
+@ROOT
+def test_a_policy_of_another_user_is_left_out_of_account(policy: Path) -> None:
+    policy.write_text("[limits]\nmax_gpus_per_user = 0\n")
+    os.chown(policy, 61_001, 61_001)
+    settings = load()
+    assert settings.policy.max_gpus("alice") is None
+    assert "does not belong to root" in settings.warnings[0]
+
+
+def test_a_policy_that_is_named_and_not_there_is_told(policy: Path) -> None:
+    policy.unlink()
+    assert "can't be read" in load().warnings[0]
+
+
+@pytest.mark.skipif(policy_file.PLACE.exists(), reason="this machine has a policy of its own")
+def test_the_policy_of_the_machine_comes_before_the_users_choice(policy: Path) -> None:
+    """Where root's file lies is fixed; here, where there is none, the user's own choice is honoured."""
+    assert Path("/etc/gpuherd/policy.toml") == policy_file.PLACE
+    policy.write_text("[limits]\nmax_gpus_per_user = 3\n")
+    assert policy_file.read_policy().tables == {"limits": {"max_gpus_per_user": 3}}
+
+
+def test_the_policy_can_name_the_folder_of_leases(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuherd.gpus.lease import LeaseFolder
+
+    policy.write_text(f"lease_dir = '{tmp_path / 'by-policy'}'\n")
+    assert LeaseFolder.default().path == tmp_path / "leases"  # the environment names one: simulated GPUs, tests
+    monkeypatch.delenv("GPUHERD_LEASE_DIR")
+    assert LeaseFolder.default().path == tmp_path / "by-policy"
+    assert LeaseFolder.existing() is not None

@@ -1,0 +1,315 @@
+"""How a run stands, read while a dispatcher works on it, after, and in one that is too large to read whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuherd.engines.processes import identify
+from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
+from gpuherd.jobs.status import EVERYTHING, Page, RunStatus, attempts_of, job_names, opened, read_status
+
+
+def job(name: str, **more: object) -> Job:
+    return Job(name=name, argv=("true", name), **more)  # type: ignore[arg-type]
+
+
+class Scene:
+    """A queue under the hands of a dispatcher that is this very process."""
+
+    def __init__(self, root: Path):
+        self.run = RunDirectory(root)
+        self.run.create()
+        self.queue = Queue(self.run.queue)
+        self.run_id = 0
+        self.next = 0
+
+    def begin(self) -> None:
+        self.run_id = self.queue.begin_run(clock.wall(), clock.mono())
+
+    def start(self, name: str, gpus: tuple[str, ...] = ("GPU-a",), ago_s: float = 0.0) -> AttemptRecord:
+        queued = next(each for each in self.queue.head(1000, clock.wall()) if each.job.name == name)
+        process = identify(os.getpid())
+        assert process is not None
+        self.next += 1
+        record = AttemptRecord(
+            id=self.next,
+            queued=queued,
+            number=queued.attempts + 1,
+            gpus=gpus,
+            labels=tuple(str(i) for i in range(len(gpus))),
+            process=process,
+            log=str(self.run.attempt_log(name, queued.attempts + 1)),
+            started_at=clock.wall() - ago_s,
+            started_mono=clock.mono() - ago_s,
+        )
+        self.queue.record_start(record, self.run_id, wait_s=1.0, leased_mono=None)
+        return record
+
+    def end(self, record: AttemptRecord, state: JobState, reason: str | None = None, not_before: float = 0.0) -> None:
+        well = state is JobState.DONE
+        self.queue.record_end(
+            AttemptEnd(
+                attempt=record.id,
+                state=AttemptState.DONE if well else AttemptState.FAILED,
+                job_state=state,
+                ended_at=clock.wall(),
+                ended_mono=clock.mono(),
+                exit_code=0 if well else 1,
+                failure_class=None if well else "crash",
+                reason=reason,
+                not_before=not_before,
+            )
+        )
+
+    def status(self, page: Page | None = None) -> RunStatus:
+        return read_status(self.run, page)
+
+    def reason(self, name: str) -> str | None:
+        return next(each.reason for each in self.status().jobs if each.name == name)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "run")
+
+
+def test_a_run_in_the_middle(scene: Scene) -> None:
+    scene.queue.submit([job("a"), job("b"), job("c"), job("d", needs=("a", "c")), job("e", title="the last")])
+    scene.begin()
+    scene.end(scene.start("b", ago_s=10), JobState.DONE)
+    scene.end(scene.start("c"), JobState.FAILED, "it broke")
+    running = scene.start("a", ("GPU-a", "GPU-b"), ago_s=5)
+    scene.run.attempt_progress(running.id).write_text(json.dumps({"done": 1, "total": 4, "stage": "h.0"}))
+    told = scene.status()
+    assert (told.counts.total, told.counts.done, told.counts.failed, told.counts.cancelled) == (5, 1, 1, 1)
+    assert [(each.name, each.state) for each in told.jobs] == [
+        ("a", "running"),
+        ("c", "failed"),
+        ("e", "waiting"),
+        ("d", "cancelled"),
+        ("b", "done"),
+    ]
+    first, failed, waiting, cancelled, _ = told.jobs
+    assert first.attempt is not None
+    assert (first.attempt.gpus, first.attempt.pid) == (("0", "1"), os.getpid())
+    assert first.attempt.progress is not None and first.attempt.progress.stage == "h.0"
+    assert first.attempt.run_s is not None and 5 <= first.attempt.run_s < 60
+    assert first.attempt.eta_s == pytest.approx(3 * first.attempt.run_s)
+    assert failed.reason == "it broke" and failed.attempt is not None and failed.attempt.failure_class == "crash"
+    assert waiting.title == "the last" and waiting.command == ("true", "e") and waiting.attempt is None
+    assert cancelled.reason == "needs c, which failed"
+    assert told.dispatcher is not None and told.dispatcher.pid == os.getpid()
+    # The mean is 10 s: 5 s of the one that runs are left, and one waits.
+    assert told.eta_s == pytest.approx(15, abs=3)
+
+
+def test_nobody_works_on_it(scene: Scene) -> None:
+    scene.queue.submit([job("a")])
+    assert scene.status().dispatcher is None
+    assert scene.reason("a") == "no gpuherd works on this queue"
+    scene.begin()
+    assert scene.status().dispatcher is not None
+    scene.queue.end_run(scene.run_id, clock.wall())
+    assert scene.status().dispatcher is None
+    assert scene.status().eta_s is None
+
+
+@pytest.mark.parametrize("column, value", [("pid", 2**22 + 7), ("boot", "another"), ("started_mono", -1e9)])
+def test_a_dispatcher_that_died_is_none(scene: Scene, column: str, value: object) -> None:
+    """Its pid is gone, or from before a reboot, or is now that of a process younger than the run."""
+    scene.begin()
+    with sqlite3.connect(scene.run.queue) as other:
+        other.execute(f"UPDATE runs SET {column} = ?", (value,))
+    other.close()
+    assert scene.status().dispatcher is None
+
+
+def test_a_dispatcher_that_gave_the_lock_back_is_at_work_no_more(scene: Scene) -> None:
+    """An error ended its run, and its process lives on (a notebook)."""
+    lock = DispatcherLock(scene.run.lock)
+    scene.begin()
+    assert scene.status().dispatcher is not None
+    lock.close()
+    assert scene.status().dispatcher is None
+
+
+def test_nobody_works_on_a_copy(scene: Scene, tmp_path: Path) -> None:
+    scene.begin()
+    assert scene.status().dispatcher is not None
+    shutil.copytree(scene.run.root, tmp_path / "copy")
+    assert read_status(RunDirectory(tmp_path / "copy")).dispatcher is None
+
+
+def test_why_a_job_waits(scene: Scene) -> None:
+    scene.queue.submit([job("a", retries=3), job("b", needs=("a",)), job("c"), job("d")])
+    scene.begin()
+    assert scene.reason("b") == "needs a"
+    assert (scene.reason("a"), scene.reason("c")) == ("is next", "1 waiting job is before it")
+    assert scene.reason("d") == "2 waiting jobs are before it"
+    assert scene.status(Page(text="d")).jobs[0].reason == "others are before it"
+    scene.end(scene.start("a"), JobState.WAITING, "it broke", clock.wall() + 30)
+    assert scene.reason("a") == "next try in 30 s after: it broke"
+    c = next(each.id for each in scene.status().jobs if each.name == "c")
+    file = StandingFile(scene.run.standing)
+
+    def tell(standing: Standing, now: float) -> None:
+        file.touch()
+        file.keep_time(now, lambda: standing)
+
+    tell(Standing(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
+    assert scene.reason("c") == "GPU 0: alice runs python"
+    assert scene.reason("d") == "2 waiting jobs are before it"
+    tell(Standing(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
+    assert scene.reason("c") == "quiet hours until 18:00"
+    tell(Standing(pid=os.getpid(), mode="draining"), 10.0)
+    assert scene.reason("c") == "gpuherd is draining: nothing new is started"
+    tell(Standing(pid=os.getpid() + 1, mode="draining"), 20.0)
+    assert scene.reason("c") == "1 waiting job is before it", "that file is of another dispatcher"
+
+
+def test_pages(scene: Scene) -> None:
+    scene.queue.submit([job(f"job-{i:02}", priority=i % 3) for i in range(20)])
+    scene.begin()
+    for name in ("job-00", "job-01"):
+        scene.end(scene.start(name), JobState.DONE)
+    told = scene.status(Page(states=(JobState.WAITING,), limit=4))
+    assert (told.matching, [each.name for each in told.jobs]) == (18, ["job-02", "job-05", "job-08", "job-11"])
+    told = scene.status(Page(limit=3, offset=17))
+    assert (told.matching, [each.name for each in told.jobs]) == (20, ["job-18", "job-01", "job-00"])
+    assert [each.name for each in scene.status(Page(text="B-1", each=1)).jobs] == ["job-11"]
+    assert [each.name for each in scene.status(Page(names=("job-04", "none"))).jobs] == ["job-04"]
+    assert len(scene.status(EVERYTHING).jobs) == 20
+    assert scene.status(Page(text="%")).matching == 0, "a percent sign is a percent sign"
+
+
+def test_the_attempts_of_a_job(scene: Scene) -> None:
+    scene.queue.submit([job("a")])
+    scene.begin()
+    scene.end(scene.start("a"), JobState.WAITING, "it broke")
+    scene.start("a")
+    with opened(scene.run) as reader:
+        assert [(each.number, each.state) for each in attempts_of(reader, "a")] == [(1, "failed"), (2, "running")]
+        assert attempts_of(reader, "b") == ()
+        assert job_names(reader) == ["a"]
+
+
+def test_a_queue_that_is_none(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with pytest.raises(UsageError, match="no queue in"):
+        read_status(run)
+    run.queue.write_bytes(b"no database at all" * 100)
+    with pytest.raises(QueueUnreadable, match="can't read"):
+        read_status(run)
+    run.queue.unlink()
+    sqlite3.connect(run.queue).close()
+    with pytest.raises(UsageError, match="no queue in"):
+        read_status(run)
+    with sqlite3.connect(run.queue) as other:
+        other.execute("CREATE TABLE jobs (id)")
+    other.close()
+    with pytest.raises(QueueUnreadable, match="no gpuherd queue"):
+        read_status(run)
+    assert not (tmp_path / "attempts").exists(), "looking makes nothing"
+
+
+def test_a_queue_of_a_newer_gpuherd(scene: Scene) -> None:
+    with sqlite3.connect(scene.run.queue) as other:
+        other.execute("PRAGMA user_version = 999")
+    other.close()
+    with pytest.raises(QueueUnreadable, match="newer gpuherd"):
+        scene.status()
+
+
+def test_reading_changes_nothing_and_waits_for_nobody(scene: Scene) -> None:
+    scene.queue.submit([job("a")])
+    reader = QueueReader(scene.run.queue)
+    with pytest.raises(QueueUnreadable, match="readonly"):
+        reader.rows("DELETE FROM jobs")
+    reader.close()
+    writer = sqlite3.connect(scene.run.queue, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("UPDATE jobs SET priority = 7")
+    began = time.monotonic()
+    assert scene.status().jobs[0].priority == 0
+    assert time.monotonic() - began < 2
+    writer.execute("COMMIT")
+    writer.close()
+    assert scene.status().jobs[0].priority == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user for a moment")
+def test_a_finished_run_in_a_folder_that_we_may_only_read(scene: Scene) -> None:
+    scene.queue.submit([job("a")])
+    scene.queue.close()
+    os.chmod(scene.run.queue, 0o644)
+    for folder in [scene.run.root, *scene.run.root.parents]:
+        if not os.stat(folder).st_mode & 0o005:
+            os.chmod(folder, 0o755)
+    os.chmod(scene.run.root, 0o555)
+    os.seteuid(65534)
+    try:
+        assert scene.status().counts.waiting == 1
+    finally:
+        os.seteuid(0)
+    assert [path.name for path in scene.run.root.glob("queue.sqlite-*")] == []
+
+
+def test_a_hundred_thousand_jobs(scene: Scene) -> None:
+    scene.queue.submit([job(f"job-{i:06}") for i in range(100_000)])
+    scene.begin()
+    quickest = float("inf")
+    for _ in range(5):
+        began = time.process_time()
+        told = scene.status(Page(limit=40))
+        quickest = min(quickest, time.process_time() - began)
+    assert (told.counts.waiting, len(told.jobs)) == (100_000, 40)
+    assert quickest < 0.1
+
+
+def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    file = StandingFile(path)
+    asked: list[float] = []
+
+    def at(now: float, standing: Standing) -> None:
+        def give() -> Standing:
+            asked.append(now)
+            return standing
+
+        file.touch()
+        file.keep_time(now, give)
+
+    first, second = (Standing(pid=1, mode=mode, waits={3: "x"}) for mode in ("working", "draining"))
+    at(100.0, first)
+    written = path.stat().st_ino
+    at(100.4, second)
+    assert standing.read(path, 1) == first
+    assert file.due_at == 101.0
+    at(101.0, first)
+    assert path.stat().st_ino == written, "it is as it was told"
+    third = Standing(pid=1, gpus=(GpuStanding(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4})
+    at(101.9, third)
+    at(102.1, third)
+    assert standing.read(path, 1) == third
+    assert asked == [100.0, 101.0, 102.1], "nothing is made that is not told"
+    file.keep_time(200.0, lambda: second)
+    assert standing.read(path, 1) == third, "nothing has happened"
+    assert standing.read(path, 2) is None
+    for damage in ("[]", "{", '{"pid": 1}', '{"pid": 1, "mode": "x", "closed": null, "waits": [], "gpus": []}'):
+        path.write_text(damage)
+        assert standing.read(path, 1) is None
+    file.remove()
+    file.remove()
+    assert standing.read(path, 1) is None
