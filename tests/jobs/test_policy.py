@@ -305,9 +305,44 @@ def test_for_a_job_that_wants_gpus_for_itself_shared_ones_are_closed() -> None:
     assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 2)]
 
 
+def test_each_job_that_wants_a_gpu_for_itself_has_one_closed() -> None:
+    seen = [shared(0, 30_000), shared(1, 20_000)]
+    assert started(decide([WaitingJob(1, 1), WaitingJob(2, 1), sharer(3, 5_000)], seen, LARGE, pick)) == []
+    assert started(decide([WaitingJob(1, 1), sharer(3, 5_000)], seen, LARGE, pick)) == [3]
+    # One whose exclusive job will end needs no closing.
+    ours = GpuView(gpu(2, 80_000), "we", ours=True)
+    assert started(decide([WaitingJob(1, 1), sharer(3, 5_000)], [*seen, ours], LARGE, pick)) == [3]
+
+
 def test_shared_gpus_are_closed_when_the_limit_stands_in_the_way() -> None:
     """GPU 2 is free and one more is allowed only when a shared one has emptied."""
     limits = Limits(max_gpus=2, cpu_slots=1)
     seen = [shared(0, 30_000), shared(1, 20_000), GpuView(gpu(2, 80_000)), GpuView(gpu(3, 80_000))]
     decision = decide([WaitingJob(1, 1), sharer(2, 5_000)], seen, limits, pick)
     assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 1)]
+
+
+def test_a_limit_that_was_lowered_empties_shared_gpus_too() -> None:
+    """Two are in use and one is allowed: the emptier of them is closed, and no new one is opened."""
+    seen = [shared(0, 50_000), shared(1, 20_000), GpuView(gpu(2, 80_000))]
+    one = Limits(max_gpus=4, cpu_slots=1, gpus_now=1)
+    decision = decide([sharer(1, 10_000), sharer(2, 10_000), sharer(3, 10_000)], seen, one, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(1, 1), (2, 1)]
+    assert started(decide([sharer(1, 10_000)], seen, replace(one, gpus_now=0), pick)) == []
+
+
+def test_of_shared_gpus_on_several_machines_the_emptiest_is_closed_whatever_else_is_free_there() -> None:
+    """Else small GPUs that come and go would move the keeping from machine to machine, and the job would starve."""
+    first = [replace(shared(0, 30_000), machine="a"), replace(GpuView(gpu(1, 24_000)), machine="a")]
+    second = [replace(shared(10, 50_000), machine="b"), replace(GpuView(gpu(11, 24_000), "we", ours=True), machine="b")]
+    decision = decide([WaitingJob(1, 1, 60_000), sharer(2, 10_000)], [*first, *second], LARGE, pick)
+    assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 0)]
+
+
+def test_a_gpu_whose_rest_a_stranger_holds_is_not_kept_for_a_job_that_needs_all_of_it() -> None:
+    seen = [GpuView(gpu(0, used_mb=300)), GpuView(gpu(1), "we", ours=True)]
+    decision = decide([WaitingJob(1, 2, 39_900), WaitingJob(2, 1)], seen, LARGE, pick)
+    assert started(decision) == [2]
+    assert "39700 of 39900 MB are free" in decision.waits[0].reason
+    # Where that is enough it is kept, with the one that our job will leave.
+    assert started(decide([WaitingJob(1, 2, 39_700), WaitingJob(2, 1)], seen, LARGE, pick)) == []

@@ -259,6 +259,8 @@ class _Round:
             found = (free, -lacks, sum(rooms[:lacks]))
             if found > rank:
                 best, rank = machine, found
+            if rank == (machine.free, 0, 0):
+                break
         return best
 
     def _lacks(self, job: WaitingJob, machine: Machine, usable: Sequence[GpuView]) -> int:

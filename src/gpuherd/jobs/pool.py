@@ -150,8 +150,8 @@ class Pool:
 
     def open_from(self, least_mb: int) -> Iterator[GpuView]:
         """GPUs on which so much may still be promised to one more sharing job, the fullest first."""
-        for _, _, uuid in self._open[bisect_left(self._open, (least_mb, -1, "")) :]:
-            yield self.view(uuid)
+        for place in range(bisect_left(self._open, (least_mb, -1, "")), len(self._open)):
+            yield self.view(self._open[place][2])
 
     def emptiest_open(self) -> Iterator[GpuView]:
         """GPUs that are shared and may be added to, the one with the most room first."""
