@@ -65,15 +65,21 @@ SHORT = [(1.0, 1, 0), (1.35, 1, 0), (2.1, 2, 0), (1.2, 1, 0), (1.6, 1, 0), (0.8,
 def test_a_small_run_goes_as_simulated(standin: Callable[..., Machine], tmp_path: Path) -> None:
     standin("4x40GB")
     jobs = jobs_of(SHORT)
-    foreseen = simulated(jobs, SHORT, "4x40GB", Rules(max_checks=4, check_interval=0.1))
+    rules = Rules(max_checks=4, check_interval=0.1)
+    foreseen = simulated(jobs, SHORT, "4x40GB", rules)
     assert closest_ends_s(foreseen) > 0.04
-    order, makespan_s = really_run(jobs, tmp_path / "run", GpuOptions(max_gpus=4, max_checks=4, check_interval=0.1))
+    for attempt in range(3):
+        folder = tmp_path / f"run{attempt}"
+        order, makespan_s = really_run(jobs, folder, GpuOptions(max_gpus=4, max_checks=4, check_interval=0.1))
+        if order == starts(foreseen, SHORT) and makespan_s == pytest.approx(foreseen.makespan_s, rel=0.05):
+            break
+        # A machine that does much else beside stretches real seconds, and no simulated ones: it has three tries.
     assert order == starts(foreseen, SHORT)
     assert makespan_s == pytest.approx(foreseen.makespan_s, rel=0.05)
 
     # The folder itself, replayed with the lengths that its attempts had, goes the same way.
-    works = replayed(read_queue(RunDirectory(tmp_path / "run").queue), None, Random(0))
-    again = Simulation(machine("4x40GB"), works, Rules(max_checks=4, check_interval=0.1)).run()
+    works = replayed(read_queue(RunDirectory(folder).queue), None, Random(0))
+    again = Simulation(machine("4x40GB"), works, rules).run()
     assert starts(again, SHORT) == order
     assert makespan_s == pytest.approx(again.makespan_s, rel=0.05)
 

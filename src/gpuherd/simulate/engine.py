@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpuherd.gpus.choose import choose
+from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import quarantine, quiet_hours
 from gpuherd.jobs.allowance import allowance
@@ -73,7 +74,7 @@ class Simulation:
         self._machines = machines
         self._works = works
         self._rules = rules
-        self._quiet = Quiet(rules.max_checks, max(rules.check_interval, 0.01))
+        self._quiet = Quiet(IdleRule(max_checks=rules.max_checks, check_interval_s=rules.check_interval))
         self._floor = Floor(machines, self._quiet)
         self._limits = Limits(
             rules.max_gpus or _NO_LIMIT,
@@ -164,7 +165,7 @@ class Simulation:
         self._wake(self._floor.go(slot, self._now))
         for attempt in slot.attempts:
             if attempt.ends_at is None:
-                self._at(self._now + self._quiet.quiet_s, self._go_on, attempt)
+                self._at(self._now + self._quiet.rule.quiet_s, self._go_on, attempt)
         self._plan_next(slot)
 
     def _give_way(self, slot: Slot) -> None:
@@ -353,9 +354,9 @@ class Simulation:
     def _keep_looking(self) -> None:
         """A job waits for a GPU, so that looks are made."""
         since, until = self._looking_since, self._looked_until
-        if since is None or (until is not None and self._now - until > self._quiet.hole_s):
+        if since is None or (until is not None and self._now - until > self._quiet.rule.hole_s):
             since = self._now
-            self._at(since + self._quiet.row_s, _nothing)
+            self._at(since + self._quiet.rule.quiet_s, _nothing)
         self._looking_since, self._looked_until = since, None
         self._floor.look(self._now, since)
 

@@ -10,34 +10,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpuherd.gpus.idle import IdleRule
+
 # From a job's end to the next start on its GPU, as measured (benchmarks/dispatch.py): the look that finds it clean, the
 # lease, the look under the lease, the start.
 TURNAROUND_S = 0.005
-# A row of checks with a longer hole in it is no row: as in jobs.gpuwatch.
-HOLE_S = 5.0
+# How often it is looked whether somebody has freed a GPU: as in jobs.gpuwatch.
+_CHEAP_LOOK_S = 0.125
+_LOOKS_IN_QUIET_TIME = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """How many clean looks make a GPU free, and the seconds between two."""
+    """When a GPU is free by this rule."""
 
-    max_checks: int
-    interval_s: float
-
-    @property
-    def row_s(self) -> float:
-        """Seconds from the first clean look of a row to the last."""
-        return (self.max_checks - 1) * self.interval_s
+    rule: IdleRule
 
     @property
-    def quiet_s(self) -> float:
-        """Seconds for which a GPU must be left alone before a paused job goes on there."""
-        return self.max_checks * self.interval_s
-
-    @property
-    def hole_s(self) -> float:
-        """Seconds without a look after which earlier ones count no more."""
-        return max(HOLE_S, 5 * self.interval_s)
+    def look_s(self) -> float:
+        """Seconds between two looks."""
+        return min(self.rule.interval_s, max(_CHEAP_LOOK_S, self.rule.quiet_s / _LOOKS_IN_QUIET_TIME))
 
     def free_at(self, clean_since: float, ours_left: bool, looking_since: float) -> float:
         """The second at which the GPU is free for a job.
@@ -45,13 +37,11 @@ class Quiet:
         Args:
             clean_since: nobody has used it since then.
             ours_left: who left it then was a job of ours.
-            looking_since: looks have come every ``interval_s`` since then, without a hole.
+            looking_since: looks have come every ``look_s`` since then, without a hole.
         """
         late = looking_since - clean_since
-        if ours_left and late <= self.hole_s:
+        if ours_left and late <= max(self.rule.quiet_s, self.rule.hole_s):
             # One clean look is enough. Looks come at once after our own job's end, and at once when looking begins.
             return looking_since if late > 0 else clean_since + TURNAROUND_S
-        if late >= 0:
-            return looking_since + self.row_s
-        looks = math.ceil(-late / self.interval_s)
-        return looking_since + looks * self.interval_s + self.row_s
+        looks = math.ceil(max(0.0, -late) / self.look_s)
+        return looking_since + looks * self.look_s + self.rule.quiet_s
