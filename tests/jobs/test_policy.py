@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.policy import Decision, GpuView, Limits, WaitingJob, decide, why_never
+from gpuherd.jobs import pool as pool_module
+from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
 
@@ -346,3 +349,51 @@ def test_a_gpu_whose_rest_a_stranger_holds_is_not_kept_for_a_job_that_needs_all_
     assert "39700 of 39900 MB are free" in decision.waits[0].reason
     # Where that is enough it is kept, with the one that our job will leave.
     assert started(decide([WaitingJob(1, 2, 39_700), WaitingJob(2, 1)], seen, LARGE, pick)) == []
+
+
+# --- a pool that lasts ----------------------------------------------------------------------------------------
+
+
+def test_documented_example_of_a_pool() -> None:
+    assert doctest.testmod(pool_module).failed == 0
+
+
+def test_a_gpu_that_is_taken_out_of_the_pool_is_given_to_nobody() -> None:
+    pool = Pool([GpuView(gpu(0)), GpuView(gpu(1)), shared(2, 40_000)])
+    for uuid in ("GPU-0", "GPU-2", "GPU-9"):
+        pool.remove(uuid)
+    assert (pool.free, pool.in_use, pool.open_count) == (1, 0, 0)
+    jobs = [WaitingJob(1, 2), WaitingJob(2, 1), sharer(3, 9_000)]
+    decision = decide_with(pool, jobs, LARGE, pick)
+    assert decision == decide(jobs, [GpuView(gpu(1))], LARGE, pick)
+    assert started(decision) == [2]
+    assert [wait.job for wait in decision.refused] == [1]
+    pool.update(GpuView(gpu(0)))
+    assert started(decide_with(pool, jobs, LARGE, pick)) == [1]
+
+
+def test_a_decision_leaves_the_pool_as_it_was_also_when_the_chooser_fails() -> None:
+    pool = Pool([GpuView(gpu(0)), GpuView(gpu(1))])
+
+    def broken(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
+        if len(candidates) < 2:
+            raise RuntimeError("the driver is gone")
+        return pick(candidates, count, memory_mb)
+
+    with pytest.raises(RuntimeError):
+        decide_with(pool, [WaitingJob(1, 1), WaitingJob(2, 1)], LARGE, broken)
+    assert (pool.free, pool.in_use) == (2, 0)
+    assert started(decide_with(pool, [WaitingJob(1, 2)], LARGE, pick)) == [1]
+
+
+def test_unexplained_waits_are_short_and_all_else_is_the_same() -> None:
+    jobs = [WaitingJob(1, 2), WaitingJob(2, 1), WaitingJob(3, 9)]
+    told, short = (decide_with(Pool(views(1, 1)), jobs, LARGE, pick, explain=explain) for explain in (True, False))
+    assert (told.starts, told.refused) == (short.starts, short.refused)
+    assert [wait.reason for wait in short.waits] == ["waits for GPUs"] * 2
+    assert "our own jobs run on GPU 1" in told.waits[0].reason
+
+
+def test_in_a_large_cluster_the_reason_counts_and_does_not_name() -> None:
+    (wait,) = decide([WaitingJob(1, 4)], cluster([3] * 30), LARGE, pick).waits
+    assert wait.reason == "90 of 120 GPUs are free, our own jobs run on 30"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.jobs import quarantine
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.quarantine import (
     Health,
@@ -144,3 +146,7 @@ def test_no_gpu_is_out_for_more_than_a_day(steps: list[tuple[str, str, float]]) 
         until = next_return(healths, now)
         assert until is None or now < until <= now + 86_400
         assert not math.isnan(until or 0.0)
+
+
+def test_documented_examples() -> None:
+    assert doctest.testmod(quarantine).failed == 0

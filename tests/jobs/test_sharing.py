@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import sharing
 from gpuherd.jobs.sharing import Tenant, baseline_mb, expected_mb, learn, overuses, shareable_mb
 
 
@@ -76,3 +79,7 @@ def test_peaks_are_learned_by_family() -> None:
     assert peaks == {"llama": 9_000}
     assert learn(peaks, None, 1) == learn(peaks, "x", None) == peaks
     assert (expected_mb(5_000, peaks.get("llama")), expected_mb(5_000, None)) == (9_000, 5_000)
+
+
+def test_documented_examples() -> None:
+    assert doctest.testmod(sharing).failed == 0
