@@ -30,6 +30,7 @@ COMMANDS = (
     "resume",
     "drain",
     "set",
+    "simulate",
     "doctor",
     "completion",
 )

@@ -235,7 +235,7 @@ class _Round:
         if job.gpus > 1:
             self.budget -= job.gpus
             for view in [view for view in machine.usable(job, barred) if view.is_free]:
-                self._change(replace(view, busy=_GIVEN, returning=True))
+                self._change(_kept(view))
         self.promised += job.gpus
         if self.pool.open_count:
             self._close_shared(job, barred, machine)
@@ -319,6 +319,11 @@ class _Round:
 
 _GIVEN = "goes to a job before this one"
 _KEPT = "kept for a job before this one"
+
+
+def _kept(view: GpuView) -> GpuView:
+    """A free GPU as one that is kept. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
+    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine)
 
 
 def _promisable_mb(view: GpuView) -> int:

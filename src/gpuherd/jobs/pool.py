@@ -82,7 +82,7 @@ class Pool:
         else:
             old = machine.views[uuid]
         machine.views[uuid] = view
-        if old is None or _traits(old) != _traits(view):
+        if old is None or (old.gpu is not view.gpu and _traits(old) != _traits(view)):
             self._never.clear()
             self._enough.clear()
         elif _coming(old) != _coming(view):

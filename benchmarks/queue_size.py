@@ -1,0 +1,125 @@
+"""A long queue: 100,000 jobs put in, decided on, waited with, and added to from the shell.
+
+Everything is measured in processes of its own. The GPUs are those of the stand-in driver, all in somebody else's use,
+so that the dispatcher has every reason to wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gpuherd.standin.machine import Machine
+
+GPUHERD = [sys.executable, "-m", "gpuherd"]
+
+_FILL = """\
+import json, resource, sys, time
+from gpuherd.jobs import Job, Queue
+count = int(sys.argv[2])
+queue = Queue(sys.argv[1])
+started = time.perf_counter()
+queue.add([Job(name=f"job-{n}", argv=("true", str(n)), gpus=1 + (n % 16 == 0), memory_mb=8000) for n in range(count)])
+spent = time.perf_counter() - started
+queue.close()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": round(spent, 2), "max_rss_mb": round(peak / 1024, 1)}))
+"""
+
+# What a dispatcher does when something has happened: the head of the queue, and the decision.
+_DECIDE = """\
+import json, statistics, sys, time
+from gpuherd.gpus.choose import choose
+from gpuherd.jobs import Queue
+from gpuherd.jobs.policy import GpuView, Limits, WaitingJob, decide
+from gpuherd.simulate import machine
+queue, times = Queue(sys.argv[1]), []
+(gpus,) = machine("8x80GB")
+views = [GpuView(gpu, None if gpu.index == 3 else "someone uses it") for gpu in gpus]
+def pick(candidates, count, memory_mb):
+    return choose(candidates, count, memory_mb=memory_mb)
+for order in ("age", "longest") * int(sys.argv[2]):
+    started = time.perf_counter()
+    head = queue.head(8 + 1, time.time(), order)
+    jobs = [WaitingJob(q.id, q.job.gpus, q.job.memory_mb, q.job.priority, q.avoid) for q in head]
+    decision = decide(jobs, views, Limits(8, 1), pick)
+    times.append((time.perf_counter() - started) * 1000)
+    assert len(decision.starts) == 1
+times.sort()
+print(json.dumps({"p50_ms": round(statistics.median(times), 3), "p95_ms": round(times[int(len(times) * 0.95)], 3)}))
+"""
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Figures by what was done; see docs/jobs.md for what they should be."""
+    count = 2_000 if quick else 100_000
+    with tempfile.TemporaryDirectory(prefix="gpuherd-queue-size-") as name:
+        folder = Path(name)
+        place = folder / "queue"
+        machine = Machine.create(folder / "machine", "8x80GB")
+        for gpu in range(8):
+            machine.occupy(gpu, 40_000)
+        environment = {**os.environ, "GPUHERD_QUEUE": str(place), "GPUHERD_LEASE_DIR": str(folder / "leases")}
+        # The first one makes the folder, as for any user.
+        first = _submit(environment)
+        figures = {
+            "jobs": count,
+            "queued": _child(_FILL, str(place / "queue.sqlite"), str(count)),
+            "decision": _child(_DECIDE, str(place / "queue.sqlite"), "20" if quick else "200"),
+            "waiting": _waiting(environment, folder / "machine", 3.0 if quick else 30.0),
+        }
+        times = sorted(_submit(environment) for _ in range(3 if quick else 20))
+        figures["submit_ms"] = {"first": first, "median": statistics.median(times), "least": times[0]}
+        return figures
+
+
+def _child(program: str, *words: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _submit(environment: dict[str, str]) -> float:
+    """Milliseconds of ``gpuherd submit`` from the shell, from start to exit."""
+    started = time.perf_counter()
+    words = [*GPUHERD, "submit", "--json", "--", "true"]
+    subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return round((time.perf_counter() - started) * 1000, 1)
+
+
+def _waiting(environment: dict[str, str], machine: Path, seconds: float) -> dict[str, float]:
+    """What a dispatcher costs that waits for GPUs: share of a core, and its own memory."""
+    words = [*GPUHERD, "--simulate", str(machine), "up", "--foreground"]
+    dispatcher = subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        time.sleep(5.0)
+        before, began = _cpu_seconds(dispatcher.pid), time.monotonic()
+        time.sleep(seconds)
+        spent, took = _cpu_seconds(dispatcher.pid) - before, time.monotonic() - began
+        rss_mb, pss_mb = _memory_mb(dispatcher.pid)
+    finally:
+        os.killpg(dispatcher.pid, signal.SIGTERM)
+        dispatcher.wait(timeout=30)
+    return {"percent_of_a_core": round(100 * spent / took, 3), "rss_mb": rss_mb, "pss_mb": pss_mb}
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(fields[0]) / 1e9
+
+
+def _memory_mb(pid: int) -> tuple[float, float]:
+    """Resident memory, and the part of it that is its own, shared pages by their share."""
+    rolled = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    rss, pss = (round(int(rolled[name].split()[0]) / 1024, 1) for name in ("Rss", "Pss"))
+    return rss, pss

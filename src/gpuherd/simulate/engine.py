@@ -1,0 +1,392 @@
+"""The simulation: events in virtual time over GPUs, waiting jobs and strangers.
+
+What starts where is asked of the same ``policy.decide_with`` as on a real run, what becomes of a job that failed of the
+same ``retry.next_try``, and which GPUs are left out of the same ``quarantine``. Here is only what a dispatcher's loop
+and the world around it do: jobs come, attempts end, strangers come and go, GPUs become free. The same input gives the
+same history. The machines of a cluster take their jobs from one common queue; a job gets GPUs of one machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from gpuherd.gpus.choose import choose
+from gpuherd.gpus.idle import IdleRule
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import quarantine, quiet_hours
+from gpuherd.jobs.allowance import allowance
+from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.policy import Limits, Start, Wait, decide_with
+from gpuherd.jobs.retry import Seen, next_try
+from gpuherd.jobs.yielding import PRESENCE_S
+from gpuherd.simulate.attempt import Attempt
+from gpuherd.simulate.backlog import Backlog
+from gpuherd.simulate.begin import MONDAY
+from gpuherd.simulate.cluster import Machine
+from gpuherd.simulate.ends import diagnosis
+from gpuherd.simulate.floor import Floor, Slot
+from gpuherd.simulate.history import Ending, History, Ran, Visit
+from gpuherd.simulate.quiet import Quiet
+from gpuherd.simulate.rules import Rules
+from gpuherd.simulate.strangers import Session, Strangers
+from gpuherd.simulate.workload import Work
+
+# How many jobs more than there are places one decision looks at: as in jobs.dispatcher.
+_BEYOND = 8
+# Without a limit it must not be the number of GPUs: a job that waits on one machine has its part of the limit kept, and
+# the other machines would stand idle for that.
+_NO_LIMIT = 1_000_000
+# When for so long nothing of ours has run although jobs wait, none of them ever will.
+_HOPELESS_S = 366 * 86400.0
+_TELL_EVERY = 256
+
+
+class Simulation:
+    """One run of the works on the machines by the rules. Use: ``run`` once.
+
+    Args:
+        machines: the GPUs of each machine.
+        works: the jobs, in the order in which they come: the earlier is the older.
+        rules: the rules of the run; ``policy`` is not looked at.
+        background: strangers, None for none.
+        seed: of the strangers.
+        begin: local time of second 0, for quiet hours.
+
+    Raises ValueError for works that are not in order.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        works: Sequence[Work],
+        rules: Rules,
+        background: Strangers | None = None,
+        seed: int = 0,
+        begin: datetime = MONDAY,
+    ):
+        if any(one.arrives_s > after.arrives_s for one, after in pairwise(works)):
+            raise ValueError("works are given in the order in which they come")
+        self._machines = machines
+        self._works = works
+        self._rules = rules
+        self._quiet = Quiet(IdleRule(max_checks=rules.max_checks, check_interval_s=rules.check_interval))
+        self._floor = Floor(machines, self._quiet)
+        self._limits = Limits(
+            rules.max_gpus or _NO_LIMIT,
+            rules.cpu_jobs,
+            max_concurrent=rules.max_concurrent,
+            longest_first=rules.order == "longest",
+        )
+        self._backlog = Backlog(works, self._limits, share=rules.share)
+        self._settings = rules.settings()
+        self._begin = begin
+        self._healths: quarantine.Healths = {}
+        self._left_out: set[str] = set()
+        self._uuids = tuple(slot.gpu.uuid for slot in self._floor.slots)
+        self._largest_mb = max(slot.gpu.total_mb for slot in self._floor.slots)
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._counter = 0
+        self._running = self._on_cpu = 0
+        self._idle_since = 0.0
+        # Looks are made while a job waits for a GPU: since when, and until when if none waits now.
+        self._looking_since: float | None = None
+        self._looked_until: float | None = None
+        self._attempts: list[Ran] = []
+        self._visits: list[Visit] = []
+        self._visiting: dict[int, float] = {}
+        self._never: dict[int, str] = {}
+        self._decisions = 0
+        # Free GPUs that the last decisions gave to nobody.
+        self._left_free = 0
+        self._plans: list[Iterator[Session]] = []
+        if background is not None:
+            for slot in self._floor.slots:
+                self._plans.append(background.sessions(seed, slot.gpu.uuid))
+                self._plan_next(slot)
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> History:
+        """Runs to the end. ``progress`` is told now and then how many of how many jobs have ended."""
+        self._submit()
+        total, steps = len(self._works), 0
+        while self._backlog.unfinished and self._events and not self._is_hopeless():
+            self._now = self._events[0][0]
+            while self._events and self._events[0][0] <= self._now:
+                _, _, happen, details = heapq.heappop(self._events)
+                happen(*details)
+            self._start_what_can()
+            steps += 1
+            if progress is not None and steps % _TELL_EVERY == 0:
+                progress(total - self._backlog.unfinished, total)
+        if progress is not None:
+            progress(total - self._backlog.unfinished, total)
+        return self._history()
+
+    def _at(self, time: float, happen: Callable[..., None], *details: Any) -> None:
+        self._counter += 1
+        heapq.heappush(self._events, (time, self._counter, happen, details))
+
+    def _submit(self) -> None:
+        together: dict[float, list[int]] = defaultdict(list)
+        for number, work in enumerate(self._works):
+            together[work.arrives_s].append(number)
+        for time, numbers in together.items():
+            self._at(time, self._backlog.arrive, numbers, time)
+        if self._settings.hours.quiet:
+            self._at(0.0, self._hours_change)
+
+    def _is_hopeless(self) -> bool:
+        return not self._running and self._backlog.waiting > 0 and self._now - self._idle_since > _HOPELESS_S
+
+    # --- strangers ---------------------------------------------------------------------------------------------
+
+    def _plan_next(self, slot: Slot) -> None:
+        session = next(self._plans[slot.number], None)
+        if session is not None:
+            self._at(session.start, self._stranger_comes, slot, session)
+
+    def _stranger_comes(self, slot: Slot, session: Session) -> None:
+        if slot.attempts and not session.barges:
+            self._plan_next(slot)
+            return
+        self._visiting[slot.number] = self._now
+        self._floor.come(slot)
+        self._at(session.end, self._stranger_goes, slot)
+        if slot.attempts and self._rules.yield_to_others != "ignore":
+            self._at(self._now + PRESENCE_S, self._give_way, slot)
+
+    def _stranger_goes(self, slot: Slot) -> None:
+        self._visits.append(Visit(slot.number, self._visiting.pop(slot.number), self._now))
+        self._wake(self._floor.go(slot, self._now))
+        for attempt in slot.attempts:
+            if attempt.ends_at is None:
+                self._at(self._now + self._quiet.rule.quiet_s, self._go_on, attempt)
+        self._plan_next(slot)
+
+    def _give_way(self, slot: Slot) -> None:
+        """A stranger on GPUs of ours has been noticed: who runs there is paused, or goes back into the queue."""
+        if not slot.stranger:
+            return
+        for attempt in tuple(slot.attempts):
+            if self._rules.yield_to_others == "pause":
+                attempt.pause(self._now)
+            else:
+                self._finish(attempt, Ending.GAVE_WAY)
+                self._backlog.back(attempt.standing.ready(self._now))
+
+    def _go_on(self, attempt: Attempt) -> None:
+        """A paused attempt goes on when no stranger has been on any of its GPUs for the quiet time."""
+        slots = attempt.slots
+        if attempt.ends_at is not None or any(slot.number in self._visiting for slot in slots):
+            return
+        self._at(attempt.resume(self._now), self._ends, attempt, attempt.ends_at)
+
+    # --- what starts now ---------------------------------------------------------------------------------------
+
+    def _start_what_can(self) -> None:
+        """Starts all that can start now, as a dispatcher does after each event."""
+        backlog = self._backlog
+        if not backlog.waiting:
+            self._stop_looking()
+            return
+        if len(backlog.on_gpus):
+            self._keep_looking()
+        first = True
+        while self._has_room():
+            on_gpus = backlog.on_gpus.head(self._how_many(first))
+            first = False
+            on_cpu = backlog.on_cpu.head(self._limits.cpu_slots - self._on_cpu)
+            decision = decide_with(
+                self._floor.pool,
+                on_gpus + on_cpu,
+                self._limits_now(),
+                _choose,
+                cpu_running=self._on_cpu,
+                explain=False,
+            )
+            self._decisions += 1
+            self._refuse(decision.refused)
+            for start in decision.starts:
+                self._start(start)
+            if not (decision.starts or decision.refused) or self._is_given_out():
+                break
+        self._left_free = self._floor.pool.free
+        if not len(backlog.on_gpus):
+            self._stop_looking()
+
+    def _has_room(self) -> bool:
+        """Whether anything could start at all."""
+        pool, backlog = self._floor.pool, self._backlog
+        if len(backlog.on_gpus) and (pool.free or pool.open_count):
+            return True
+        return len(backlog.on_cpu) > 0 and self._limits.cpu_slots > self._on_cpu
+
+    def _how_many(self, first: bool) -> int:
+        """How many jobs a decision looks at: as many as there are free GPUs, and some beyond, as a dispatcher does.
+
+        When nothing is kept for a large job and no GPU is shared, whoever comes first can start, and it is enough to
+        look at as many as there are free GPUs. In a cluster, GPUs that the last decision left free, because they are
+        kept for large jobs, don't count: else ever more large jobs would be looked at, which all want GPUs kept.
+        """
+        pool = self._floor.pool
+        if first and not self._left_free and not pool.open_count:
+            return pool.free
+        return _BEYOND + (pool.free if len(self._machines) == 1 else max(0, pool.free - self._left_free))
+
+    def _is_given_out(self) -> bool:
+        """Whether, in a cluster, no more is free than was left free before: then all that is new has found its job."""
+        pool = self._floor.pool
+        return len(self._machines) > 1 and not pool.open_count and 0 < pool.free <= self._left_free
+
+    def _limits_now(self) -> Limits:
+        """The limits of this moment. With quiet hours, an event comes when they next change."""
+        if self._limits.max_concurrent is None and not self._settings.hours.quiet:
+            return self._limits
+        allowed = allowance(self._settings, "", self._begin + timedelta(seconds=self._now))
+        return Limits(
+            self._limits.max_gpus,
+            self._limits.cpu_slots,
+            max_concurrent=self._limits.max_concurrent,
+            running=self._running,
+            gpus_now=allowed.max_gpus,
+            gpus_now_why=allowed.sentence,
+            longest_first=self._limits.longest_first,
+        )
+
+    def _hours_change(self) -> None:
+        """Quiet hours have begun or ended."""
+        local = self._begin + timedelta(seconds=self._now)
+        change = quiet_hours.next_change(self._settings.hours.quiet, local)
+        if change is not None:
+            self._at((change - self._begin).total_seconds(), self._hours_change)
+
+    # --- our attempts ------------------------------------------------------------------------------------------
+
+    def _start(self, start: Start) -> None:
+        standing = self._backlog.started(start.job)
+        trial = self._works[start.job].trial(standing.attempts - 1)
+        seconds, failure = trial.seconds, trial.failure
+        limit_s = standing.job.timeout_s or self._rules.timeout
+        if limit_s is not None and seconds > limit_s:
+            seconds, failure = limit_s, FailureClass.TIMEOUT
+        slots = tuple(self._floor.slot(gpu.uuid) for gpu in start.gpus)
+        attempt = Attempt(standing, slots, self._now, seconds, failure, shared=start.shared)
+        for slot in slots:
+            self._floor.take(slot, attempt)
+        self._running += 1
+        self._on_cpu += not slots
+        self._at(self._now + seconds, self._ends, attempt, attempt.ends_at)
+
+    def _ends(self, attempt: Attempt, expected: float) -> None:
+        # One that was paused or stopped meanwhile does not end now.
+        if attempt.ends_at != expected or attempt.over:
+            return
+        if attempt.failure is not None:
+            self._fails(attempt, attempt.failure)
+            return
+        self._finish(attempt, Ending.DONE)
+        if self._healths:
+            uuids = [slot.gpu.uuid for slot in attempt.slots]
+            self._healths = quarantine.after_success(self._healths, uuids, started_at=attempt.started)
+            self._leave_out()
+        self._backlog.succeeded(attempt.standing.number, self._now)
+
+    def _fails(self, attempt: Attempt, failure: FailureClass) -> None:
+        told, standing = diagnosis(failure), attempt.standing
+        uuids = tuple(slot.gpu.uuid for slot in attempt.slots)
+        total_mb = min((slot.gpu.total_mb for slot in attempt.slots), default=None)
+        larger = total_mb is not None and total_mb < self._largest_mb
+        again = next_try(standing, told, Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger), self._now)
+        self._finish(attempt, Ending.FAILED, failure)
+        if uuids:
+            self._healths = quarantine.after_failure(
+                self._healths, uuids, standing.job.name, failure, told.reason, now=self._now, machine=self._uuids
+            )
+            self._leave_out()
+        if again is None:
+            self._backlog.gave_up(standing.number, self._now)
+        else:
+            self._at(again.not_before, self._backlog.back, standing.for_next(again))
+
+    def _leave_out(self) -> None:
+        """Nothing is started on the GPUs that are left out now, and again on those that were."""
+        out = set(quarantine.excluded(self._healths, self._now))
+        for uuid in sorted(out ^ self._left_out):
+            self._floor.leave_out(self._floor.slot(uuid), uuid in out)
+        self._left_out = out
+        back_at = quarantine.next_return(self._healths, self._now)
+        if back_at is not None:
+            self._at(back_at, self._leave_out)
+
+    def _finish(self, attempt: Attempt, ending: Ending, failure: FailureClass | None = None) -> None:
+        attempt.over = True
+        for slot in attempt.slots:
+            self._wake(self._floor.leave(slot, attempt, self._now))
+        self._running -= 1
+        self._on_cpu -= not attempt.slots
+        self._idle_since = self._now
+        self._attempts.append(
+            Ran(
+                job=attempt.standing.number,
+                gpus=tuple(slot.number for slot in attempt.slots),
+                start=attempt.started,
+                end=self._now,
+                wait_s=attempt.started - attempt.standing.ready_at,
+                ending=ending,
+                failure=failure,
+                shared=attempt.shared,
+            )
+        )
+
+    def _refuse(self, refused: Sequence[Wait]) -> None:
+        for wait in refused:
+            self._backlog.started(wait.job)
+            self._never[wait.job] = wait.reason
+            self._backlog.gave_up(wait.job, self._now)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def _keep_looking(self) -> None:
+        """A job waits for a GPU, so that looks are made."""
+        since, until = self._looking_since, self._looked_until
+        if since is None or (until is not None and self._now - until > self._quiet.rule.hole_s):
+            since = self._now
+            self._at(since + self._quiet.rule.quiet_s, _nothing)
+        self._looking_since, self._looked_until = since, None
+        self._floor.look(self._now, since)
+
+    def _stop_looking(self) -> None:
+        if self._looking_since is not None and self._looked_until is None:
+            self._looked_until = self._now
+
+    def _wake(self, time: float | None) -> None:
+        """Something may start at this time, because a GPU has then been free for long enough."""
+        if time is not None:
+            self._at(time, _nothing)
+
+    def _history(self) -> History:
+        visits = [*self._visits, *(Visit(number, begun, self._now) for number, begun in self._visiting.items())]
+        return History(
+            machines=tuple(len(gpus) for gpus in self._machines),
+            attempts=tuple(self._attempts),
+            visits=tuple(visits),
+            done=self._backlog.done,
+            failed=self._backlog.failed,
+            cancelled=self._backlog.cancelled,
+            never=self._never,
+            stuck=self._backlog.unfinished,
+            decisions=self._decisions,
+        )
+
+
+def _nothing() -> None:
+    """An event that is there for the decision after it."""
+
+
+def _choose(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
+    return choose(candidates, count, memory_mb=memory_mb)

@@ -1,0 +1,43 @@
+"""What docs/what-if.md shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gpuherd.cli.main import run
+from gpuherd.errors import ExitCode
+from gpuherd.jobs import Job, Queue
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-if.md"
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_the_python_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = blocks("python")
+    exec(compile(snippet, str(PAGE), "exec"), {})
+    shown = capsys.readouterr().out
+    assert "policy=gpuherd 2409 " in shown and "policy=guides 6407 " in shown
+
+
+def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.yaml").write_text("jobs: [{command: echo a}, {command: echo b, gpus: 2}]\n")
+    (tmp_path / "results").mkdir()
+    queue = Queue(tmp_path / "results" / "queue.sqlite")
+    queue.submit([Job(name="a", argv=("x",))])
+    queue.close()
+    commands = [line for block in blocks("console") for line in block.splitlines()]
+    assert len(commands) == 4
+    for line in commands:
+        words = shlex.split(line.removeprefix("$ gpuherd "), comments=True)
+        # Nothing has run in that folder, so that a length must be said.
+        more = ["--seconds", "5m"] if "results" in words else []
+        assert run([*words, *more]) == ExitCode.OK
+    assert "2.670" in capsys.readouterr().out
