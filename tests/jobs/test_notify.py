@@ -117,7 +117,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 
 
 def test_a_failure_to_send_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    # Not the root's level: a test before this one may have set that of our own loggers.
+    caplog.set_level(logging.INFO, logger="gpuherd")
     ways = Ways.of("sh -c 'echo no such chat >&2; exit 3'", None)
     notifier = Notifier(ways, "r")
     notifier.event(failed("x"))
