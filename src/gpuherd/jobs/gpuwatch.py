@@ -18,7 +18,7 @@ from pathlib import Path
 from gpuherd.engines.processes import ATTEMPT_VARIABLE
 from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
-from gpuherd.gpus.choose import choose
+from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
@@ -98,6 +98,7 @@ class GpuWatch:
         self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
         # What the driver last said.
         self._gpus = {gpu.uuid: gpu for gpu in kept}
+        self._links = links_between(kept)
         self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
         self.problem: str | None = None
         if not chosen:
@@ -195,7 +196,14 @@ class GpuWatch:
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
-        return choose(candidates, count, preference=self._preference, memory_mb=memory_mb, keep_together=True)
+        return choose(
+            candidates,
+            count,
+            preference=self._preference,
+            memory_mb=memory_mb,
+            keep_together=True,
+            links=self._links,
+        )
 
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each: leases that were passed over."""
@@ -250,7 +258,12 @@ class GpuWatch:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> None:
-        """Asks the driver anew: of all GPUs, or of these only."""
+        """Asks the driver anew: of all GPUs, or of these only, then what changes by itself: memory and processes."""
+        if only is not None and not errors:
+            renewed = self._nvml.renewed([self._gpus[uuid] for uuid in self._gpus.keys() & only])
+            if renewed:
+                self._gpus |= renewed
+                return
         machine = self._nvml.snapshot(processes=True, topology=False, errors=errors, only=only)
         for uuid in self._gpus if only is None else self._gpus.keys() & only:
             self._gpus[uuid] = self._refreshed(self._gpus[uuid], machine)
