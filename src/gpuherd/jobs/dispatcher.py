@@ -6,8 +6,8 @@ strangers on ours, time limits, back-offs, leftovers, the disk, the display). At
 what to start and does it. All progress is in the queue before it counts: the dispatcher may be killed at any instant,
 and the next one goes on from the queue's file.
 
-How a start goes is ``starting``'s part, how an end goes ``ending``'s, what the GPUs say ``gpudesk``'s, and what people
-ask ``obeying``'s; here is when.
+What starts is ``deciding``'s part, how a start goes ``starting``'s, how an end goes ``ending``'s, who stands still for
+a while ``pausing``'s, what the GPUs say ``gpudesk``'s, and what people ask ``obeying``'s; here is when.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
-from typing import Any
 
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs import clock, sharing
-from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
+from gpuherd.jobs import clock
+from gpuherd.jobs.deciding import Deciding
 from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.ending import Ended, Endings, is_full, lost
+from gpuherd.jobs.ending import Ended, Endings, lost
 from gpuherd.jobs.events import EventKind
-from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.failures import clean
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import Job
@@ -36,9 +33,8 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.obeying import Obeying
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.outcome import Outcome
-from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
+from gpuherd.jobs.pausing import Pausing
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import PauseReason, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.retuning import SETTABLE
 from gpuherd.jobs.rundir import RunDirectory
@@ -48,14 +44,8 @@ from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
 from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.stopping import Ask, StopSignals
 from gpuherd.jobs.supervisor import GRACE_S, Attempt, Supervisor
-from gpuherd.jobs.yielding import Action, ActionKind
 
 logger = logging.getLogger(__name__)
-
-# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
-_BEYOND = 8
-# A dispatcher that serves does not know how many jobs will come.
-_MANY = 1_000_000
 
 
 class Dispatcher:
@@ -103,22 +93,21 @@ class Dispatcher:
         self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
         self._endings = Endings(queue, run, self._tell, self._health)
         self._leftovers = Leftovers(queue.tag)
-        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
+        self._pausing = Pausing(queue, self._supervisor, self._tell, DiskGuard((run.root, run.logs), options.min_disk))
         self._obeying = Obeying(queue, run, self, settings, load_settings)
-        self._cores = len(os.sched_getaffinity(0))
-        self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
-        if any(self._sizes) or options.gpu_ids:
-            # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
-            self._desk.open()
-        if jobs:
-            refuse_if_none_fits(jobs, self._desk.gpus, self._limits())
+        self._deciding = Deciding(
+            queue,
+            self._supervisor,
+            self._desk,
+            self._health,
+            self._tell,
+            options,
+            jobs,
+            serve=serve,
+            closed=self._closed,
+        )
         self.asked = Ask.GO_ON
-        self._changes_at: float | None = None
-        self._starter: Starter | None = None
-        self._waiting_for: str | None = None
         self._standing = StandingFile(run.standing)
-        self._waits: Sequence[Wait] = ()
-        self._decide_at: float | None = 0.0
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
 
@@ -132,8 +121,8 @@ class Dispatcher:
         with nullcontext() if self._lock is not None else closing(DispatcherLock(self._run.lock)):
             began_at = clock.wall()
             run_id = self._queue.begin_run(began_at, clock.mono())
-            self._starter = Starter(self._queue, self._supervisor, self._desk, self._tell, run_id, began_at)
-            self._prepare()
+            starter = Starter(self._queue, self._supervisor, self._desk, self._tell, run_id, began_at)
+            self._deciding.look_at_queue()
             with StopSignals() as signals, closing(self._obeying), closing(self._desk), self._selector:
                 self._selector.register(signals, selectors.EVENT_READ)
                 self._obeying.listen()
@@ -143,7 +132,7 @@ class Dispatcher:
                 self._obeying.begin()
                 self._leftovers.expect(clock.mono() - 1)
                 self._on_ready()
-                self._loop(self._starter, signals)
+                self._loop(starter, signals)
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(())
             self._standing.remove()
@@ -167,16 +156,6 @@ class Dispatcher:
                     ended.append(key.fd)
             if ended:
                 self._ended(ended)
-
-    def _prepare(self) -> None:
-        """Looks what the queue holds, where the caller has not said it."""
-        if not self._jobs:
-            kinds = self._queue.kinds()
-            self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
-            self._jobs = _MANY
-        if self._desk.problem is not None:
-            slots = self._limits().cpu_slots
-            self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
     def _is_over(self) -> bool:
         if self._supervisor.running or self._endings.again_at is not None:
@@ -204,22 +183,21 @@ class Dispatcher:
             self.decide_soon(now)
         if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
             self._leftovers.sweep([attempt.process.traces for attempt in self._supervisor.running.values()], now)
-        for action in self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON):
-            self._give_way(action, now)
+        self._pausing.give_way(self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON), now)
         for text in self._desk.fetch_notices():
             self._tell.notice(text)
         if self._desk.changed:
             self._desk.changed = False
-            self._decide_at = now
-        if self._wants_disk():
-            self._look_at_disk(now)
+            self.decide_soon(now)
+        if self._wants_disk() and self._pausing.look_at_disk(now):
+            self.decide_soon(now)
         self._obeying.keep_time(now)
         self._standing.keep_time(now, self._stands)
         every = self._tell.every_s
         if every is not None and now >= self._show_at:
             self._show_at = now + every
             running = tuple(self._supervisor.running.values())
-            self._tell.show(running, self._waiting_for, self._at_once(self._limits()))
+            self._tell.show(running, self._deciding.waiting_for, self._deciding.at_once())
 
     def _time_to_next(self, starter: Starter) -> float | None:
         may_start = self.asked is Ask.GO_ON
@@ -233,129 +211,41 @@ class Dispatcher:
         ]
         if may_start:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
-            times += [self._decide_at, starter.again_at]
+            times += [self._deciding.due_at, starter.again_at]
         if self._wants_disk():
-            times.append(self._disk.due_at)
+            times.append(self._pausing.due_at)
         if self._tell.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
         return max(0.0, min(known) - clock.mono()) if known else None
 
-    # --- deciding and starting --------------------------------------------------------------------------------
+    def _wants_disk(self) -> bool:
+        return bool(self._supervisor.running) or self._deciding.waiting_for is not None
+
+    # --- deciding ---------------------------------------------------------------------------------------------
 
     def decide_soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._decide_at = when if self._decide_at is None else min(when, self._decide_at)
+        self._deciding.soon(when)
 
     def _start_what_can(self, starter: Starter) -> None:
-        """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
         now = clock.mono()
         if starter.again_at is not None and now >= starter.again_at:
-            starter.again_at, self._decide_at = None, now
-        if self._decide_at is None or now < self._decide_at or self.asked is not Ask.GO_ON:
+            starter.again_at, self._deciding.due_at = None, now
+        due_at = self._deciding.due_at
+        if due_at is None or now < due_at or self.asked is not Ask.GO_ON:
             return
-        self._look_at_disk(now)
-        self._decide_at = None
-        while self._decide_and_start(starter):
-            pass
-        self._wait_for_later()
+        self._pausing.look_at_disk(now)
+        self._deciding.start_what_can(starter, self._watch_for_end)
+        self._standing.touch()
 
-    def _decide_and_start(self, starter: Starter) -> bool:
-        """One decision and what follows; whether to decide again: more may start, or something else instead."""
-        wall, now = clock.wall(), clock.mono()
-        views = self._desk.views(now, wall)
-        bounds = self._limits()
-        gpus = sum(view.is_free for view in views)
-        slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
-        limit = _BEYOND + gpus + slots
-        head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
-        if not self._desk.is_open and any(queued.gpus for queued in head.values()):
-            self._desk.open()
-            self._prepare()
-            return True
-        waiting = self._waiting(tuple(head.values()))
-        decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
-        for wait in decision.refused:
-            starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
-        running: tuple[Attempt, ...] = ()
-        if decision.starts:
-            starter.threads = max(1, self._cores // self._at_once(bounds))
-            running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
-            for attempt in running:
-                self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
-            self._desk.started(now)
-        self._note_waits(decision.waits, head, bounds, now)
-        if starter.again_at is not None:
-            return False
-        if len(running) < len(decision.starts) or decision.refused:
-            return True
-        # Else only jobs behind those that were looked at could start, where places are left for their kind.
-        gpus -= sum(len(start.gpus) for start in decision.starts)
-        slots -= sum(not start.gpus for start in decision.starts)
-        on_gpus = sum(job.gpus > 0 for job in waiting)
-        open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
-        unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
-        return bool(decision.starts) and unseen
-
-    def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
-        peaks = self._queue.families() if any(queued.share for queued in head) else {}
-        return [self._waiting_job(queued, peaks) for queued in head]
-
-    def _waiting_job(self, queued: QueuedJob, peaks: dict[str, int]) -> WaitingJob:
-        request, job = queued.request, queued.job
-        share = request.share and self.options.share and request.memory_mb is not None
-        memory_mb = request.memory_mb
-        if share and memory_mb is not None:
-            memory_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
-        return WaitingJob(queued.id, request.gpus, memory_mb, job.priority, queued.avoid, share=share, cost=job.cost)
-
-    def _limits(self) -> Limits:
-        gpus = self._desk.gpus if self._desk.is_open else None
-        return replace(
-            limits(self.options, gpus, self._cores),
-            running=len(self._supervisor.running),
-            closed=self._closed(),
-            **self._gpus_now(),
-        )
-
-    def _gpus_now(self) -> dict[str, Any]:
-        """The settings' limit on GPUs, and what jobs on GPUs that were taken away from the run still use."""
-        allowed, elsewhere = self._desk.allowance(), self._desk.count_elsewhere()
-        self._changes_at = allowed.changes_at
-        most, why = allowed.max_gpus, allowed.sentence
-        if elsewhere:
-            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
-            why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
-        return {"gpus_now": most, "gpus_now_why": why}
+    def _watch_for_end(self, attempt: Attempt) -> None:
+        self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
 
     def _closed(self) -> str | None:
         if self._endings.again_at is not None:
             return "the disk is full"
-        return self._disk.low
-
-    def _at_once(self, bounds: Limits) -> int:
-        return most_at_once(self._sizes, self._jobs, self._desk.gpus, bounds)
-
-    def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
-        self._waiting_for = clean(waits[0].reason) if waits else None
-        self._waits = waits
-        self._standing.touch()
-        wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
-        self._desk.wanted(wanted, now)
-
-    def _wait_for_later(self) -> None:
-        """Notes when a back-off or a GPU's time out ends."""
-        wall = clock.wall()
-        later = self._queue.next_not_before(wall)
-        if later is not None:
-            self._waiting_for = self._waiting_for or "for its next try, a moment after it failed"
-        back = self._health.next_return(wall) if self._waiting_for else None
-        change = self._changes_at if self._waiting_for else None
-        for at in (later, back, change):
-            if at is not None:
-                self.decide_soon(clock.mono() + max(0.0, at - wall))
-        if self._waiting_for is None and self._queue.held():
-            self._waiting_for = "paused"
+        return self._pausing.disk_low
 
     # --- ending -----------------------------------------------------------------------------------------------
 
@@ -365,8 +255,8 @@ class Dispatcher:
         for pidfd in pidfds:
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
-            if found.code != 0 and self._disk.look_for(attempt.record.queued.job, now):
-                self._on_disk(now)
+            if found.code != 0:
+                self._pausing.look_for(attempt.record.queued.job, now)
             blameless = attempt.blameless
             if attempt.adopted and not found.started:
                 blameless = Blameless.NEVER_WENT
@@ -381,7 +271,7 @@ class Dispatcher:
                     cancelled_by=attempt.cancelled_by,
                     paused_s=attempt.timer.paused_s(now),
                     gpu_problem=self._desk.problem_of(attempt.record) if found.code != 0 else None,
-                    seen=self._desk.seen(attempt, disk_low=self._disk.low is not None),
+                    seen=self._desk.seen(attempt, disk_low=self._pausing.disk_low is not None),
                 )
             )
             self._leftovers.expect(now, attempt.process.traces)
@@ -436,7 +326,7 @@ class Dispatcher:
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
         self._desk.retune(options, settings)
-        self.options = options
+        self.options = self._deciding.options = options
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())
 
@@ -469,64 +359,9 @@ class Dispatcher:
             pid=os.getpid(),
             mode=self.asked.mode,
             closed=self._closed(),
-            waits={wait.job: clean(wait.reason) for wait in self._waits},
+            waits={wait.job: clean(wait.reason) for wait in self._deciding.waits},
             gpus=tuple(
                 GpuStanding(uuid=view.gpu.uuid, label=view.gpu.label, busy=view.busy, ours=view.ours) for view in views
             ),
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )
-
-    # --- giving way -------------------------------------------------------------------------------------------
-
-    def _give_way(self, action: Action, now: float) -> None:
-        """To a stranger on a GPU of ours, or back from that."""
-        attempt = next((a for a in self._supervisor.running.values() if a.record.id == action.attempt), None)
-        if attempt is None:
-            return
-        self._tell.notice(action.sentence)
-        if action.kind is ActionKind.REQUEUE:
-            attempt.blameless = Blameless.GAVE_WAY
-            self._supervisor.stop(attempt, now)
-        elif action.kind is ActionKind.PAUSE:
-            self._pause(attempt, PauseReason.STRANGER, now)
-        elif action.kind is ActionKind.RESUME:
-            self._resume(attempt, PauseReason.STRANGER, now)
-
-    def _wants_disk(self) -> bool:
-        return bool(self._supervisor.running) or self._waiting_for is not None
-
-    def _look_at_disk(self, now: float) -> None:
-        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
-            self._on_disk(now)
-
-    def _on_disk(self, now: float) -> None:
-        """There is too little space, or there is enough again."""
-        running = tuple(self._supervisor.running.values())
-        if self._disk.low is not None:
-            self._tell.notice(f"{self._disk.low}; {len(running)} running jobs are paused and none is started")
-            for attempt in running:
-                self._pause(attempt, PauseReason.DISK, now)
-        else:
-            self._tell.notice("there is space on the disk again; jobs go on")
-            for attempt in running:
-                self._resume(attempt, PauseReason.DISK, now)
-        self.decide_soon(now)
-
-    def _pause(self, attempt: Attempt, why: PauseReason, now: float) -> None:
-        if attempt.kill_at is None:
-            _although_full(lambda: self._queue.mark_paused(attempt.record.id, why, now))
-            self._supervisor.set_paused(attempt, attempt.paused | {why}, now)
-
-    def _resume(self, attempt: Attempt, why: PauseReason, now: float) -> None:
-        _although_full(lambda: self._queue.mark_resumed(attempt.record.id, why, now))
-        self._supervisor.set_paused(attempt, attempt.paused - {why}, now)
-
-
-def _although_full(write: Callable[[], object]) -> None:
-    """Writes a mark that the run can do without: a pause for want of space must not fail for want of space."""
-    try:
-        write()
-    except sqlite3.OperationalError as problem:
-        if not is_full(problem):
-            raise
-        logger.warning("can't write to the queue: %s", problem)

@@ -4,7 +4,7 @@ The database is the only truth about progress. Whatever the dispatcher holds in 
 kill at any instant. Each method that changes something is one transaction (or part of the one that ``transaction``
 opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
 post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
-elsewhere; this module only hands out the head of the queue in order.
+elsewhere. How the file is opened, and what can be asked of it, is in ``queuefile``.
 """
 
 from __future__ import annotations
@@ -13,93 +13,32 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
 
 from gpuherd.engines.processes import boot_id
-from gpuherd.jobs import interventions, mailbox, rows, submission
+from gpuherd.jobs import interventions, mailbox, submission
 from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.needs import check_needs
-from gpuherd.jobs.options import Order
+from gpuherd.jobs.queuefile import QueueFile
 from gpuherd.jobs.records import (
     AttemptEnd,
     AttemptRecord,
-    AttemptRow,
     AttemptState,
-    Counts,
     PauseReason,
-    QueuedJob,
     StartRecord,
 )
-from gpuherd.jobs.schema import connect
 
-_LONGEST_BACK_OFF_S = 120.0
 _FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
-_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, cost DESC, id"}
 
 
 class ImpossibleTransition(RuntimeError):
     """A change of state that can't be: a defect in gpuherd. The transaction was taken back."""
 
 
-class Queue:
-    """The jobs of one run folder, in one SQLite file.
-
-    Args:
-        path: the file; made, for its owner alone, if it is not there.
-        check: look through the whole file for damage. Whoever only adds a job or asks something may save that time.
-
-    Attributes:
-        tag: names this queue in the environment of its jobs' processes.
-        copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
-
-    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
-    """
-
-    def __init__(self, path: str | Path, *, check: bool = True):
-        self.path = Path(path)
-        self._db = connect(self.path, check=check)
-        self._depth = 0
-        # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
-        inode = str(self.path.stat().st_ino)
-        self.copied = self._meta("inode") not in ("", inode)
-        self.tag = f"{self._meta('queue')}.{inode}"
-
-    def close(self) -> None:
-        """Closes the file. What was changed is safe already."""
-        self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All that is done meanwhile is done together or not at all. May be nested."""
-        if self._depth:
-            yield
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        self._depth = 1
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        finally:
-            self._depth = 0
+class Queue(QueueFile):
+    """The jobs of one run folder, in one SQLite file: see ``QueueFile`` for how it is opened and what can be asked."""
 
     # --- submitting -------------------------------------------------------------------------------------------
 
@@ -142,89 +81,6 @@ class Queue:
                 for row in bad:
                     interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
 
-    # --- reading ----------------------------------------------------------------------------------------------
-
-    def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
-        """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
-        not ended: by priority, then age, or then cost (the highest first, unknown ones last), then age.
-
-        Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
-        back-off that is far in the future is one from before the clock was set back, and counts as passed.)
-        """
-        unfinished = self.round()
-        found: list[sqlite3.Row] = []
-        for needs_gpu in (1, 0) if unfinished is not None else ():
-            found += self._db.execute(
-                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0 AND (gpus > 0) = ?"  # noqa: S608
-                f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
-                (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
-            ).fetchall()
-        return tuple(rows.queued(row) for row in found)
-
-    def round(self) -> int | None:
-        """The lowest round of which a job waits or runs, None when none does."""
-        row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
-        return None if row[0] is None else int(row[0])
-
-    def held(self) -> int:
-        """How many waiting jobs are paused."""
-        return int(self._db.execute("SELECT count(*) FROM jobs WHERE held = 1").fetchone()[0])
-
-    def next_not_before(self, now: float) -> float | None:
-        """The next wall-clock second at which a job's back-off ends, or None."""
-        row = self._db.execute(
-            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
-            " AND not_before > ? AND not_before <= ?",
-            (now, now + _LONGEST_BACK_OFF_S),
-        ).fetchone()
-        return None if row[0] is None else float(row[0])
-
-    def counts(self) -> Counts:
-        """Jobs of the latest submission by state."""
-        found = self._db.execute(
-            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
-        )
-        return Counts.of({row["state"]: row["n"] for row in found})
-
-    def states(self) -> dict[str, JobState]:
-        """Every job's state, by name."""
-        return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
-
-    def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
-        """The job of this name and how it stands, None when there is none."""
-        row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
-        return None if row is None else (rows.queued(row), JobState(row["state"]))
-
-    def jobs(self) -> Iterator[Job]:
-        """Every job as it was last submitted, in order of age."""
-        return (rows.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
-
-    def running(self) -> tuple[AttemptRecord, ...]:
-        """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
-        found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()
-        return tuple(
-            rows.attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone())
-            for row in found
-        )
-
-    def kinds(self) -> tuple[tuple[int, int | None], ...]:
-        """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
-        found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'")
-        return tuple((row["gpus"], row["memory_mb"]) for row in found)
-
-    def attempts(self) -> Iterator[AttemptRow]:
-        """Every attempt in order of start, with its length; None for the length of one that crossed a reboot."""
-        found = self._db.execute("SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id")
-        return (rows.attempt_row(row) for row in found)
-
-    def runs(self) -> tuple[tuple[float, float], ...]:
-        """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last it wrote."""
-        found = self._db.execute(
-            "SELECT r.started_at, coalesce(r.ended_at, max(a.ended_at), max(a.started_at), r.started_at) AS ended_at"
-            " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
-        )
-        return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)
-
     # --- transitions ------------------------------------------------------------------------------------------
 
     def begin_run(self, now: float, mono: float) -> int:
@@ -241,10 +97,6 @@ class Queue:
         """Writes down that the dispatcher has ended in order."""
         with self.transaction():
             self._db.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (now, run))
-
-    def last_attempt(self) -> int:
-        """The highest attempt number used so far, 0 for none."""
-        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
 
     def record_start(self, attempt: AttemptRecord, run: int, *, wait_s: float, leased_mono: float | None) -> None:
         """One start: see ``record_starts``."""
@@ -369,28 +221,10 @@ class Queue:
         with self.transaction():
             return mailbox.post(self._db, letter)
 
-    def letters(self) -> tuple[Letter, ...]:
-        """What is asked and not yet done, oldest first."""
-        return mailbox.open_letters(self._db)
-
     def answer(self, letter: int, reply: Reply, now: float) -> None:
         """What was asked is done; to be called in the same transaction."""
         with self.transaction():
             mailbox.answer(self._db, letter, reply, now)
-
-    def reply_to(self, letter: int) -> Reply | None:
-        """What came of it, None while it is not done."""
-        return mailbox.reply_to(self._db, letter)
-
-    def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that no job has."""
-        return tuple(
-            name for name in names if not self._db.execute("SELECT 1 FROM jobs WHERE name = ?", (name,)).fetchone()
-        )
-
-    def names(self, limit: int) -> tuple[str, ...]:
-        """The names of the newest ``limit`` jobs."""
-        return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
 
     def cancel(self, names: Sequence[str], by: str) -> Changed:
         """Ends jobs for good: waiting ones at once; running ones are marked (``QueuedJob.cancelled_by``).
@@ -445,10 +279,6 @@ class Queue:
 
     # --- what is learned --------------------------------------------------------------------------------------
 
-    def families(self) -> dict[str, int]:
-        """The most memory that a job of each family was seen to use on one GPU, in MB."""
-        return {row["name"]: row["peak_mb"] for row in self._db.execute("SELECT name, peak_mb FROM families")}
-
     def learn(self, family: str, peak_mb: int) -> None:
         """A job of this family was seen to use so much on one GPU."""
         with self.transaction():
@@ -456,23 +286,11 @@ class Queue:
             peak = max(peak_mb, 0 if known is None else known["peak_mb"])
             self._db.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", (family, peak))
 
-    def gpu_health(self) -> dict[str, str]:
-        """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""
-        return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
-
     def save_gpu_health(self, states: Mapping[str, str]) -> None:
         """Replaces what is remembered of these GPUs."""
         with self.transaction():
             self._db.executemany("INSERT OR REPLACE INTO gpu_health VALUES (?, ?)", states.items())
 
-    # --- plumbing ---------------------------------------------------------------------------------------------
-
-    def _submission(self) -> int:
-        return int(self._meta("submission"))
-
     def _change(self, statement: str, values: tuple[object, ...]) -> None:
         if self._db.execute(statement, values).rowcount != 1:
             raise ImpossibleTransition(f"refused: {statement} with {values}")
-
-    def _meta(self, key: str) -> str:
-        return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])

@@ -1,0 +1,202 @@
+"""When the dispatcher decides, and what it decides with: the queue's head, the verdicts on the GPUs, and the limits.
+
+The decision itself is ``policy.decide``, and ``starting`` carries it out. What is left of it here is why the first job
+waits and when a decision may come out otherwise (the end of a back-off, of a GPU's time out, of quiet hours).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpuherd.jobs import clock, sharing
+from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
+from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.gpudesk import GpuDesk
+from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.starting import Starter
+from gpuherd.jobs.supervisor import Attempt, Supervisor
+
+# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
+_BEYOND = 8
+# A dispatcher that serves does not know how many jobs will come.
+_MANY = 1_000_000
+
+
+class Deciding:
+    """Decides for one dispatcher.
+
+    Args:
+        jobs: what was submitted, where the caller knows it.
+        serve: jobs may come later.
+        closed: says in a sentence why nothing at all may start now, or None.
+
+    Attributes:
+        options: as they are now.
+        due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
+        waiting_for: why the first waiting job waits, None when none does.
+        waits: every job that the last decision let wait.
+
+    Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        supervisor: Supervisor,
+        desk: GpuDesk,
+        health: HealthBook,
+        tell: Reporter,
+        options: DispatchOptions,
+        jobs: Sequence[Job],
+        *,
+        serve: bool,
+        closed: Callable[[], str | None],
+    ):
+        self._queue = queue
+        self._supervisor = supervisor
+        self._desk = desk
+        self._health = health
+        self._tell = tell
+        self._serve = serve
+        self._closed = closed
+        self.options = options
+        self.due_at: float | None = 0.0
+        self.waiting_for: str | None = None
+        self.waits: Sequence[Wait] = ()
+        self._changes_at: float | None = None
+        self._cores = len(os.sched_getaffinity(0))
+        self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
+        if any(self._sizes) or options.gpu_ids:
+            # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
+            desk.open()
+        if jobs:
+            refuse_if_none_fits(jobs, desk.gpus, self.limits())
+
+    def look_at_queue(self) -> None:
+        """Looks what the queue holds, where the caller has not said it."""
+        if not self._jobs:
+            kinds = self._queue.kinds()
+            self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
+            self._jobs = _MANY
+        if self._desk.problem is not None:
+            slots = self.limits().cpu_slots
+            self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
+
+    def soon(self, when: float) -> None:
+        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def start_what_can(self, starter: Starter, started: Callable[[Attempt], None]) -> None:
+        """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
+        self.due_at = None
+        while self._decide_and_start(starter, started):
+            pass
+        self._wait_for_later()
+
+    def at_once(self) -> int:
+        """How many jobs can run side by side, at least 1."""
+        return self._at_once(self.limits())
+
+    def limits(self) -> Limits:
+        """How much at once, now."""
+        gpus = self._desk.gpus if self._desk.is_open else None
+        most, why = self._gpus_now()
+        return replace(
+            limits(self.options, gpus, self._cores),
+            running=len(self._supervisor.running),
+            closed=self._closed(),
+            gpus_now=most,
+            gpus_now_why=why,
+        )
+
+    def _gpus_now(self) -> tuple[int | None, str | None]:
+        """The settings' limit on GPUs, and what jobs on GPUs that were taken away from the run still use."""
+        allowed, elsewhere = self._desk.allowance(), self._desk.count_elsewhere()
+        self._changes_at = allowed.changes_at
+        most, why = allowed.max_gpus, allowed.sentence
+        if elsewhere:
+            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
+            why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
+        return most, why
+
+    def _at_once(self, bounds: Limits) -> int:
+        return most_at_once(self._sizes, self._jobs, self._desk.gpus, bounds)
+
+    # --- one decision -----------------------------------------------------------------------------------------
+
+    def _decide_and_start(self, starter: Starter, started: Callable[[Attempt], None]) -> bool:
+        """One decision and what follows; whether to decide again: more may start, or something else instead."""
+        wall, now = clock.wall(), clock.mono()
+        views = self._desk.views(now, wall)
+        bounds = self.limits()
+        gpus = sum(view.is_free for view in views)
+        slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
+        limit = _BEYOND + gpus + slots
+        head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
+        if not self._desk.is_open and any(queued.gpus for queued in head.values()):
+            self._desk.open()
+            self.look_at_queue()
+            return True
+        waiting = self._waiting(tuple(head.values()))
+        decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
+        for wait in decision.refused:
+            starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
+        running: tuple[Attempt, ...] = ()
+        if decision.starts:
+            starter.threads = max(1, self._cores // self._at_once(bounds))
+            running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
+            for attempt in running:
+                started(attempt)
+            self._desk.started(now)
+        self._note_waits(decision.waits, head, bounds, now)
+        if starter.again_at is not None:
+            return False
+        if len(running) < len(decision.starts) or decision.refused:
+            return True
+        # Else only jobs behind those that were looked at could start, where places are left for their kind.
+        gpus -= sum(len(start.gpus) for start in decision.starts)
+        slots -= sum(not start.gpus for start in decision.starts)
+        on_gpus = sum(job.gpus > 0 for job in waiting)
+        open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
+        unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
+        return bool(decision.starts) and unseen
+
+    def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
+        peaks = self._queue.families() if any(queued.share for queued in head) else {}
+        return [self._waiting_job(queued, peaks) for queued in head]
+
+    def _waiting_job(self, queued: QueuedJob, peaks: dict[str, int]) -> WaitingJob:
+        request, job = queued.request, queued.job
+        share = request.share and self.options.share and request.memory_mb is not None
+        memory_mb = request.memory_mb
+        if share and memory_mb is not None:
+            memory_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
+        return WaitingJob(queued.id, request.gpus, memory_mb, job.priority, queued.avoid, share=share, cost=job.cost)
+
+    def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
+        self.waiting_for = clean(waits[0].reason) if waits else None
+        self.waits = waits
+        wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
+        self._desk.wanted(wanted, now)
+
+    def _wait_for_later(self) -> None:
+        """Notes when a back-off or a GPU's time out ends."""
+        wall = clock.wall()
+        later = self._queue.next_not_before(wall)
+        if later is not None:
+            self.waiting_for = self.waiting_for or "for its next try, a moment after it failed"
+        back = self._health.next_return(wall) if self.waiting_for else None
+        change = self._changes_at if self.waiting_for else None
+        for at in (later, back, change):
+            if at is not None:
+                self.soon(clock.mono() + max(0.0, at - wall))
+        if self.waiting_for is None and self._queue.held():
+            self.waiting_for = "paused"

@@ -1,0 +1,105 @@
+"""When running jobs stand still for a while and go on: for somebody else on their GPU, and for want of disk space.
+
+What strangers make us do is decided in ``yielding``, how much space there must be is ``diskguard``'s; here it is done:
+a mark in the queue, then a signal to the processes, so that a successor knows what it finds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from gpuherd.jobs.diskguard import DiskGuard
+from gpuherd.jobs.ending import is_full
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import PauseReason
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.yielding import Action, ActionKind
+
+logger = logging.getLogger(__name__)
+
+
+class Pausing:
+    """Pauses and resumes the attempts of one dispatcher."""
+
+    def __init__(self, queue: Queue, supervisor: Supervisor, tell: Reporter, disk: DiskGuard):
+        self._queue = queue
+        self._supervisor = supervisor
+        self._tell = tell
+        self._disk = disk
+
+    @property
+    def disk_low(self) -> str | None:
+        """A sentence while there is too little space, else None."""
+        return self._disk.low
+
+    @property
+    def due_at(self) -> float | None:
+        """When the disk is to be looked at (by ``clock.mono``), None for never."""
+        return self._disk.due_at
+
+    def look_at_disk(self, now: float) -> bool:
+        """Looks, if it is time; whether there is too little space where there was enough, or reverse."""
+        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
+            self._on_disk(now)
+            return True
+        return False
+
+    def look_for(self, job: Job, now: float) -> bool:
+        """Looks also where a job that has failed works and writes; returns as ``look_at_disk``."""
+        if self._disk.look_for(job, now):
+            self._on_disk(now)
+            return True
+        return False
+
+    def give_way(self, actions: Sequence[Action], now: float) -> None:
+        """To strangers on GPUs of ours, or back from that."""
+        for action in actions:
+            attempt = next((a for a in self._supervisor.running.values() if a.record.id == action.attempt), None)
+            if attempt is not None:
+                self._give_way(attempt, action, now)
+
+    def _give_way(self, attempt: Attempt, action: Action, now: float) -> None:
+        self._tell.notice(action.sentence)
+        if action.kind is ActionKind.REQUEUE:
+            attempt.blameless = Blameless.GAVE_WAY
+            self._supervisor.stop(attempt, now)
+        elif action.kind is ActionKind.PAUSE:
+            self._pause(attempt, PauseReason.STRANGER, now)
+        elif action.kind is ActionKind.RESUME:
+            self._resume(attempt, PauseReason.STRANGER, now)
+
+    def _on_disk(self, now: float) -> None:
+        """There is too little space, or there is enough again."""
+        running = tuple(self._supervisor.running.values())
+        if self._disk.low is not None:
+            self._tell.notice(f"{self._disk.low}; {len(running)} running jobs are paused and none is started")
+            for attempt in running:
+                self._pause(attempt, PauseReason.DISK, now)
+        else:
+            self._tell.notice("there is space on the disk again; jobs go on")
+            for attempt in running:
+                self._resume(attempt, PauseReason.DISK, now)
+
+    def _pause(self, attempt: Attempt, why: PauseReason, now: float) -> None:
+        if attempt.kill_at is None:
+            _although_full(lambda: self._queue.mark_paused(attempt.record.id, why, now))
+            self._supervisor.set_paused(attempt, attempt.paused | {why}, now)
+
+    def _resume(self, attempt: Attempt, why: PauseReason, now: float) -> None:
+        _although_full(lambda: self._queue.mark_resumed(attempt.record.id, why, now))
+        self._supervisor.set_paused(attempt, attempt.paused - {why}, now)
+
+
+def _although_full(write: Callable[[], object]) -> None:
+    """Writes a mark that the run can do without: a pause for want of space must not fail for want of space."""
+    try:
+        write()
+    except sqlite3.OperationalError as problem:
+        if not is_full(problem):
+            raise
+        logger.warning("can't write to the queue: %s", problem)

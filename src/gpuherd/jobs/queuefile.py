@@ -1,0 +1,202 @@
+"""An open queue's file: its connection, its transactions, and everything that can be asked of it.
+
+Reading changes nothing and may be done by any process at any time. What changes a queue is ``queue``'s part; what the
+rows mean is ``rows``'s, and who only looks on without ever writing uses ``reader``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuherd.jobs import mailbox, rows
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.mailbox import Letter, Reply
+from gpuherd.jobs.options import Order
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
+from gpuherd.jobs.schema import connect
+
+_LONGEST_BACK_OFF_S = 120.0
+_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, cost DESC, id"}
+
+
+class QueueFile:
+    """An open queue, to be read; ``Queue`` adds all that changes it.
+
+    Args:
+        path: the file; made, for its owner alone, if it is not there.
+        check: look through the whole file for damage. Whoever only adds a job or asks something may save that time.
+
+    Attributes:
+        tag: names this queue in the environment of its jobs' processes.
+        copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
+
+    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
+    """
+
+    def __init__(self, path: str | Path, *, check: bool = True):
+        self.path = Path(path)
+        self._db = connect(self.path, check=check)
+        self._depth = 0
+        # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
+        inode = str(self.path.stat().st_ino)
+        self.copied = self._meta("inode") not in ("", inode)
+        self.tag = f"{self._meta('queue')}.{inode}"
+
+    def close(self) -> None:
+        """Closes the file. What was changed is safe already."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is done meanwhile is done together or not at all. May be nested."""
+        if self._depth:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._depth = 0
+
+    # --- jobs --------------------------------------------------------------------------------------------------
+
+    def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
+        """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
+        not ended: by priority, then age, or then cost (the highest first, unknown ones last), then age.
+
+        Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
+        back-off that is far in the future is one from before the clock was set back, and counts as passed.)
+        """
+        unfinished = self.round()
+        found: list[sqlite3.Row] = []
+        for needs_gpu in (1, 0) if unfinished is not None else ():
+            found += self._db.execute(
+                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0 AND (gpus > 0) = ?"  # noqa: S608
+                f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
+                (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
+            ).fetchall()
+        return tuple(rows.queued(row) for row in found)
+
+    def round(self) -> int | None:
+        """The lowest round of which a job waits or runs, None when none does."""
+        row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def held(self) -> int:
+        """How many waiting jobs are paused."""
+        return int(self._db.execute("SELECT count(*) FROM jobs WHERE held = 1").fetchone()[0])
+
+    def next_not_before(self, now: float) -> float | None:
+        """The next wall-clock second at which a job's back-off ends, or None."""
+        row = self._db.execute(
+            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
+            " AND not_before > ? AND not_before <= ?",
+            (now, now + _LONGEST_BACK_OFF_S),
+        ).fetchone()
+        return None if row[0] is None else float(row[0])
+
+    def counts(self) -> Counts:
+        """Jobs of the latest submission by state."""
+        found = self._db.execute(
+            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
+        )
+        return Counts.of({row["state"]: row["n"] for row in found})
+
+    def states(self) -> dict[str, JobState]:
+        """Every job's state, by name."""
+        return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
+
+    def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
+        """The job of this name and how it stands, None when there is none."""
+        row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (rows.queued(row), JobState(row["state"]))
+
+    def jobs(self) -> Iterator[Job]:
+        """Every job as it was last submitted, in order of age."""
+        return (rows.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
+
+    def running(self) -> tuple[AttemptRecord, ...]:
+        """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
+        found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()
+        return tuple(
+            rows.attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone())
+            for row in found
+        )
+
+    def kinds(self) -> tuple[tuple[int, int | None], ...]:
+        """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
+        found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'")
+        return tuple((row["gpus"], row["memory_mb"]) for row in found)
+
+    def attempts(self) -> Iterator[AttemptRow]:
+        """Every attempt in order of start, with its length; None for the length of one that crossed a reboot."""
+        found = self._db.execute("SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id")
+        return (rows.attempt_row(row) for row in found)
+
+    def runs(self) -> tuple[tuple[float, float], ...]:
+        """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last it wrote."""
+        found = self._db.execute(
+            "SELECT r.started_at, coalesce(r.ended_at, max(a.ended_at), max(a.started_at), r.started_at) AS ended_at"
+            " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
+        )
+        return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)
+
+    def last_attempt(self) -> int:
+        """The highest attempt number used so far, 0 for none."""
+        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
+
+    # --- what is asked and what is learned ---------------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        """What is asked and not yet done, oldest first."""
+        return mailbox.open_letters(self._db)
+
+    def reply_to(self, letter: int) -> Reply | None:
+        """What came of it, None while it is not done."""
+        return mailbox.reply_to(self._db, letter)
+
+    def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that no job has."""
+        return tuple(
+            name for name in names if not self._db.execute("SELECT 1 FROM jobs WHERE name = ?", (name,)).fetchone()
+        )
+
+    def names(self, limit: int) -> tuple[str, ...]:
+        """The names of the newest ``limit`` jobs."""
+        return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
+
+    def families(self) -> dict[str, int]:
+        """The most memory that a job of each family was seen to use on one GPU, in MB."""
+        return {row["name"]: row["peak_mb"] for row in self._db.execute("SELECT name, peak_mb FROM families")}
+
+    def gpu_health(self) -> dict[str, str]:
+        """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""
+        return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
+
+    # --- plumbing ---------------------------------------------------------------------------------------------
+
+    def _submission(self) -> int:
+        return int(self._meta("submission"))
+
+    def _meta(self, key: str) -> str:
+        return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
