@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from gpuherd.gpus.lease_files import is_locked
+
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
 
 _PROC = Path("/proc")
@@ -142,7 +144,10 @@ def any_held(locks: Iterable[Lock]) -> bool:
     sought = set()
     for lock in locks:
         with suppress(OSError):
-            sought.add((b"%d" % lock.taker, b"%d" % Path(lock.path).stat().st_ino))
+            inode = Path(lock.path).stat().st_ino
+            # The kernel waits some milliseconds until it can list its locks: only where somebody holds this one.
+            if is_locked(Path(lock.path)) or not os.access(lock.path, os.R_OK):
+                sought.add((b"%d" % lock.taker, b"%d" % inode))
     # 4: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF
     for line in (_read(str(_PROC / "locks")) or b"").splitlines() if sought else ():
         words = line.split()

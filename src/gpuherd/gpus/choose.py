@@ -26,6 +26,7 @@ MOST_SETS = 12_870
 
 # Fewest NVLinks and their sum (negative: less is better), greatest distance and their sum, NUMA nodes.
 Links = tuple[int, int, int, int, int]
+_ALONE: Links = (0, 0, 0, 0, 1)
 # By the UUIDs of two GPUs, either way round: NVLinks, and PCIe distance.
 LinkMap = Mapping[tuple[str, str], tuple[int, int]]
 Rank = tuple[Links, int, int, tuple[tuple[int, int], ...]]
@@ -149,6 +150,8 @@ def _all_alike(gpus: Sequence[Gpu], map_of_links: LinkMap) -> bool:
 
 
 def _links(gpus: Sequence[Gpu], map_of_links: LinkMap) -> Links:
+    if len(gpus) == 1:
+        return _ALONE
     pairs = [map_of_links[one.uuid, two.uuid] for one, two in combinations(gpus, 2)]
     nvlinks, distances = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     numa_nodes = {gpu.numa_node for gpu in gpus}

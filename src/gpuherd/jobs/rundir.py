@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -84,8 +85,9 @@ class RunDirectory:
 
     def remove_attempt_files(self, attempt: int) -> None:
         """Removes what lies in ``attempts`` of an attempt alone whose end is in the queue."""
+        # Most have none, and this is done for every attempt: no Path is made for it.
         with suppress(OSError):
-            self.attempt_progress(attempt).unlink()
+            os.unlink(f"{self.attempts}/{attempt:08d}.progress")  # noqa: PTH108
 
     def remove_stray_attempt_files(self, running: Collection[int]) -> None:
         """Removes the files of all attempts but those that run: what a kill at the wrong instant left behind."""
