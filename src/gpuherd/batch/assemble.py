@@ -6,7 +6,6 @@ file: lines may be added above it and it stays the job that it was. A line that 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -118,6 +117,8 @@ def _expanded(needs: Sequence[str], name: str, meant: Mapping[str, tuple[str, ..
     found: dict[str, None] = {}
     for need in needs:
         if need not in meant:
+            import difflib  # slow to import, and seldom needed
+
             nearest = difflib.get_close_matches(need, meant, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpuherd.gpus.lease_files import is_locked
-
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
 
 _PROC = Path("/proc")
@@ -141,6 +139,8 @@ def locks_held(pid: int, among: Collection[str] | None = None) -> frozenset[Lock
 
 def any_held(locks: Iterable[Lock]) -> bool:
     """Whether anybody still holds one of these locks, by the kernel's list; also where we may not look at who it is."""
+    from gpuherd.gpus.lease_files import is_locked  # here: every command knows processes, few know locks
+
     sought = set()
     for lock in locks:
         with suppress(OSError):

@@ -10,7 +10,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -122,6 +121,8 @@ def create_lock(path: Path, *, locked: bool = False) -> int | None:
     It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
     behind that is closed to the others for good.
     """
+    import tempfile  # slow to import, and most lock files are there
+
     try:
         fd, fresh = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
     except OSError as error:

@@ -174,6 +174,9 @@ class Dispatcher:
 
     def _is_work_left(self, wall: float) -> bool:
         queue = self._queue
+        if self._deciding.waits:
+            # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
+            return True
         return bool(queue.head(1, wall)) or queue.next_not_before(wall) is not None or queue.held() > 0
 
     def _keep_time(self) -> None:

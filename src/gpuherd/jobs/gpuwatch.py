@@ -36,9 +36,9 @@ from gpuherd.jobs.yielding import Stranger
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# Cheap looks: one in a twentieth of the quiet time, but no more than eight a second.
+# Cheap looks: one in a twelfth of the quiet time, but no more than eight a second.
 _CHEAP_LOOK_S = 0.125
-_LOOKS_IN_QUIET_TIME = 20
+_LOOKS_IN_QUIET_TIME = 12
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
 # How long a driver that fails may keep a start waiting.
@@ -130,7 +130,10 @@ class GpuWatch:
             return False
         before = self._picture(now)
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
-        self._refresh()
+        self._refresh(self._gpus)
+        if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
+            # Also what tells the better of two that are free, like how much they compute.
+            self._refresh()
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
         self._leases.look(unused, now)

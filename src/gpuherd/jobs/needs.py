@@ -7,7 +7,6 @@ those ended. One that needs a job that failed can't run any more. The queue keep
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuherd.errors import UsageError
@@ -46,6 +45,8 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
 
 
 def _no_such(job: str, need: str, names: Iterable[str]) -> str:
+    import difflib  # slow to import, and seldom needed
+
     nearest = difflib.get_close_matches(need, list(names)[:1000], n=1)
     return f"job {job!r} needs {need!r}, and there is no such job" + (f"; is {nearest[0]!r} meant?" if nearest else "")
 

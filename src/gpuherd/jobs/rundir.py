@@ -5,7 +5,6 @@ It knows names and makes folders; what stands in the files is the business of th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -107,5 +106,7 @@ def safe_name(name: str) -> str:
     plain = _UNSAFE.sub("-", name).lstrip(".-")[:_LONGEST_NAME]
     if plain and plain == name:
         return plain
+    import hashlib  # slow to import, and seldom needed
+
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"
