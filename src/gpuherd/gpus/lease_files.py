@@ -54,7 +54,7 @@ def further_paths(folder: Path, uuid: str) -> list[Path]:
     """The further lock files that are there now, in the order of their numbers."""
     beginning = base_name(uuid) + "."
     found = []
-    for name in os.listdir(folder):
+    for name in os.listdir(folder):  # noqa: PTH208 - for every lease
         if name.startswith(beginning) and name.endswith(".lock"):
             number = name.removeprefix(beginning).removesuffix(".lock")
             if number.isdecimal() and len(number) <= 9:

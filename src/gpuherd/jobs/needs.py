@@ -54,7 +54,7 @@ def _no_such(job: str, need: str, names: Iterable[str]) -> str:
 def _circle(by_name: Mapping[str, Job]) -> tuple[str, ...]:
     """A circle of needs, first name repeated at the end, or (). Depth-first without recursion: chains may be long."""
     finished: set[str] = set()
-    for root in by_name:
+    for root in (name for name, job in by_name.items() if job.needs):
         path: dict[str, None] = {}
         stack = [(root, iter(by_name[root].needs))] if root not in finished else []
         path[root] = None
