@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from typing import Any
 
 HELP = [sys.executable, "-c", "from gpuherd.cli.main import main; main()", "--help"]
+# An installed program has its byte code.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 EMPTY = [sys.executable, "-c", "pass"]
 
 

@@ -20,6 +20,8 @@ from typing import Any
 from gpuherd.standin.machine import Machine
 
 GPUHERD = [sys.executable, "-m", "gpuherd"]
+# An installed program has its byte code.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _FILL = """\
 import json, resource, sys, time

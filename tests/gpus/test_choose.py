@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gpus.machines import gpu, linked_machines, split
 
-from gpuherd.gpus.choose import choose
+from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.state import Gpu, Peer, Proximity
 
 
@@ -228,3 +228,11 @@ def test_what_is_kept_together_costs_no_link(gpus: list[Gpu], count: int, total_
         return
     assert worth(kind)[:5] == worth(plain)[:5]
     assert sum(each.used_mb for each in kind) < sum(each.used_mb for each in plain) + 512
+
+
+@given(linked_machines(), st.integers(0, 4), st.booleans())
+def test_links_that_the_caller_keeps_change_nothing(gpus: list[Gpu], count: int, keep_together: bool) -> None:
+    some = gpus[::2]
+    assert choose(some, count, keep_together=keep_together) == choose(
+        some, count, keep_together=keep_together, links=links_between(gpus)
+    )

@@ -449,3 +449,41 @@ def test_a_look_at_some_gpus_names_them_as_a_look_at_all_does(standin: Standin) 
     assert names(only=True) == [simulated.uuid(3)]
     simulated.restore(1)
     assert names(only=False) == names(only=True) == ["3"]
+
+
+def test_known_gpus_are_read_again_for_what_changes_by_itself(standin: Standin) -> None:
+    simulated = standin("4x40GB")
+    reader = Nvml()
+    assert reader.renewed(()) == {}, "without a snapshot before there is nothing to renew"
+    before = reader.snapshot(topology=True).gpus
+    assert reader.renewed(before) == {gpu.uuid: gpu for gpu in before}
+    simulated.occupy(2, 3_000)
+    calls = simulated.calls
+    found = reader.renewed(before[2:])
+    spent = simulated.calls - calls
+    reader.snapshot(only={gpu.uuid for gpu in before[2:]})
+    assert spent < simulated.calls - calls - spent, "it is to be cheaper than a snapshot"
+    assert found.keys() == {simulated.uuid(2), simulated.uuid(3)}
+    now = reader.snapshot(topology=True).gpus[2]
+    told = found[simulated.uuid(2)]
+    assert (told.used_mb, told.free_mb, told.processes) == (now.used_mb, now.free_mb, now.processes)
+    assert told.processes
+    assert told.peers == before[2].peers
+    assert found[simulated.uuid(3)] is before[3]
+    reader.close()
+
+
+@pytest.mark.parametrize("happens", ["lost", "unknown", "driver"])
+def test_where_more_has_changed_a_snapshot_is_asked_for(standin: Standin, happens: str) -> None:
+    """Also when it is another GPU that fails: how CUDA counts the asked one depends on it."""
+    simulated = standin("4x40GB")
+    reader = Nvml()
+    before = reader.snapshot().gpus
+    if happens == "lost":
+        simulated.lose(1)
+    elif happens == "driver":
+        reader.close()
+    else:
+        before = (*before[:3], replace(before[3], uuid="MIG-of-another"))
+    assert reader.renewed(before[2:]) == {}
+    reader.close()

@@ -161,3 +161,10 @@ def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_s
     watch.hasty_look((), 103.0)
     assert verdicts(watch, now=103.0) == [None, None]
     assert returning() == [False, False]
+
+
+def test_while_all_gpus_are_ours_nobody_is_looked_for(watch: GpuWatch, machine: Machine) -> None:
+    watch.look(100.0, machine.uuids)
+    assert watch.look_in_s(100.0) > 1.0
+    watch.released([machine.uuid(0)], 100.5)
+    assert watch.look_in_s(100.5) <= 1.0

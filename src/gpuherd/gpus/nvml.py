@@ -205,6 +205,8 @@ class Nvml:
             if now is None:
                 return {}
             found[known.uuid] = now
+        if len(found) == len(session.devices):
+            self._processes.keep_only({process.pid for gpu in found.values() for process in gpu.processes})
         return found if len(found) == len(gpus) else {}
 
     def close(self) -> None:

@@ -301,6 +301,7 @@ class GpuDesk:
         if left:
             self._watch.released(left, now)
             self._haste_at = now
+            self._check_at = min(self._check_at, now + self._watch.look_in_s(now))
 
     def drop_unused(self) -> None:
         """Closes the leases of shared GPUs on which nobody of ours runs any more."""

@@ -59,6 +59,7 @@ class GpuWatch:
         self._busy: dict[str, str] = {}
         self._checks: dict[str, idle.Check] = {}
         self._full_look_at = 0.0
+        self._all_ours = False
         self._haste: dict[str, float] = {}
         # What is free on a GPU that nobody uses: less than all, by the driver's own part.
         self._room_mb: dict[str, int] = {}
@@ -133,6 +134,7 @@ class GpuWatch:
         """A look, wanted ``look_in_s`` after the last one while a job waits for a GPU: at all GPUs but those that our
         jobs use (``ours``). Returns whether a verdict has changed, so that a decision is worth while."""
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
+        self._all_ours = not waited_for
         if now < self._full_look_at and not self._has_changed(waited_for):
             return False
         before = self._picture(now)
@@ -150,7 +152,9 @@ class GpuWatch:
         return before != self._picture(now)
 
     def look_in_s(self, now: float) -> float:
-        """Seconds until the next ``look`` is wanted."""
+        """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
+        if self._all_ours:
+            return max(0.0, self._full_look_at - now)
         cheap = min(self._rule.interval_s, max(_CHEAP_LOOK_S, self._rule.quiet_s / _LOOKS_IN_QUIET_TIME))
         return max(0.0, min(cheap, self._full_look_at - now))
 
@@ -178,6 +182,7 @@ class GpuWatch:
                 self._haste[uuid] = 0.0
                 self._busy[uuid] = "our own job has just left it"
                 self._full_look_at = min(self._full_look_at, now + self._rule.interval_s)
+                self._all_ours = False
 
     def hasty_look(self, ours: Collection[str], now: float) -> None:
         """A look at the GPUs that our jobs have just left, between two regular ones."""
