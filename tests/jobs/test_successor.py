@@ -133,6 +133,21 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     assert (row.number, row.state) == (1, "done")
 
 
+def test_a_resume_that_was_written_down_but_not_carried_out(folder: Folder) -> None:
+    """The first one dies between the two: the queue says that it runs, and its processes stand still."""
+    job = sh("j", "sleep 0.4", retries=0)
+    first = folder.start([job])
+    folder.wait_for(j="running")
+    assert send(folder.run, Control(ControlKind.PAUSE, ("j",))).ok
+    folder.wait_until(lambda: folder.process_state("j") == "T")
+    kill(first)
+    with Queue(folder.run.queue) as queue:
+        assert queue.resume(("j",), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()).jobs == ("j",)
+    assert folder.process_state("j") == "T"
+    assert folder.start([job]).wait(40) == 0
+    assert folder.states() == {"j": "done"}
+
+
 def test_a_job_that_was_being_cancelled_is_ended_by_the_successor(folder: Folder) -> None:
     """The first one dies between TERM, which the job ignores, and KILL."""
     jobs = [sh("deaf", "trap '' TERM; while :; do sleep 0.05; done"), sh("after", "true")]
