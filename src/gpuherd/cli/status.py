@@ -32,6 +32,7 @@ examples:
 """
 # Of each state but the running; a screen's worth in all.
 EACH = 8
+STATES = ("waiting", "running", "done", "failed", "cancelled")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -41,9 +42,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--state",
         nargs="+",
-        choices=("waiting", "running", "done", "failed", "cancelled"),
+        choices=STATES,
         default=[],
-        help="all jobs in these states, and no others",
+        metavar="STATE",
+        help=f"all jobs in these states, and no others: {', '.join(STATES)}",
     )
     parser.add_argument("--match", metavar="TEXT", default="", help="only jobs with this in their name")
     parser.add_argument("--all", action="store_true", dest="everything", help="all jobs, not the first of each state")
