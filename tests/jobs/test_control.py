@@ -179,7 +179,7 @@ def test_drain_lets_what_runs_end(tmp_path: Path) -> None:
     served.start()
     served.add(sh("a", "sleep 0.5"), sh("b", "true"))
     served.wait_for("a", "running")
-    assert "1 running jobs go on" in served.ask(ControlKind.DRAIN).text
+    assert "goes on to its end (1 running)" in served.ask(ControlKind.DRAIN).text
     served._thread.join(10)
     assert (served.state("a"), served.state("b")) == ("done", "waiting")
     assert not served.run.control_fifo.exists()

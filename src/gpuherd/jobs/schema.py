@@ -179,17 +179,24 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
     except sqlite3.OperationalError as problem:
         # Locked by another program, read-only, no space: nothing that says anything against the file itself.
         connection.close()
-        raise QueueUnreadable(f"can't open the queue {path}: {problem}; it was left as it is") from problem
+        raise QueueUnreadable(f"can't open the queue {path}: {told(problem)}; it was left as it is") from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
         raise QueueUnreadable(
-            f"the queue {path} is damaged ({problem}); it was left as it is. To keep it aside and start a new one:"
-            f" {keep_aside_command(path)}"
+            f"the queue {path} is damaged ({told(problem)}); it was left as it is. To keep it aside and start a new"
+            f" one: {keep_aside_command(path)}"
         ) from problem
     except QueueUnreadable:
         connection.close()
         raise
     return connection
+
+
+def told(problem: sqlite3.Error) -> str:
+    """SQLite's words for people: their last line, and the usual cause of an I/O error."""
+    words = str(problem).splitlines()[-1]
+    # Even a look needs a little room, for the file by which readers and writers agree.
+    return f"{words} (is the disk full?)" if words == "disk I/O error" else words
 
 
 def keep_aside_command(path: Path) -> str:
