@@ -15,9 +15,10 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
-from gpuherd.jobs.control import Answer, Control, ControlKind, poke, send
+from gpuherd.jobs.control import poke, send
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
+from gpuherd.jobs.wishes import Answer, Control, ControlKind
 
 
 def sh(name: str, script: str, **more: object) -> Job:
