@@ -7,7 +7,6 @@ is answered with the nearest known one. Knows nothing of any one command.
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, NoReturn, TypeVar
@@ -33,6 +32,8 @@ class Parser(argparse.ArgumentParser):
         """Exits with the nearest known flag for the first unknown word, if there is one."""
         for word in words:
             flag = word.split("=", 1)[0]
+            import difflib  # slow to import, and seldom needed
+
             known = [spelling for spelling in self._option_string_actions if "_" not in spelling]
             nearest = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
             self.error(f"unknown argument {word!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.engines.local import Launch, LocalProcess, start
-from gpuherd.engines.processes import Lock, ProcessId, Seen, everyone, identify, is_held, locks_held
+from gpuherd.engines.processes import Lock, ProcessId, Seen, any_held, everyone, identify, locks_held
 from gpuherd.engines.tree import Traces, Tree, kill, members
 
 # Each writes its pid (and those of its children) into the folder "$1" and counts on for ever in a file of that name.
@@ -208,13 +208,13 @@ def test_a_lock_is_seen_where_it_is_held_and_only_there(lease: int, tmp_path: Pa
     opener = subprocess.Popen(["/bin/sleep", "5"], pass_fds=(looker,))
     assert locks_held(holder.pid) == {expected}
     assert locks_held(opener.pid) == set()
-    assert is_held(expected)
-    assert not is_held(Lock(expected.path, opener.pid))
+    assert any_held([expected])
+    assert not any_held([Lock(expected.path, opener.pid)])
     os.close(lease)  # the other process holds it still
-    assert is_held(expected)
+    assert any_held([expected])
     holder.kill()
     holder.wait()
-    assert not is_held(expected)
+    assert not any_held([expected])
     opener.kill()
     opener.wait()
     os.close(looker)

@@ -54,7 +54,7 @@ def test_how_often_it_wants_to_look(machine: Machine) -> None:
     assert eager.look_in_s(100.0) == pytest.approx(0.125)
     patient = GpuWatch(GpuOptions(max_checks=61, check_interval=1.0), "queue")
     patient.look(100.0, ())
-    # In use, so that the next full look is in 5 s; cheap ones come a twentieth of the quiet time apart, or a check.
+    # In use, so that the next full look is in 5 s; cheap ones come a twelfth of the quiet time apart, or a check.
     assert patient.look_in_s(100.0) == pytest.approx(1.0)
     assert patient.look_in_s(104.7) == pytest.approx(0.3)
 

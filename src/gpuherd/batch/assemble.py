@@ -6,7 +6,6 @@ file: lines may be added above it and it stays the job that it was. A line that 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,14 +44,14 @@ def assemble(
     settings that don't go together.
     """
     problems: list[Problem] = []
-    options = [JobOptions(**draft.said) for draft in drafts]
+    options = _options(drafts)
     names = _names(drafts, options, known or {}, problems)
-    meant = _meant(drafts, names)
+    meant = _meant(drafts, names) if any(said.needs for said in options) else {}
     jobs = []
     for draft, said, name in zip(drafts, options, names, strict=True):
         try:
-            needs = _expanded(said.needs, name, meant)
-            jobs.append(replace(said, needs=needs).job(name, draft.argv, gpus=gpus, retries=retries))
+            full = replace(said, needs=_expanded(said.needs, name, meant)) if said.needs else said
+            jobs.append(full.job(name, draft.argv, gpus=gpus, retries=retries))
         except (ValueError, UsageError) as problem:
             problems.append(Problem(draft.line, str(problem)))
     if not problems:
@@ -63,6 +62,16 @@ def assemble(
     if problems:
         raise BadJobFile(problems)
     return tuple(jobs)
+
+
+def _options(drafts: Sequence[Draft]) -> list[JobOptions]:
+    """What is said of each draft. Drafts of which the same is said share it: a file may have a million of them."""
+    made: dict[int, JobOptions] = {}
+    for draft in drafts:
+        # By identity: the drafts keep what they say alive, and equal ones would take longer to find than to make.
+        if id(draft.said) not in made:
+            made[id(draft.said)] = JobOptions(**draft.said)
+    return [made[id(draft.said)] for draft in drafts]
 
 
 def _names(
@@ -79,17 +88,14 @@ def _names(
     free: dict[Content, list[str]] = {}
     for name in sorted(known.keys() - first.keys(), reverse=True):
         free.setdefault(known[name], []).append(name)
-    contents = [
-        Content(draft.argv, tuple(sorted(said.env.items())), said.cwd)
-        for draft, said in zip(drafts, options, strict=True)
-    ]
     taken = {*first, *known}
     names = []
-    for draft, said, content in zip(drafts, options, contents, strict=True):
+    for draft, said in zip(drafts, options, strict=True):
+        same = free.get(Content(draft.argv, tuple(sorted(said.env.items())), said.cwd)) if free else None
         if said.name is not None:
             names.append(said.name)
-        elif free.get(content):
-            names.append(free[content].pop())
+        elif same:
+            names.append(same.pop())
         else:
             names.append(_unused(draft.proposed, taken))
             taken.add(names[-1])
@@ -118,6 +124,8 @@ def _expanded(needs: Sequence[str], name: str, meant: Mapping[str, tuple[str, ..
     found: dict[str, None] = {}
     for need in needs:
         if need not in meant:
+            import difflib  # slow to import, and seldom needed
+
             nearest = difflib.get_close_matches(need, meant, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")

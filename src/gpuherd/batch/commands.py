@@ -103,7 +103,9 @@ class _Reader:
             raise ValueError("nothing is said after #gpuherd; write key=value, for example gpus=2 mem=20GB")
 
     def _command(self, line: int, content: str) -> None:
-        said, self._next, self._said_at = merged(self._defaults, self._next), {}, None
+        # Commands of which nothing else is said share the defaults, which are replaced and never changed.
+        said = merged(self._defaults, self._next) if self._next else self._defaults
+        self._next, self._said_at = {}, None
         if len(self.drafts) == MOST_JOBS:
             raise ValueError(f"more than {MOST_JOBS} commands; split the file")
         if self.shell:

@@ -5,7 +5,6 @@ Knows names, spellings and values. Does not know files, commands or queues.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -190,6 +189,8 @@ def variable(name: str, value: str) -> str:
 
 def unknown(word: str, known: tuple[str, ...]) -> str:
     """A sentence about a word that is not among the known ones, with the nearest."""
+    import difflib  # slow to import, and seldom needed
+
     nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.5)
     return f"unknown key {word!r}; " + (f"did you mean {nearest[0]}?" if nearest else f"possible: {', '.join(known)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -83,6 +82,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     command = _command(words)
     parser = build_parser([command] if command in COMMANDS else COMMANDS)
     if command is not None and command not in COMMANDS:
+        import difflib  # slow to import, and seldom needed
+
         nearest = difflib.get_close_matches(command, COMMANDS, n=1)
         parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
     args, unknown = parser.parse_known_args(words)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -137,23 +137,28 @@ def locks_held(pid: int, among: Collection[str] | None = None) -> frozenset[Lock
     return frozenset(found)
 
 
-def is_held(lock: Lock) -> bool:
-    """Whether anybody still holds this lock, by the kernel's list; also where we may not look at who it is."""
-    try:
-        inode = Path(lock.path).stat().st_ino
-    except OSError:
-        return False
+def any_held(locks: Iterable[Lock]) -> bool:
+    """Whether anybody still holds one of these locks, by the kernel's list; also where we may not look at who it is."""
+    from gpuherd.gpus.lease_files import is_locked  # here: every command knows processes, few know locks
+
+    sought = set()
+    for lock in locks:
+        with suppress(OSError):
+            inode = Path(lock.path).stat().st_ino
+            # The kernel waits some milliseconds until it can list its locks: only where somebody holds this one.
+            if is_locked(Path(lock.path)) or not os.access(lock.path, os.R_OK):
+                sought.add((b"%d" % lock.taker, b"%d" % inode))
     # 4: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF
-    for line in (_read(str(_PROC / "locks")) or b"").splitlines():
+    for line in (_read(str(_PROC / "locks")) or b"").splitlines() if sought else ():
         words = line.split()
-        if words[1:2] == [b"FLOCK"] and words[4:5] == [b"%d" % lock.taker] and words[5].endswith(b":%d" % inode):
+        if words[1:2] == [b"FLOCK"] and (words[4], words[5].rpartition(b":")[2]) in sought:
             return True
     return False
 
 
 def path_of(descriptor: int) -> str:
     """The file behind a descriptor of ours, as others see it in /proc. Raises OSError when it is not open."""
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - for every start
 
 
 def _takers(info: str) -> Iterator[int]:

@@ -14,7 +14,7 @@ split a pair that a job on two could use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -26,6 +26,9 @@ MOST_SETS = 12_870
 
 # Fewest NVLinks and their sum (negative: less is better), greatest distance and their sum, NUMA nodes.
 Links = tuple[int, int, int, int, int]
+_ALONE: Links = (0, 0, 0, 0, 1)
+# By the UUIDs of two GPUs, either way round: NVLinks, and PCIe distance.
+LinkMap = Mapping[tuple[str, str], tuple[int, int]]
 Rank = tuple[Links, int, int, tuple[tuple[int, int], ...]]
 
 # GPUs whose use differs by less are used about as little: an idle driver's few MB are no reason to split a pair.
@@ -41,6 +44,7 @@ def choose(
     memory_mb: int | None = None,
     total_mb: int | None = None,
     keep_together: bool = False,
+    links: LinkMap | None = None,
 ) -> tuple[Gpu, ...] | None:
     """The best ``count`` of the candidates by the order above, or None when there are too few that fit.
 
@@ -51,6 +55,7 @@ def choose(
         memory_mb: MB that must be free on each GPU.
         total_mb: MB that must be free on all the chosen together.
         keep_together: of sets that are as good, the one that splits up the fewest linked GPUs.
+        links: ``links_between`` these GPUs (and others), from a caller who keeps it: links don't change.
 
     Returns:
         Preferred GPUs in the order of preference, then the others by index. MIG instances are given out one at a time
@@ -65,19 +70,26 @@ def choose(
     wanted = sorted((gpu for gpu in usable if gpu.uuid in place), key=lambda gpu: place[gpu.uuid])[:count]
     others = [gpu for gpu in usable if gpu.uuid not in place]
     needed_mb = None if total_mb is None else total_mb - sum(gpu.free_mb for gpu in wanted)
-    rest = _best_rest(wanted, others, count - len(wanted), needed_mb, keep_together)
+    rest = _best_rest(wanted, others, count - len(wanted), needed_mb, keep_together, links)
     return None if rest is None else (*wanted, *sorted(rest, key=_position))
 
 
 def _best_rest(
-    wanted: Sequence[Gpu], others: Sequence[Gpu], count: int, needed_mb: int | None, keep_together: bool
+    wanted: Sequence[Gpu],
+    others: Sequence[Gpu],
+    count: int,
+    needed_mb: int | None,
+    keep_together: bool,
+    links: LinkMap | None,
 ) -> tuple[Gpu, ...] | None:
     """The ``count`` of ``others`` that go best with ``wanted`` and have ``needed_mb`` free together."""
     by_load = sorted(others, key=_load)
     single = len(wanted) + count < 2 and not keep_together
-    if needed_mb is None and (single or count in (0, len(others)) or _all_alike([*wanted, *others])):
+    if needed_mb is None and (single or count in (0, len(others))):
         return tuple(by_load[:count])
-    map_of_links = _pairs([*wanted, *others])
+    map_of_links = links_between([*wanted, *others]) if links is None else links
+    if needed_mb is None and _all_alike([*wanted, *others], map_of_links):
+        return tuple(by_load[:count])
     fitting = (
         group
         for group in _groups(wanted, by_load, count, map_of_links)
@@ -92,7 +104,7 @@ def _least_missed(
     wanted: Sequence[Gpu],
     others: Sequence[Gpu],
     groups: Sequence[tuple[Gpu, ...]],
-    map_of_links: dict[tuple[str, str], Pair],
+    map_of_links: LinkMap,
 ) -> tuple[Gpu, ...] | None:
     """Of the groups that are best linked and about as little used, the one linked least to what it leaves behind."""
 
@@ -117,10 +129,7 @@ def _least_missed(
     return min(equal, key=missed)
 
 
-Pair = tuple[int, int]
-
-
-def _pairs(gpus: Sequence[Gpu]) -> dict[tuple[str, str], Pair]:
+def links_between(gpus: Sequence[Gpu]) -> LinkMap:
     """NVLinks and PCIe distance of every two GPUs; two that say nothing of each other are as far apart as can be."""
     known = {(gpu.uuid, peer.uuid): (peer.nvlinks, int(peer.proximity)) for gpu in gpus for peer in gpu.peers}
     unknown = (0, int(Proximity.SYSTEM))
@@ -132,21 +141,24 @@ def _pairs(gpus: Sequence[Gpu]) -> dict[tuple[str, str], Pair]:
     }
 
 
-def _all_alike(gpus: Sequence[Gpu]) -> bool:
+def _all_alike(gpus: Sequence[Gpu], map_of_links: LinkMap) -> bool:
     """Whether every two are linked alike, as behind an NVSwitch: then only the load matters."""
     if not any(gpu.peers for gpu in gpus):
         return len({gpu.numa_node for gpu in gpus}) < 2
-    return len(set(_pairs(gpus).values())) < 2 and len({gpu.numa_node for gpu in gpus}) < 2
+    ways = {map_of_links[one.uuid, two.uuid] for one, two in combinations(gpus, 2)}
+    return len(ways) < 2 and len({gpu.numa_node for gpu in gpus}) < 2
 
 
-def _links(gpus: Sequence[Gpu], map_of_links: dict[tuple[str, str], Pair]) -> Links:
+def _links(gpus: Sequence[Gpu], map_of_links: LinkMap) -> Links:
+    if len(gpus) == 1:
+        return _ALONE
     pairs = [map_of_links[one.uuid, two.uuid] for one, two in combinations(gpus, 2)]
     nvlinks, distances = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     numa_nodes = {gpu.numa_node for gpu in gpus}
     return (-min(nvlinks, default=0), -sum(nvlinks), max(distances, default=0), sum(distances), len(numa_nodes))
 
 
-def _rank(gpus: Sequence[Gpu], map_of_links: dict[tuple[str, str], Pair]) -> Rank:
+def _rank(gpus: Sequence[Gpu], map_of_links: LinkMap) -> Rank:
     used_mb = sum(gpu.used_mb for gpu in gpus)
     utilisation = sum(gpu.utilisation_percent or 0 for gpu in gpus)
     return (_links(gpus, map_of_links), used_mb, utilisation, tuple(sorted(map(_position, gpus))))
@@ -161,7 +173,7 @@ def _position(gpu: Gpu) -> tuple[int, int]:
 
 
 def _groups(
-    wanted: Sequence[Gpu], others: Sequence[Gpu], count: int, map_of_links: dict[tuple[str, str], Pair]
+    wanted: Sequence[Gpu], others: Sequence[Gpu], count: int, map_of_links: LinkMap
 ) -> Iterator[tuple[Gpu, ...]]:
     if comb(len(others), count) <= MOST_SETS:
         yield from combinations(others, count)

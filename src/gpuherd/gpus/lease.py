@@ -18,7 +18,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,9 +134,10 @@ class LeaseFolder:
                 if kept is None:
                     return None
                 opened.enter_context(kept)
-                if not self._others_are_free(uuid, kept):
+                further = files.further_paths(self.path, uuid)
+                if not self._others_are_free(further, kept):
                     return None
-                self._remove_own_files(uuid, kept)
+                self._remove_own_files(uuid, further, kept)
                 self._leave_note(uuid, note)
                 return kept.moved()
         raise CannotWrite(f"{path} is replaced again and again; is something clearing {self.path}?")
@@ -159,7 +160,7 @@ class LeaseFolder:
                     if found is None or not may_ignore(found):
                         path.unlink(missing_ok=True)
                         return None
-            self._remove_own_files(uuid, lease)
+            self._remove_own_files(uuid, files.further_paths(self.path, uuid), lease)
             self._leave_note(uuid, note)
             return lease.moved()
 
@@ -187,18 +188,18 @@ class LeaseFolder:
         fd = files.create_lock(files.next_path(self.path, uuid), locked=True)
         return None if fd is None else Lease(uuid, fd)
 
-    def _others_are_free(self, uuid: str, kept: Lease) -> bool:
-        """Whether nobody holds a further lock file but ``kept``."""
-        for path in files.further_paths(self.path, uuid):
+    def _others_are_free(self, further: Sequence[Path], kept: Lease) -> bool:
+        """Whether nobody holds one of these further lock files but ``kept``."""
+        for path in further:
             if not files.is_file_at(path, kept.fd) and files.is_locked(path, fcntl.LOCK_EX):
                 time.sleep(_PAUSE_S)
                 if files.is_locked(path, fcntl.LOCK_EX):  # not somebody who only looked
                     return False
         return True
 
-    def _remove_own_files(self, uuid: str, kept: Lease) -> None:
-        """Removes further files of ours that nobody holds, left by earlier leases that had passed others over."""
-        for path in files.further_paths(self.path, uuid):
+    def _remove_own_files(self, uuid: str, further: Sequence[Path], kept: Lease) -> None:
+        """Removes those of these files of ours that nobody holds, left by leases that had passed others over."""
+        for path in further:
             found = files.file_id(path)
             if found is None or found.owner != os.geteuid() or files.is_file_at(path, kept.fd):
                 continue

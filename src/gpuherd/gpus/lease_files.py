@@ -10,10 +10,10 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
@@ -36,6 +36,7 @@ class FileId:
     changed_ns: int
 
 
+@lru_cache(maxsize=1024)
 def base_name(uuid: str) -> str:
     """A UUID as a file name: the old form of MIG UUIDs has slashes. Raises ValueError for what is no UUID."""
     name = uuid.replace("/", "_")
@@ -53,10 +54,11 @@ def further_paths(folder: Path, uuid: str) -> list[Path]:
     """The further lock files that are there now, in the order of their numbers."""
     beginning = base_name(uuid) + "."
     found = []
-    for name in names_in(folder):
-        number = name.removeprefix(beginning).removesuffix(".lock")
-        if name.startswith(beginning) and name.endswith(".lock") and number.isdecimal() and len(number) <= 9:
-            found.append((int(number), folder / name))
+    for name in os.listdir(folder):  # noqa: PTH208 - for every lease
+        if name.startswith(beginning) and name.endswith(".lock"):
+            number = name.removeprefix(beginning).removesuffix(".lock")
+            if number.isdecimal() and len(number) <= 9:
+                found.append((int(number), folder / name))
     return [path for _, path in sorted(found)]
 
 
@@ -119,6 +121,8 @@ def create_lock(path: Path, *, locked: bool = False) -> int | None:
     It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
     behind that is closed to the others for good.
     """
+    import tempfile  # slow to import, and most lock files are there
+
     try:
         fd, fresh = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
     except OSError as error:

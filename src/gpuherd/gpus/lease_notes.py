@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.gpus.lease_files import names_in
@@ -37,12 +37,13 @@ def write_note(folder: Path, name: str, note: Note) -> None:
 
     Only who holds the lock may call it: two at a time would be in each other's way.
     """
-    path = folder / _file_name(name, note.uid)
-    fresh = folder / f".{path.name}"
-    text = json.dumps(asdict(note)).encode()
+    told = {"pid": note.pid, "uid": note.uid, "since": note.since, "job": note.job}
+    text = json.dumps(told).encode()
+    file_name = _file_name(name, note.uid)
     with suppress(OSError):
-        if _overwrite(path, text):
+        if _overwrite(f"{folder}/{file_name}", text):
             return
+        path, fresh = folder / file_name, folder / f".{file_name}"
         fresh.unlink(missing_ok=True)  # from a taker that was killed here
         # No fsync: like the lock that it describes, the note means nothing after a power cut.
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -55,7 +56,7 @@ def write_note(folder: Path, name: str, note: Note) -> None:
             fresh.unlink()
 
 
-def _overwrite(path: Path, text: bytes) -> bool:
+def _overwrite(path: str, text: bytes) -> bool:
     """Writes a new note over our own older one, in one write; False when there is none that can be written over.
 
     A rename for every short job would cost several times as much. A reader who sees a part of both finds no note.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import tempfile
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
@@ -62,6 +61,8 @@ def make_folder(path: Path) -> None:
     Raises:
         CannotWrite: it can't be made.
     """
+    import tempfile  # slow to import, and seldom needed
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under another name first: nobody may meet it before it has its mode.

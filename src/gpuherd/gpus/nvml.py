@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from gpuherd.gpus.nvml_read import (
     answer_or_none,
     broken_gpu,
     no_processes,
+    read_again,
     read_fixed,
     read_gpu,
     read_peers,
@@ -173,6 +174,38 @@ class Nvml:
                 if used is not None:
                     found[device.fixed.uuid] = used
             return found
+
+    def renewed(self, gpus: Sequence[Gpu]) -> dict[str, Gpu]:
+        """These whole GPUs of an earlier snapshot with their memory and processes of now, by UUID: a cheap snapshot.
+
+        {} when that does not do, and a snapshot is needed: a GPU (also one that was not asked for, which changes how
+        CUDA counts) does not answer, or one is split, or the driver has other GPUs now.
+        """
+        if self._pid != os.getpid():
+            return {}
+        with self._lock:
+            session = self._session
+            try:
+                if session is None or pynvml.nvmlDeviceGetCount() != len(session.devices):
+                    return {}
+                return self._renewed(session, {gpu.uuid: gpu for gpu in gpus})
+            except pynvml.NVMLError:
+                return {}
+
+    def _renewed(self, session: _Session, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
+        found: dict[str, Gpu] = {}
+        for device in session.devices:
+            if device.handle is None or device.split:
+                return {}
+            known = gpus.get(device.fixed.uuid)
+            if known is None:
+                read_used_mb(device.handle)  # whether it answers
+                continue
+            now = None if known.problem else read_again(known, device.handle, self._processes.identify)
+            if now is None:
+                return {}
+            found[known.uuid] = now
+        return found if len(found) == len(gpus) else {}
 
     def close(self) -> None:
         """Lets go of the driver; the next snapshot starts it again."""

@@ -7,8 +7,6 @@ dispatcher is at work, ``send`` takes the queue's lock and does it here by the s
 
 from __future__ import annotations
 
-import difflib
-import getpass
 import time
 from contextlib import closing
 
@@ -78,6 +76,8 @@ def check(control: Control) -> None:
 def _refuse_unknown(queue: Queue, control: Control) -> None:
     unknown = queue.unknown(control.jobs)
     if unknown:
+        import difflib  # slow to import, and seldom needed
+
         nearest = difflib.get_close_matches(unknown[0], queue.names(_NAMES_LOOKED_AT), n=1)
         hint = f"; did you mean {clean(nearest[0])}?" if nearest else ""
         raise UsageError(f"there is no job {clean(unknown[0])!r} in this queue{hint}")
@@ -103,6 +103,8 @@ def _do_here(queue: Queue, run: RunDirectory, number: int) -> Answer | None:
 
 
 def _user() -> str:
+    import getpass  # slow to import, and seldom needed
+
     try:
         return clean(getpass.getuser())
     except (KeyError, OSError):

@@ -51,6 +51,8 @@ class GpuView:
             On a free GPU: MB that may be promised, None for all that is free.
         returning: our job has just left it and its memory drains: not free yet, but it will be in a moment.
         machine: which machine it is in, where there are several: a job gets GPUs of one machine.
+        room_mb: MB that were free on it when it was last seen with nobody on it: all but the driver's own part. None
+            where it has not been seen so.
     """
 
     gpu: Gpu
@@ -59,11 +61,17 @@ class GpuView:
     shareable_mb: int | None = None
     returning: bool = False
     machine: str = ""
+    room_mb: int | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether a job may have it for itself now."""
         return self.busy is None and not self.ours
+
+    @property
+    def largest_mb(self) -> int:
+        """The most memory that a job could ever find free on it, in MB."""
+        return self.gpu.total_mb if self.room_mb is None else self.room_mb
 
     @property
     def is_open(self) -> bool:
@@ -89,6 +97,7 @@ class Limits:
         closed: a sentence when nothing at all may start now (no disk, drained), else None.
         gpus_now: only so many GPUs for the time being (quiet hours): a job that asks for more waits for better times.
         gpus_now_why: the sentence for that.
+        most_ever: the most GPUs that the user may hold at the best of times; None for no such limit.
         longest_first: of one priority, jobs of known cost first, the costliest before all; else the oldest.
     """
 
@@ -101,6 +110,7 @@ class Limits:
     gpus_now: int | None = None
     gpus_now_why: str | None = None
     longest_first: bool = False
+    most_ever: int | None = None
 
     @property
     def most_gpus(self) -> int:
@@ -155,6 +165,8 @@ def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | Non
         return f"asks for {job.gpus} GPUs; there are {len(whole)} to use"
     if job.gpus > limits.max_gpus:
         return f"asks for {job.gpus} GPUs; max_gpus is {limits.max_gpus}"
+    if limits.most_ever is not None and job.gpus > limits.most_ever:
+        return f"asks for {job.gpus} GPUs; you may hold {limits.most_ever}, by your settings or this machine's policy"
     large = sum(fits(gpu, job.gpus, job.memory_mb) for gpu in whole)
     if job.gpus > 1 and sum(gpu.mig_parent is None for gpu in whole) < job.gpus:
         return f"asks for {job.gpus} GPUs; there are not so many whole ones, and a job gets one MIG instance at most"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,8 @@ def atomic_write(path: Path, data: bytes) -> None:
 
     A reader sees the old content or the new, never a part. A kill can leave a ``.<name>.*.tmp`` behind, nothing else.
     """
+    import tempfile  # slow to import, and seldom needed
+
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     temporary = Path(name)
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gpuherd.engines.processes import ATTEMPT_VARIABLE
 from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
-from gpuherd.gpus.choose import choose
+from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
@@ -36,9 +36,9 @@ from gpuherd.jobs.yielding import Stranger
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# Cheap looks: one in a twentieth of the quiet time, but no more than eight a second.
+# Cheap looks: one in a twelfth of the quiet time, but no more than eight a second.
 _CHEAP_LOOK_S = 0.125
-_LOOKS_IN_QUIET_TIME = 20
+_LOOKS_IN_QUIET_TIME = 12
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
 # How long a driver that fails may keep a start waiting.
@@ -60,6 +60,8 @@ class GpuWatch:
         self._checks: dict[str, idle.Check] = {}
         self._full_look_at = 0.0
         self._haste: dict[str, float] = {}
+        # What is free on a GPU that nobody uses: less than all, by the driver's own part.
+        self._room_mb: dict[str, int] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
@@ -98,6 +100,7 @@ class GpuWatch:
         self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
         # What the driver last said.
         self._gpus = {gpu.uuid: gpu for gpu in kept}
+        self._links = links_between(kept)
         self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
         self.problem: str | None = None
         if not chosen:
@@ -109,6 +112,11 @@ class GpuWatch:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
+
+    @property
+    def largest_mb(self) -> int | None:
+        """The most memory that a job could ever find free on one of the GPUs, None where there are none."""
+        return max((self._room_mb.get(uuid, gpu.total_mb) for uuid, gpu in self._gpus.items()), default=None)
 
     @property
     def quiet_s(self) -> float:
@@ -129,7 +137,10 @@ class GpuWatch:
             return False
         before = self._picture(now)
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
-        self._refresh()
+        self._refresh(self._gpus)
+        if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
+            # Also what tells the better of two that are free, like how much they compute.
+            self._refresh()
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
         self._leases.look(unused, now)
@@ -189,13 +200,26 @@ class GpuWatch:
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
-            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now)
+            GpuView(
+                gpu,
+                verdicts[uuid],
+                uuid in ours,
+                returning=left.get(uuid, -math.inf) >= now,
+                room_mb=self._room_mb.get(uuid),
+            )
             for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
-        return choose(candidates, count, preference=self._preference, memory_mb=memory_mb, keep_together=True)
+        return choose(
+            candidates,
+            count,
+            preference=self._preference,
+            memory_mb=memory_mb,
+            keep_together=True,
+            links=self._links,
+        )
 
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each: leases that were passed over."""
@@ -227,6 +251,15 @@ class GpuWatch:
         """By attempt's tag, the most memory in MB that it was seen to use on any one GPU, at the looks so far."""
         return self._users.peaks
 
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """By attempt's tag, the memory in MB that it used at the last look on one GPU."""
+        return self._users.in_use
+
+    def idle_mb(self, uuid: str) -> int | None:
+        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        return self._users.idle_mb(uuid)
+
     # --- taking -----------------------------------------------------------------------------------------------
 
     def take(self, gpus: Sequence[Gpu], job: str, now: float) -> tuple[Lease, ...] | None:
@@ -250,7 +283,12 @@ class GpuWatch:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> None:
-        """Asks the driver anew: of all GPUs, or of these only."""
+        """Asks the driver anew: of all GPUs, or of these only, then what changes by itself: memory and processes."""
+        if only is not None and not errors:
+            renewed = self._nvml.renewed([self._gpus[uuid] for uuid in self._gpus.keys() & only])
+            if renewed:
+                self._gpus |= renewed
+                return
         machine = self._nvml.snapshot(processes=True, topology=False, errors=errors, only=only)
         for uuid in self._gpus if only is None else self._gpus.keys() & only:
             self._gpus[uuid] = self._refreshed(self._gpus[uuid], machine)
@@ -272,6 +310,8 @@ class GpuWatch:
         self._streaks = idle.observe(self._streaks, checks, self._rule, now)
         self._checks |= checks
         for uuid, found in checks.items():
+            if found.free:
+                self._room_mb[uuid] = self._gpus[uuid].free_mb
             clean = idle.clean_checks(self._streaks, uuid, self._rule)
             self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 

@@ -74,7 +74,7 @@ class Job:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("a job needs a name")
-        if any("\ud800" <= character <= "\udfff" for character in self.name):
+        if not self.name.isascii() and any("\ud800" <= character <= "\udfff" for character in self.name):
             raise UsageError(f"job name {self.name!r} is no UTF-8 text; give it another")
         if not self.argv:
             raise UsageError(f"job {self.name!r} has no command")

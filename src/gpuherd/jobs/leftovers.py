@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gpuherd.engines.processes import ProcessId, Seen, everyone, is_held
+from gpuherd.engines.processes import ProcessId, Seen, any_held, everyone
 from gpuherd.engines.tree import Traces, ask_to_end, kill, members
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Leftovers:
             return False
         # A lease that is still held is held by a process that was missed, or that we may not look at.
         in_use = {lock for each in live for lock in each.locks}
-        held = any(is_held(lock) for each in self._ended for lock in each.locks - in_use)
+        held = any_held({lock for each in self._ended for lock in each.locks} - in_use)
         return not held or now - self._expected_at > _GIVE_UP_S
 
     def _find(self, live: Collection[Traces]) -> tuple[Seen, ...]:

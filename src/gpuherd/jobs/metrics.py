@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import mean, median
 from typing import Any
 
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
@@ -49,7 +48,7 @@ def metrics(
         "total_runtime": round(runtime, 3),
         "runs": len(runs),
         "total_wait_time": round(sum(waits.values()), 3),
-        "avg_wait_time": round(mean(waits.values()), 3) if waits else None,
+        "avg_wait_time": round(sum(waits.values()) / len(waits), 3) if waits else None,
         "max_wait_time": round(max(waits.values()), 3) if waits else None,
         "attempts": len(attempts),
         "failed_attempts": len(failed),
@@ -134,6 +133,8 @@ def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: fl
 def _summary(seconds: Sequence[float]) -> dict[str, float] | None:
     if not seconds:
         return None
+    from statistics import mean, median  # large, and a dispatcher that waits for days needs it once
+
     ordered = sorted(seconds)
     figures = {"mean": mean(ordered), "median": median(ordered), "min": ordered[0], "max": ordered[-1]}
     figures |= {f"p{percent}": percentile(ordered, percent) for percent in (90, 95, 99)}

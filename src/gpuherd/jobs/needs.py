@@ -7,7 +7,6 @@ those ended. One that needs a job that failed can't run any more. The queue keep
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuherd.errors import UsageError
@@ -46,6 +45,8 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
 
 
 def _no_such(job: str, need: str, names: Iterable[str]) -> str:
+    import difflib  # slow to import, and seldom needed
+
     nearest = difflib.get_close_matches(need, list(names)[:1000], n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"job {job!r} needs {need!r}, and there is no such job{hint}"
@@ -54,7 +55,7 @@ def _no_such(job: str, need: str, names: Iterable[str]) -> str:
 def _circle(by_name: Mapping[str, Job]) -> tuple[str, ...]:
     """A circle of needs, first name repeated at the end, or (). Depth-first without recursion: chains may be long."""
     finished: set[str] = set()
-    for root in by_name:
+    for root in (name for name, job in by_name.items() if job.needs):
         path: dict[str, None] = {}
         stack = [(root, iter(by_name[root].needs))] if root not in finished else []
         path[root] = None

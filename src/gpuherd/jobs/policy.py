@@ -224,7 +224,7 @@ class _Round:
         if self.kept_for_sharing:
             return
         for view in self.pool.emptiest_open():
-            if view.gpu.total_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
+            if view.largest_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
                 self._close(view)
                 self.kept_for_sharing = True
                 return
@@ -236,7 +236,7 @@ class _Round:
         if job.gpus > 1:
             self.budget -= job.gpus
             self.kept = True
-            for view in [view for view in machine.usable(job, barred) if view.is_free]:
+            for view in [view for view in machine.usable(job, barred) if view.is_free and comes(view, job)]:
                 self._change(_kept(view))
         self.promised += job.gpus
         if self.pool.open_count:
@@ -309,6 +309,8 @@ class _Round:
                     reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
                 elif view.busy in (_GIVEN, _KEPT):
                     reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+                elif view.ours and not comes(view, job):
+                    reasons.append(f"GPU {view.gpu.label}: {view.largest_mb} of {job.memory_mb} MB are free at best")
                 elif view.ours:
                     ours.append(view.gpu.label)
                 elif view.busy is not None:
@@ -326,7 +328,7 @@ _KEPT = "kept for a job before this one"
 
 def _kept(view: GpuView) -> GpuView:
     """A free GPU as one that is kept. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
-    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine)
+    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine, view.room_mb)
 
 
 def _promisable_mb(view: GpuView) -> int:

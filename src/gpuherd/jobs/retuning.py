@@ -5,7 +5,6 @@ Pure. Which options can be changed in mid-run is said here; what a change means 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -65,6 +64,8 @@ def _spellings() -> dict[str, tuple[str, Option]]:
 
 
 def _unknown(word: str, name: str, known: tuple[str, ...]) -> str:
+    import difflib  # slow to import, and seldom needed
+
     nearest = difflib.get_close_matches(name, known, n=1)
     if name in {each.name for each in fields(DispatchOptions)}:
         return f"{word} can't be changed while a run goes on; possible: {', '.join(SETTABLE)}"

@@ -34,8 +34,9 @@ def job_of(spec: str) -> Job:
     return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values.get("needs", ()))})
 
 
+@lru_cache(maxsize=256)
 def queued(row: sqlite3.Row) -> QueuedJob:
-    """A job from a row of ``jobs``."""
+    """A job from a row of ``jobs``. The head of a queue is read again at every decision, and most of it is the same."""
     job = job_of(row["spec"])
     request = Request(row["gpus"], row["memory_mb"], bool(row["share"]))
     return QueuedJob(

@@ -5,8 +5,8 @@ It knows names and makes folders; what stands in the files is the business of th
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -84,8 +84,9 @@ class RunDirectory:
 
     def remove_attempt_files(self, attempt: int) -> None:
         """Removes what lies in ``attempts`` of an attempt alone whose end is in the queue."""
+        # Most have none, and this is done for every attempt: no Path is made for it.
         with suppress(OSError):
-            self.attempt_progress(attempt).unlink()
+            os.unlink(f"{self.attempts}/{attempt:08d}.progress")  # noqa: PTH108
 
     def remove_stray_attempt_files(self, running: Collection[int]) -> None:
         """Removes the files of all attempts but those that run: what a kill at the wrong instant left behind."""
@@ -105,5 +106,7 @@ def safe_name(name: str) -> str:
     plain = _UNSAFE.sub("-", name).lstrip(".-")[:_LONGEST_NAME]
     if plain and plain == name:
         return plain
+    import hashlib  # slow to import, and seldom needed
+
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"

@@ -14,7 +14,6 @@ import os
 import shlex
 import sqlite3
 import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -260,7 +259,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             _execute_all(connection, _SCHEMA + _SINCE_2)
             connection.execute(
-                "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (uuid.uuid4().hex[:12],)
+                "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
             )
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:

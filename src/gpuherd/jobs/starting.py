@@ -1,5 +1,5 @@
 """The order of a start: leases, one more look at the GPUs under them, a shell that waits, the record in the queue, the
-go-ahead. Starts that come together share the look and the record.
+go-ahead. Starts that come together share the look, and a few at a time the record.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from gpuherd.engines.local import CannotStart
 from gpuherd.jobs import clock
-from gpuherd.jobs.ending import is_full
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.policy import Start
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # After a start failed for want of processes, files, memory or space, which may pass.
 START_AGAIN_S = 1.0
+# So many starts share a record in the queue: more would make the first wait for the last, fewer cost a record each.
+_AT_ONCE = 2
 
 
 class Starter:
@@ -58,15 +60,23 @@ class Starter:
             leased = [(start, self._desk.take(start, head[start.job], held)) for start in starts]
             leased_mono = clock.mono()
             free = self._desk.still_free([start for start, leases in leased if leases is not None])
-            prepared = []
-            for start, leases in leased:
-                if leases is not None and all(gpu.uuid in free for gpu in start.gpus):
+            ready = [
+                (start, leases)
+                for start, leases in leased
+                if leases is not None and all(gpu.uuid in free for gpu in start.gpus)
+            ]
+            running: list[Attempt] = []
+            for first in range(0, len(ready), _AT_ONCE):
+                prepared = []
+                for start, leases in ready[first : first + _AT_ONCE]:
                     shared_mb = promised_mb[start.job] if start.shared else None
                     record = self._prepare(start, head[start.job], leases, leased_mono, shared_mb)
                     prepared += [] if record is None else [record]
-            running = self._let_go(prepared)
+                running += self._let_go(prepared)
+                if self.again_at is not None:
+                    break
         self._desk.drop_unused()
-        return running
+        return tuple(running)
 
     def _prepare(
         self, start: Start, queued: QueuedJob, leases: Sequence[Lease], leased_mono: float, shared_mb: int | None
@@ -121,8 +131,14 @@ class Starter:
         self.again_at = clock.mono() + START_AGAIN_S
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
-        """A job fails without an attempt."""
+        """A job fails without an attempt; later, where the disk is full."""
         job = queued.job
-        cancelled = self._queue.fail_waiting(queued.id, reason)
+        try:
+            cancelled = self._queue.fail_waiting(queued.id, reason)
+        except sqlite3.OperationalError as problem:
+            if not is_full(problem):
+                raise
+            self._later(problem)
+            return
         self._tell.given_up(Failure(job.name, job.title or job.name, failure, clean(reason), queued.attempts, None))
         self._tell.cancelled(cancelled, job.name)

@@ -17,7 +17,7 @@ from gpuherd.gpus.idle import IdleRule
 TURNAROUND_S = 0.005
 # How often it is looked whether somebody has freed a GPU: as in jobs.gpuwatch.
 _CHEAP_LOOK_S = 0.125
-_LOOKS_IN_QUIET_TIME = 20
+_LOOKS_IN_QUIET_TIME = 12
 
 
 @dataclass(frozen=True, slots=True)
