@@ -7,6 +7,7 @@ dispatcher is at work, ``send`` takes the queue's lock and does it here by the s
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import closing
 
@@ -14,6 +15,7 @@ from gpuherd.errors import QueueBusy, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
 from gpuherd.jobs.options import DispatchOptions
@@ -32,7 +34,7 @@ def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer
     Raises:
         UsageError: no queue in this folder, no such job (with the nearest name), option or priority. Nothing was asked
             then.
-        QueueUnreadable: its queue is damaged or of another version.
+        QueueUnreadable: its queue is damaged or of another version. CannotWrite: the disk is full.
     """
     check(control)
     if not run.queue.exists():
@@ -40,7 +42,10 @@ def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer
     with closing(Queue(run.queue, check=False)) as queue:
         _refuse_unknown(queue, control)
         by = _user()
-        number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
+        try:
+            number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
+        except sqlite3.OperationalError as problem:
+            raise cannot_write(run.queue, problem, "ask again; nothing was asked") from problem
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:
             ring(run.control_fifo)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.errors import QueueUnreadable
+from gpuherd.jobs.fulldisk import is_full
 
 VERSION = 2
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
@@ -192,10 +193,10 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
 
 
 def told(problem: sqlite3.Error) -> str:
-    """SQLite's words for people: their last line, and the usual cause of an I/O error."""
+    """SQLite's words for people: their last line, after the cause where we know it."""
     words = str(problem).splitlines()[-1]
-    # Even a look needs a little room, for the file by which readers and writers agree.
-    return f"{words} (is the disk full?)" if words == "disk I/O error" else words
+    full = isinstance(problem, sqlite3.OperationalError) and is_full(problem)
+    return f"the disk is full ({words})" if full else words
 
 
 def keep_aside_command(path: Path) -> str:
