@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
+from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs, standing
 from gpuherd.jobs.control import send
 from gpuherd.jobs.settings import user_file
 from gpuherd.jobs.wishes import Control, ControlKind
@@ -97,7 +97,7 @@ def test_what_was_paused_for_a_full_disk_goes_on_under_a_successor_that_has_spac
     kill(first)
     settings('[defaults]\nmin_disk = "0"\n')
     first = folder.start([job], min_disk=0)
-    folder.wait_until(lambda: folder.run.standing.exists())
+    folder.wait_until(lambda: standing.read(folder.run.standing, first.pid) is not None)
     settings('[defaults]\nmin_disk = "900000GB"\n')
     first.send_signal(signal.SIGHUP)
     folder.wait_until(lambda: folder.process_state("j") == "T")
@@ -117,7 +117,7 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     folder.wait_until(lambda: folder.process_state("j") == "T")
     kill(first)
     second = folder.start([job])
-    folder.wait_until(lambda: folder.run.standing.exists() and second.poll() is None)
+    folder.wait_until(lambda: standing.read(folder.run.standing, second.pid) is not None)
     time.sleep(3.2)  # longer than its time limit
     assert folder.process_state("j") == "T"
     assert send(folder.run, Control(ControlKind.RESUME, ("j",))).changed == ("j",)
