@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs, standing
+from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control import send
 from gpuherd.jobs.settings import user_file
 from gpuherd.jobs.wishes import Control, ControlKind
@@ -57,6 +57,13 @@ class Folder:
             pid = next(record.process.pid for record in queue.running() if record.queued.job.name == job)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
+    def works(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether this dispatcher is at work, by what it says of itself."""
+        try:
+            return bool(json.loads(self.run.standing.read_text())["pid"] == process.pid)
+        except (OSError, ValueError):
+            return False
+
     def wait_until(self, condition: Callable[[], bool], within_s: float = 40.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
@@ -92,19 +99,19 @@ def settings(text: str) -> None:
 def test_what_was_paused_for_a_full_disk_goes_on_under_a_successor_that_has_space(folder: Folder) -> None:
     """Nothing changes for the successor: it never saw the disk full."""
     job = sh("j", "i=0; while [ $i -lt 100 ]; do i=$((i+1)); sleep 0.05; done")
-    first = folder.start([job], min_disk=0)
+    first = folder.start([job], min_disk=1)
     folder.wait_for(j="running")
     kill(first)
-    settings('[defaults]\nmin_disk = "0"\n')
-    first = folder.start([job], min_disk=0)
-    folder.wait_until(lambda: standing.read(folder.run.standing, first.pid) is not None)
+    settings('[defaults]\nmin_disk = "1MB"\n')
+    first = folder.start([job], min_disk=1)
+    folder.wait_until(lambda: folder.works(first))
     settings('[defaults]\nmin_disk = "900000GB"\n')
     first.send_signal(signal.SIGHUP)
     folder.wait_until(lambda: folder.process_state("j") == "T")
     kill(first)
     assert folder.process_state("j") == "T"
     settings("")
-    second = folder.start([job], min_disk=0)
+    second = folder.start([job], min_disk=1)
     assert second.wait(40) == 0
     assert folder.states() == {"j": "done"}
 
@@ -117,7 +124,7 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     folder.wait_until(lambda: folder.process_state("j") == "T")
     kill(first)
     second = folder.start([job])
-    folder.wait_until(lambda: standing.read(folder.run.standing, second.pid) is not None)
+    folder.wait_until(lambda: folder.works(second))
     time.sleep(3.2)  # longer than its time limit
     assert folder.process_state("j") == "T"
     assert send(folder.run, Control(ControlKind.RESUME, ("j",))).changed == ("j",)
