@@ -37,7 +37,11 @@ def main() -> int:
     if again:
         print("\nThe demo has run here before: models that are done are not analysed again (--overwrite would).")
     show(f"The main job, on the models of {model_list}:", esd)
-    return subprocess.run([*python, "--simulate", GPUS, *esd], check=False).returncode
+    code = subprocess.run([*python, "--simulate", GPUS, *esd], check=False).returncode
+    look = ["status", str(folder / "results")]
+    show("How the queue stands, which anybody may ask at any time (while it runs: --watch, or gpuherd top):", look)
+    subprocess.run([*python, "--simulate", GPUS, *look], check=False)
+    return code
 
 
 def show(what: str, words: Sequence[str]) -> None:

@@ -6,7 +6,12 @@ The bottom layer: this module imports nothing of gpuherd.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
+
+# No path, name or setting that somebody wrote by hand is so long.
+_ENDLESS = re.compile(r"\S{1000,}")
+_BEGINNING = 60
 
 
 class ExitCode(IntEnum):
@@ -36,6 +41,15 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
+def one_line(text: str) -> str:
+    """The text as a message: one printable line, of words that nobody could read to their end only the beginning.
+
+    >>> one_line("'" + "9" * 10_000 + "' is not a whole number").partition("99…")[2]
+    ' (10002 characters) is not a whole number'
+    """
+    return _ENDLESS.sub(lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
+
+
 class GpuherdError(Exception):
     """Base of all errors that gpuherd raises on purpose. ``exit_code`` is what the command line exits with.
 
@@ -45,7 +59,7 @@ class GpuherdError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return one_line(super().__str__())
 
 
 class UsageError(GpuherdError):

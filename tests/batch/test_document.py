@@ -25,6 +25,12 @@ def problems(text: str, *, shell: bool = False) -> list[tuple[int, str]]:
     return [(problem.line, problem.text) for problem in told.value.problems]
 
 
+def test_a_misspelt_command_is_found() -> None:
+    assert problems("jobs: [{comand: echo}]") == [(1, "a job without a command; did you mean it by 'comand'?")]
+    assert problems("jobs: [{cmd: echo}]") == [(1, "a job without a command; did you mean it by 'cmd'?")]
+    assert problems("jobs: [{mem: 1GB}]") == [(1, "a job without a command")]
+
+
 def test_a_matrix_with_include_and_exclude() -> None:
     text = """\
 defaults: {mem: 20GB, retries: 2, env: {A: no}}

@@ -118,6 +118,7 @@ def test_nothing_of_ours_leaks_into_the_command(standin: Callable[..., Machine])
         (["--mem", "50GB", "--", "true"], ExitCode.USAGE, "51200 MB"),
         (["--gpu-list", "7", "--", "true"], ExitCode.USAGE, "7"),
         (["--wait", "1s", "--no-wait", "--", "true"], ExitCode.USAGE, "not both"),
+        (["--json", "--", "true"], ExitCode.USAGE, "--json goes with --dry-run"),
         (["--num-gpu", "1", "--", "true"], ExitCode.USAGE, "--num-gpus"),
         (["--mem", "lots", "--", "true"], ExitCode.USAGE, "is not a size"),
         ([], ExitCode.USAGE, "no command"),
@@ -249,6 +250,10 @@ def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine
     fifo.write_text("")
     first.communicate(timeout=30)
     assert run("--gpu-list", "0", "--wait", "20s", "--", "true").returncode == 0
+    config.write_text('[limits]\nquiet_hours = ["Mon-Sun"]\nquiet_max_gpus = 0\n')
+    quiet = run("--no-wait", "--", "true")
+    assert quiet.returncode == ExitCode.BUSY
+    assert "can't be had at once: at most 0 GPUs in your quiet hours (Mon-Sun)" in quiet.stderr
     config.write_text("[limits]\nmax_gpu = 1\n")
     wrong = run("--", "true")
     assert wrong.returncode == ExitCode.USAGE

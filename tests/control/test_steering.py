@@ -73,7 +73,8 @@ def test_pause_and_resume(bench: Any, job: NewJob, gpuherd: Command, tmp_path: P
     assert bench.job("ticks").paused and bench.job("waits").paused
     assert bench.status().paused == 2
     told = gpuherd("status", str(bench.root)).out
-    assert "2 paused" in told and "paused" in told.splitlines()[5]
+    assert "2 paused" in told and "paused: waits (gpuherd resume)" in told
+    assert "paused; ran for" in told
     bench.wait_until(lambda: _stands_still(counter))
     assert gpuherd("resume", "--run", str(bench.root), "--all").code == 0
     bench.wait_until(lambda: not _stands_still(counter))

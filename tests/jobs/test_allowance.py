@@ -116,6 +116,14 @@ def test_quiet_hours_close_and_say_until_when() -> None:
     assert night.sentence == "at most 2 GPUs in this machine's quiet hours (Fri 22:00-06:00), until Sat 06:00"
 
 
+def test_windows_that_meet_are_one() -> None:
+    days = [parse("Fri 22:00-24:00"), parse("Sat-Sun"), parse("Mon 00:00-07:30")]
+    assert quiet_hours.over_at(days, at(4, "23:00")) == at(7, "07:30")
+    assert quiet_hours.over_at(days, at(2, "12:00")) == at(2, "12:00")
+    always = Settings(hours=Hours((parse("Mon-Sun 00:00-24:00"),)))
+    assert allowance(always, "a", at(0, "10:00")).closed == "at most 0 GPUs in your quiet hours (Mon-Sun 00:00-24:00)"
+
+
 @given(
     st.none() | st.integers(0, 9),
     st.none() | st.integers(0, 9),

@@ -15,9 +15,10 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
-from gpuherd.jobs.control import Answer, Control, ControlKind, poke, send
+from gpuherd.jobs.control import poke, send
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
+from gpuherd.jobs.wishes import Answer, Control, ControlKind
 
 
 def sh(name: str, script: str, **more: object) -> Job:
@@ -179,7 +180,7 @@ def test_drain_lets_what_runs_end(tmp_path: Path) -> None:
     served.start()
     served.add(sh("a", "sleep 0.5"), sh("b", "true"))
     served.wait_for("a", "running")
-    assert "1 running jobs go on" in served.ask(ControlKind.DRAIN).text
+    assert "goes on to its end (1 running)" in served.ask(ControlKind.DRAIN).text
     served._thread.join(10)
     assert (served.state("a"), served.state("b")) == ("done", "waiting")
     assert not served.run.control_fifo.exists()

@@ -14,7 +14,8 @@ from gpuherd.jobs.records import Counts
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
 LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
-SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), "GPU 1: alice runs python (pid 4711, 900 MB)", 125.0)
+WAITS = "next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
+SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), WAITS, 125.0, paused=1)
 
 
 def drawn(width: int = 100) -> str:
@@ -26,8 +27,8 @@ def drawn(width: int = 100) -> str:
 
 def test_the_summary() -> None:
     assert summary(SNAPSHOT) == (
-        "4 of 10 done, 1 failed, 2 running, 3 waiting, about 2 min 5 s left; "
-        "the next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
+        "4 of 10 done, 1 failed, 2 running, 3 waiting, 1 paused, about 2 min 5 s left; "
+        "next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
     )
     assert summary(RunSnapshot(Counts(done=2), (), None, 0.0)) == "2 of 2 done, 0 running, 0 waiting"
 
@@ -38,7 +39,15 @@ def test_a_running_job() -> None:
     assert done.endswith(" 3/12") and done.count("━") == 5
     assert rest == "h.3[red], 3 min 3 s left"
     assert cells(RunningLine("t", (), 5.0, None, None)) == ("CPU", "t", "", "for 5 s")
+    assert cells(RunningLine("t", (), 5.0, None, None, paused=True)) == ("CPU", "t", "", "paused")
     assert cells(RunningLine("t", (), 5.0, Progress(7), None))[2] == "7 done"
+
+
+def test_what_is_next_has_a_line_of_its_own_also_on_a_narrow_terminal() -> None:
+    lines = drawn(60).splitlines()
+    assert lines[-2].startswith("4 of 10 done, 1 failed, 2 running, 3 waiting, 1 paused")
+    assert lines[-1].startswith("next waits: GPU 1: alice runs python (pid 4711")
+    assert all(len(line) <= 60 for line in lines)
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

@@ -23,9 +23,9 @@ def test_documented_examples() -> None:
 
 
 def test_a_misspelt_need_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="needs 'prepair', and there is no such job; is 'prepare' meant"):
+    with pytest.raises(UsageError, match="needs 'prepair', and there is no such job; did you mean 'prepare'"):
         check_needs([job("prepare"), job("train", "prepair")])
-    with pytest.raises(UsageError, match="is 'prepare' meant"):
+    with pytest.raises(UsageError, match="did you mean 'prepare'"):
         check_needs([job("train", "prepair")], known={"prepare": 0})
 
 

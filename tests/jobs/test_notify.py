@@ -139,7 +139,7 @@ def test_a_command_that_does_not_read_its_input_is_well() -> None:
     "command, webhook, part",
     [
         ("no-such-program-here now", None, "no such program"),
-        ("echo 'open", None, "can't be read"),
+        ("echo 'open", None, "a quote that is not closed"),
         ("   ", None, "no such program"),
         (None, "ftp://host/x", "no http or https"),
         (None, "file:///etc/passwd", "no http or https"),

@@ -158,7 +158,10 @@ def test_reasons_that_can_never_change() -> None:
     assert why_never(WaitingJob(1, 3), gpus, LARGE) == "asks for 3 GPUs; there are 2 to use"
     assert why_never(WaitingJob(1, 2), gpus, Limits(1, 1)) == "asks for 2 GPUs; max_gpus is 1"
     assert why_never(WaitingJob(1, 2, memory_mb=50_000), gpus, LARGE) == (
-        "asks for 50000 MB on 2 GPUs; 1 of the GPUs have as much"
+        "asks for 50000 MB on each of 2 GPUs; 1 of 2 have as much"
+    )
+    assert why_never(WaitingJob(1, 1, memory_mb=90_000), gpus, LARGE) == (
+        "asks for 90000 MB on a GPU; the largest has 80000 MB"
     )
     mig = [replace(gpu(i), uuid=f"MIG-{i}", mig_parent="GPU-9", mig_position=i) for i in range(2)]
     assert "one MIG instance at most" in str(why_never(WaitingJob(1, 2), mig, LARGE))

@@ -282,7 +282,7 @@ def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path) -> N
     subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)
     run.wait_until(lambda: len(run.told(EventKind.STARTED)) >= 2)
     big = fill(small_disk, leave=10 << 20)
-    run.wait_until(lambda: "running jobs are paused" in run.notices().partition("space on the disk again")[2])
+    run.wait_until(lambda: "what runs is paused" in run.notices().partition("space on the disk again")[2])
     log = run.directory.attempt_log("j", 1)
     before = log.read_text()
     time.sleep(0.4)

@@ -109,7 +109,7 @@ def test_a_wrong_setting_is_refused_with_file_and_key(text: str, words: str) -> 
 def test_a_file_that_is_no_text_or_no_file() -> None:
     path = write("")
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="no UTF-8 text; save it in UTF-8"):
         load()
     path.unlink()
     path.mkdir()

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.control import Control, ControlKind, send
+from gpuherd.jobs.control import send
 from gpuherd.jobs.settings import user_file
+from gpuherd.jobs.wishes import Control, ControlKind
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]

@@ -28,9 +28,9 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control import Answer
     from gpuherd.jobs.outcome import Outcome
     from gpuherd.jobs.reporter import Display
+    from gpuherd.jobs.wishes import Answer
 
 START_WITHIN_S = 60.0
 # What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones.
@@ -126,7 +126,8 @@ def down(*, now: bool = False, run: RunDirectory | None = None, wait_s: float = 
             what runs goes on to its end, nothing new is started, and the answer comes at once.
         run: the queue's folder; the user's own if not given.
     """
-    from gpuherd.jobs.control import Control, ControlKind, send
+    from gpuherd.jobs.control import send
+    from gpuherd.jobs.wishes import Control, ControlKind
 
     directory = open_folder() if run is None else run
     if DispatcherLock.holder(directory.lock) is None:

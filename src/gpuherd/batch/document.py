@@ -15,6 +15,7 @@ Words stay as they are written: ``0.10`` is not turned into 0.1. All that is wro
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -92,7 +93,8 @@ def _expanded(entry: Node, number: int, defaults: dict[str, Any], shell: bool) -
     command = job.items.get("command")
     if command is None:
         near = next((key for key in job.items if key in ("cmd", "run", "argv", "script", "commands")), None)
-        raise _Wrong(job.line, "a job without a command" + (f"; is {near!r} meant to be it?" if near else ""))
+        near = near or next(iter(difflib.get_close_matches("command", job.items, n=1)), None)
+        raise _Wrong(job.line, "a job without a command" + (f"; did you mean it by {near!r}?" if near else ""))
     values, rounds = _combinations(job), _rounds(job)
     expands = "matrix" in job.items or "include" in job.items or "rounds" in job.items
     if len(values) * rounds > MOST_JOBS:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuherd.errors import ExitCode, GpuherdError, printable
+from gpuherd.errors import ExitCode, GpuherdError, one_line, printable
 
 MOST_JOBS = 1_000_000
 
@@ -41,7 +41,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {printable(self.text)}" if self.line else printable(self.text)
+        return f"line {self.line}: {one_line(self.text)}" if self.line else one_line(self.text)
 
 
 class BadJobFile(GpuherdError):

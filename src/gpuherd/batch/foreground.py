@@ -166,6 +166,7 @@ class Waiter:
         self._settings = settings
         self._told = ""
         self._told_at = 0.0
+        self._allowed: int | None = None  # GPUs that the settings leave us now, by the last decision
         self._refuse_more_than_allowed()
         self._watch = self._open_watch() if options.num_gpus else None
 
@@ -222,6 +223,7 @@ class Waiter:
 
         job = WaitingJob(0, self._options.num_gpus, self._options.mem)
         allowed = watch.allowance(())
+        self._allowed = allowed.max_gpus
         most = replace(
             limits(self._options.gpu_options(), watch.gpus, cores=1),
             gpus_now=allowed.max_gpus,
@@ -263,7 +265,8 @@ class Waiter:
         options = self._options
         reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
         needed = f"{options.num_gpus} GPU" + ("s" if options.num_gpus > 1 else "")
-        if options.no_wait and len(self._passing(watch)) < options.num_gpus:
+        too_few = self._allowed is not None and self._allowed < options.num_gpus
+        if options.no_wait and (too_few or len(self._passing(watch)) < options.num_gpus):
             raise NoGpuFree(f"{needed} can't be had at once: {reason}")
         now = clock.mono()
         if options.wait is not None and now - began >= options.wait:

@@ -6,13 +6,13 @@ The ``--json`` form is documented in docs/gpus.md; scripts rely on it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.watching import add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions
@@ -35,8 +35,6 @@ examples:
   gpuherd gpus --watch         the same, renewed every 2 seconds; Ctrl-C ends it
   gpuherd gpus --json          for scripts; with --watch one line a look
 """
-WATCH_SECONDS = 2.0
-SHORTEST_WATCH_SECONDS = 0.1
 LONGEST_NAME = 22
 _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
 
@@ -52,26 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "gpus", "who uses which GPU, and which are free", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=_watch_seconds,
-        const=WATCH_SECONDS,
-        metavar="SECONDS",
-        help=f"look again every so many seconds (default: {WATCH_SECONDS:g}) until Ctrl-C",
-    )
+    add_watch(parser)
     add_options(parser, ViewOptions)
     parser.set_defaults(run=run)
-
-
-def _watch_seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = 0.0
-    if not SHORTEST_WATCH_SECONDS <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of seconds from {SHORTEST_WATCH_SECONDS} to 86400")
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -114,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
     driver = Nvml()
     try:
         if args.json:
-            _print_json(driver, threshold_mb, args.watch)
+            print_json(lambda: as_json(look(driver, threshold_mb)), args.watch)
         else:
-            _print_tables(driver, threshold_mb, args.watch)
+            print_tables(lambda: as_table(look(driver, threshold_mb)), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
@@ -167,43 +148,6 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
         # Whoever only looks is told, and sees; no job is started with such a file.
         return allowance(NO_SETTINGS, "", datetime.now()), (str(problem),)
     return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
-
-
-def _print_json(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
-    if watch is None:
-        print(json.dumps(as_json(look(driver, threshold_mb)), indent=2))
-        return
-    while True:
-        print(json.dumps(as_json(look(driver, threshold_mb))), flush=True)
-        time.sleep(watch)
-
-
-def _print_tables(driver: Nvml, threshold_mb: int, watch: float | None) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False)
-    if watch is None or not console.is_terminal:
-        console.print(as_table(look(driver, threshold_mb)))
-        while watch is not None:
-            time.sleep(watch)
-            console.print(as_table(look(driver, threshold_mb)))
-        return
-    with Live(_watched(look(driver, threshold_mb), watch), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(watch)
-            live.update(_watched(look(driver, threshold_mb), watch), refresh=True)
-
-
-def _watched(view: View, watch: float) -> RenderableType:
-    """The table, and when it was made. The short last line leaves room for the terminal's own ``^C``, which would else
-    move the cursor to a line of its own and spoil the last picture.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    at = time.strftime("%H:%M:%S", time.localtime(view.at))
-    return Group(as_table(view), Text(f"{at}, every {watch:g} s; Ctrl-C ends it", style="dim"))
 
 
 def as_json(view: View) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 
 from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.parsing import add_command, command_words, load_for
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 
 DESCRIPTION = """\
@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     argv = command_words(args)
     settings = load_for(args, RunOptions)
     options = build(RunOptions, args)
+    if args.json and not options.dry_run:
+        raise UsageError("--json goes with --dry-run: without it the output is the command's own")
 
     def tell(sentence: str) -> None:
         if not options.quiet:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant
-from gpuherd.cli.seconds import add_watch
+from gpuherd.cli.watching import add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.runstatus import Page, RunStatus
+    from gpuherd.jobs.runstatus import Page
 
 DESCRIPTION = """\
 Shows how a run stands, while gpuherd works on it or after: counts, running jobs with their progress, failures with the
@@ -32,6 +28,7 @@ examples:
 """
 # Of each state but the running; a screen's worth in all.
 EACH = 8
+STATES = ("waiting", "running", "done", "failed", "cancelled")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -41,9 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--state",
         nargs="+",
-        choices=("waiting", "running", "done", "failed", "cancelled"),
+        choices=STATES,
         default=[],
-        help="all jobs in these states, and no others",
+        metavar="STATE",
+        help=f"all jobs in these states, and no others: {', '.join(STATES)}",
     )
     parser.add_argument("--match", metavar="TEXT", default="", help="only jobs with this in their name")
     parser.add_argument("--all", action="store_true", dest="everything", help="all jobs, not the first of each state")
@@ -54,12 +52,16 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints it once, or again and again until Ctrl-C."""
+    from gpuherd.jobs.status import read_status
+    from gpuherd.jobs.statustext import as_json, as_table
+
     try:
         where = meant(args)
+        page = _page(args)
         if args.json:
-            _print_json(where, _page(args), args.watch)
+            print_json(lambda: as_json(read_status(where, page)), args.watch)
         else:
-            _print_tables(where, _page(args), args.watch)
+            print_tables(lambda: as_table(read_status(where, page)), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
@@ -77,45 +79,3 @@ def _page(args: argparse.Namespace) -> Page:
     states = tuple(JobState(word) for word in args.state)
     every = args.everything or args.json or states or args.match
     return Page(states=states, text=args.match, limit=EVERYTHING.limit, each=None if every else EACH)
-
-
-def _print_json(run: RunDirectory, page: Page, watch: float | None) -> None:
-    from gpuherd.jobs.status import read_status
-    from gpuherd.jobs.statustext import as_json
-
-    while True:
-        told = as_json(read_status(run, page))
-        print(json.dumps(told, indent=2 if watch is None else None), flush=True)
-        if watch is None:
-            return
-        time.sleep(watch)
-
-
-def _print_tables(run: RunDirectory, page: Page, watch: float | None) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from gpuherd.jobs.status import read_status
-    from gpuherd.jobs.statustext import as_table
-
-    console = Console(highlight=False)
-    if watch is None or not console.is_terminal:
-        console.print(as_table(read_status(run, page)))
-        while watch is not None:
-            time.sleep(watch)
-            console.print(as_table(read_status(run, page)))
-        return
-    with Live(_watched(read_status(run, page), watch), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(watch)
-            live.update(_watched(read_status(run, page), watch), refresh=True)
-
-
-def _watched(status: RunStatus, watch: float) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    from gpuherd.jobs.statustext import as_table
-
-    at = time.strftime("%H:%M:%S", time.localtime(status.at))
-    return Group(as_table(status), Text(f"{at}, every {watch:g} s; Ctrl-C ends it", style="dim"))

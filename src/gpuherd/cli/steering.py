@@ -17,7 +17,7 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control import Answer
+    from gpuherd.jobs.wishes import Answer
 
 
 def add_steering_command(
@@ -46,7 +46,8 @@ def ask(
     """Asks it of the run that is meant and prints the answer. Returns 0 when all of it was done, 1 when not, and 75
     when no answer came in time: it stays asked then.
     """
-    from gpuherd.jobs.control import Control, ControlKind, send
+    from gpuherd.jobs.control import send
+    from gpuherd.jobs.wishes import Control, ControlKind
 
     try:
         answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))

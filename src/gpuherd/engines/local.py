@@ -41,6 +41,7 @@ from gpuherd.gpus.state import Gpu
 # run: 75, "never started". The second number is the machine's time since boot, to know how long it ran.
 # The traps let the shell outlive a signal to the group; the job gets the default actions back. The names are long
 # because a variable that the job's environment has by the same name would be changed for the job too.
+_SHELL = "/bin/sh"
 _SCRIPT = """\
 gpuherd_status=$1
 shift
@@ -206,7 +207,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     """
     environment = job_environment(inherited, launch)
     program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
-    words = ["/bin/sh", "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
+    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
     locks = frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in launch.lease_fds)
     read_end, write_end = os.pipe()
     try:
@@ -214,7 +215,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     except (OSError, ValueError) as problem:
         os.close(write_end)
         may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
-        raise CannotStart(f"can't start {launch.argv[0]!r}: {problem}", may_pass=may_pass) from problem
+        raise CannotStart(f"can't start {launch.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
     try:
@@ -227,6 +228,14 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         os.close(write_end)
         child.wait()
         raise
+
+
+def _reason(problem: OSError | ValueError) -> str:
+    """Why it could not be started; the shell that waits for the go-ahead is our own business."""
+    if not isinstance(problem, OSError) or problem.strerror is None:
+        return str(problem)
+    about = problem.filename
+    return problem.strerror if about in (None, _SHELL) else f"{problem.strerror}: {about!r}"
 
 
 def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:

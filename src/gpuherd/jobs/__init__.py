@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control import Answer, Control, ControlKind, poke, send
+    from gpuherd.jobs.control import poke, send
     from gpuherd.jobs.dispatcher import Dispatcher
     from gpuherd.jobs.events import Event, EventKind
     from gpuherd.jobs.failures import FailureClass
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuherd.jobs.queue import Queue
     from gpuherd.jobs.run import run_jobs, work_off
     from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.wishes import Answer, Control, ControlKind
 
 __all__ = [
     "Answer",
@@ -44,9 +45,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "control",
-    "Control": "control",
-    "ControlKind": "control",
+    "Answer": "wishes",
+    "Control": "wishes",
+    "ControlKind": "wishes",
     "DispatchOptions": "options",
     "Dispatcher": "dispatcher",
     "Event": "events",

@@ -84,11 +84,9 @@ def _quiet(hours: Hours, whose: str, local: datetime) -> tuple[int, str] | None:
     now = quiet_hours.active(hours.quiet, local)
     if now is None:
         return None
-    until = next(end for begin, end in now.windows(local) if begin <= local < end)
-    return (
-        hours.max_gpus,
-        f"at most {_gpus(hours.max_gpus)} in {whose} quiet hours ({now.text}), until {until:%a %H:%M}",
-    )
+    over = quiet_hours.over_at(hours.quiet, local)
+    until = "" if over is None else f", until {over:%a %H:%M}"
+    return hours.max_gpus, f"at most {_gpus(hours.max_gpus)} in {whose} quiet hours ({now.text}){until}"
 
 
 def _gpus(number: int) -> str:

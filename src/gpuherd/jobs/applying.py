@@ -11,11 +11,11 @@ from typing import Protocol
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
-from gpuherd.jobs.control import OF_JOBS, ControlKind, priority_of
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.wishes import OF_JOBS, ControlKind, priority_of
 
 _DONE = {
     ControlKind.CANCEL: "cancelled",

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from gpuherd.errors import QueueBusy, UsageError
 from gpuherd.jobs import clock
@@ -25,54 +22,10 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.retuning import retuned
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.wishes import OF_JOBS, Answer, Control, ControlKind, priority_of
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
 _NAMES_LOOKED_AT = 5000
-
-
-class ControlKind(StrEnum):
-    """What can be asked."""
-
-    CANCEL = "cancel"  # jobs end for good
-    RETRY = "retry"  # failed and cancelled jobs wait again
-    PAUSE = "pause"  # waiting jobs are held; running ones stand still, and so do their time limits
-    RESUME = "resume"  # the reverse
-    PRIORITY = "priority"  # settings: {"priority": "5"}
-    DRAIN = "drain"  # the dispatcher starts nothing new and ends when what runs has ended
-    STOP = "stop"  # it stops what runs, puts it back into the queue, and ends
-    SET = "set"  # other options; settings as on the command line
-    RELOAD = "reload"  # the settings files are read again
-
-
-OF_JOBS = frozenset(
-    {ControlKind.CANCEL, ControlKind.RETRY, ControlKind.PAUSE, ControlKind.RESUME, ControlKind.PRIORITY}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A wish. ``jobs`` are names; () means all that it can be done to. ``settings`` are words, for SET and PRIORITY."""
-
-    kind: ControlKind
-    jobs: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of it.
-
-    Attributes:
-        ok: all of it was done.
-        text: one sentence for people.
-        applied_by: "dispatcher", "here" (by this process), or None when nobody has done it yet; it stays asked.
-        changed: names of the jobs that it changed.
-    """
-
-    ok: bool
-    text: str
-    applied_by: str | None = None
-    changed: tuple[str, ...] = ()
 
 
 def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer:
@@ -123,18 +76,6 @@ def check(control: Control) -> None:
         raise UsageError(f"{control.kind} takes no settings")
     if control.jobs and control.kind not in OF_JOBS:
         raise UsageError(f"{control.kind} is for the run as a whole; it takes no jobs")
-
-
-def priority_of(settings: Mapping[str, str]) -> int:
-    """The new priority. Raises UsageError."""
-    word = settings.get("priority", "")
-    try:
-        value = int(word)
-    except ValueError:
-        raise UsageError(f"priority={word!r}; it must be a whole number") from None
-    if not -(2**31) <= value < 2**31 or settings.keys() != {"priority"}:
-        raise UsageError(f"priority: {dict(settings)!r}; it must be one whole number of at most 31 bits")
-    return value
 
 
 def _refuse_unknown(queue: Queue, control: Control) -> None:

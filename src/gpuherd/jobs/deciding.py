@@ -44,7 +44,7 @@ class Deciding:
     Attributes:
         options: as they are now.
         due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
-        waiting_for: why the first waiting job waits, None when none does.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
         waits: every job that the last decision let wait.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
@@ -203,7 +203,10 @@ class Deciding:
         return WaitingJob(queued.id, request.gpus, memory_mb, job.priority, queued.avoid, share=share, cost=job.cost)
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
-        self.waiting_for = clean(waits[0].reason) if waits else None
+        self.waiting_for = None
+        if waits:
+            job = head[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
         self.waits = waits
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)
@@ -213,11 +216,11 @@ class Deciding:
         wall = clock.wall()
         later = self._queue.next_not_before(wall)
         if later is not None:
-            self.waiting_for = self.waiting_for or "for its next try, a moment after it failed"
+            self.waiting_for = self.waiting_for or "a job that has failed waits a moment for its next try"
         back = self._health.next_return(wall) if self.waiting_for else None
         change = self._changes_at if self.waiting_for else None
         for at in (later, back, change):
             if at is not None:
                 self.soon(clock.mono() + max(0.0, at - wall))
         if self.waiting_for is None and self._queue.held():
-            self.waiting_for = "paused"
+            self.waiting_for = "what still waits is paused"

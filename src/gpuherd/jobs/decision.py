@@ -171,5 +171,8 @@ def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | Non
     if job.gpus > 1 and sum(gpu.mig_parent is None for gpu in whole) < job.gpus:
         return f"asks for {job.gpus} GPUs; there are not so many whole ones, and a job gets one MIG instance at most"
     if large < job.gpus:
-        return f"asks for {job.memory_mb} MB on {job.gpus} GPUs; {large} of the GPUs have as much"
+        each = "a GPU" if job.gpus == 1 else f"each of {job.gpus} GPUs"
+        most = max(gpu.total_mb for gpu in whole)
+        having = f"the largest has {most} MB" if large == 0 else f"{large} of {len(whole)} have as much"
+        return f"asks for {job.memory_mb} MB on {each}; {having}"
     return None

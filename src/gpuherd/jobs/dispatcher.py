@@ -345,11 +345,11 @@ class Dispatcher:
         self._desk.wanted(False, clock.mono())
         running = len(self._supervisor.running)
         if asked is Ask.DRAIN:
-            text = f"{why}nothing new is started; {running} running jobs go on to their end"
+            text = f"{why}nothing new is started; what runs goes on to its end ({running} running)"
             hint = " (Ctrl-C again stops them and puts them back in the queue)" if why else ""
             self._tell.notice(text + hint)
         else:
-            text = f"{why}stopping {running} running jobs and putting them back in the queue"
+            text = f"{why}stopping what runs and putting it back in the queue ({running} running)"
             self._tell.notice(text)
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is Ask.STOP_NOW else None)
         return text

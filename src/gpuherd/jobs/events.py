@@ -50,20 +50,29 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunningLine:
-    """A running job as the display shows it. ``eta_s`` is None while nothing can be said."""
+    """A running job as the display shows it. ``eta_s`` is None while nothing can be said; ``paused``: it is stopped."""
 
     title: str
     gpus: tuple[str, ...]
     elapsed_s: float
     progress: Progress | None
     eta_s: float | None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """The whole run at one moment. ``waiting_for``: why the next job waits; ``eta_s``: until all is done."""
+    """The whole run at one moment.
+
+    Attributes:
+        running: what runs, and what stands still with its GPU.
+        waiting_for: a sentence on which job is next and why it waits, None when none waits.
+        eta_s: seconds until all is done, None while nothing can be said.
+        paused: running and waiting jobs that don't go on by themselves.
+    """
 
     counts: Counts
     running: tuple[RunningLine, ...]
     waiting_for: str | None
     eta_s: float | None
+    paused: int = 0

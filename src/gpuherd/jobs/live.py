@@ -87,7 +87,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """One line for each running job and one of counts, kept up to date; what went wrong scrolls above them."""
+    """A line for each running job, the counts, and what is next, kept up to date; what went wrong scrolls above it."""
 
     every_s = 0.25
 
@@ -108,23 +108,31 @@ class LiveDisplay:
 
 
 def render(snapshot: RunSnapshot) -> Group:
-    """The live picture: a line for each running job, then the counts."""
+    """The live picture: a line for each running job, then the counts, then why the next job waits."""
     table = Table.grid(padding=(0, 2), expand=True)
     for ratio in (None, 1, None, None):
         # Only the title gives way where the terminal is narrow.
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
     for line in snapshot.running:
         table.add_row(*(Text(cell) for cell in cells(line)))
-    return Group(table, Text(summary(snapshot), style="bold", no_wrap=True, overflow="ellipsis"))
+    lines = [Text(counts(snapshot), style="bold", no_wrap=True, overflow="ellipsis")]
+    if snapshot.waiting_for:
+        lines.append(Text(clean(snapshot.waiting_for), style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(table, *lines)
 
 
 def cells(line: RunningLine) -> tuple[str, str, str, str]:
     """A running job's GPU, title, progress and stage with time, as plain text."""
     told = line.progress
-    return place(line.gpus), clean(line.title), bar(told), stage_and_time(told, line.elapsed_s, line.eta_s)
+    time = "paused" if line.paused else stage_and_time(told, line.elapsed_s, line.eta_s)
+    return place(line.gpus), clean(line.title), bar(told), time
+
+
+def counts(snapshot: RunSnapshot) -> str:
+    """The counts in one line: ``3 of 20 done, 1 failed, 4 running, 12 waiting, 1 paused, about 5 min left``."""
+    return counted(snapshot.counts, paused=snapshot.paused, eta_s=snapshot.eta_s)
 
 
 def summary(snapshot: RunSnapshot) -> str:
-    """The counts in one line: ``3 of 20 done, 1 failed, 4 running, 12 waiting, about 5 min left (next: …)``."""
-    text = counted(snapshot.counts, eta_s=snapshot.eta_s)
-    return f"{text}; the next waits: {clean(snapshot.waiting_for)}" if snapshot.waiting_for else text
+    """All of it in one line: the counts, and why the next job waits."""
+    return "; ".join([counts(snapshot), *([clean(snapshot.waiting_for)] if snapshot.waiting_for else [])])

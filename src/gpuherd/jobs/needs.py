@@ -48,7 +48,8 @@ def _no_such(job: str, need: str, names: Iterable[str]) -> str:
     import difflib  # slow to import, and seldom needed
 
     nearest = difflib.get_close_matches(need, list(names)[:1000], n=1)
-    return f"job {job!r} needs {need!r}, and there is no such job" + (f"; is {nearest[0]!r} meant?" if nearest else "")
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"job {job!r} needs {need!r}, and there is no such job{hint}"
 
 
 def _circle(by_name: Mapping[str, Job]) -> tuple[str, ...]:

@@ -126,8 +126,8 @@ class Ways:
 def _argv(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
-    except ValueError as problem:
-        raise UsageError(f"the notify command {command!r} can't be read: {problem}") from None
+    except ValueError:
+        raise UsageError(f"the notify command {command!r} has a quote that is not closed") from None
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"the notify command {command!r}: there is no such program; no shell reads it")
     return words

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.applying import apply
-from gpuherd.jobs.control import OF_JOBS
 from gpuherd.jobs.doorbell import Doorbell
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.fulldisk import is_full
@@ -25,6 +24,7 @@ from gpuherd.jobs.retuning import retuned
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import Settings
 from gpuherd.jobs.stopping import Ask
+from gpuherd.jobs.wishes import OF_JOBS
 
 logger = logging.getLogger(__name__)
 

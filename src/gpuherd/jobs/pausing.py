@@ -91,7 +91,7 @@ class Pausing:
         """There is too little space, or there is enough again."""
         running = tuple(self._supervisor.running.values())
         if self._disk.low is not None:
-            self._tell.notice(f"{self._disk.low}; {len(running)} running jobs are paused and none is started")
+            self._tell.notice(f"{self._disk.low}; what runs is paused ({len(running)} running) and nothing is started")
             for attempt in running:
                 self._pause(attempt, PauseReason.DISK, now)
         else:

@@ -118,6 +118,7 @@ class _Round:
         self.slots = limits.cpu_slots - cpu_running
         self.places = None if limits.max_concurrent is None else limits.max_concurrent - limits.running
         self.promised = 0
+        self.kept = False
         self.claims: dict[int, int] = {}
         self.kept_for_sharing = False
         self.given: set[str] = set()
@@ -234,6 +235,7 @@ class _Round:
             return  # It waits for other people's GPUs.
         if job.gpus > 1:
             self.budget -= job.gpus
+            self.kept = True
             for view in [view for view in machine.usable(job, barred) if view.is_free and comes(view, job)]:
                 self._change(_kept(view))
         self.promised += job.gpus
@@ -295,7 +297,8 @@ class _Round:
         if self.budget < job.gpus:
             if most < self.limits.max_gpus and job.gpus > most:
                 return self.limits.gpus_now_why or f"only {most} GPUs may be used for now"
-            return f"{most - max(0, self.budget)} of at most {most} GPUs are in use"
+            kept = " or kept for a larger job" if self.kept else ""
+            return f"{most - max(0, self.budget)} of at most {most} GPUs are in use{kept}"
         counted = sum(len(machine.views) for machine in self.pool.machines)
         if counted > _NAMED:
             return f"{self.pool.free} of {counted} GPUs are free, our own jobs run on {self.pool.in_use}"

@@ -93,6 +93,17 @@ def active(hours: Sequence[QuietHours], local: datetime) -> QuietHours | None:
     return None
 
 
+def over_at(hours: Sequence[QuietHours], local: datetime) -> datetime | None:
+    """When it is quiet no more, where windows may meet; ``local`` itself when it is not quiet, None within a week."""
+    at = local
+    while at - local < timedelta(days=7):
+        ends = [end for each in hours for begin, end in each.windows(at) if begin <= at < end]
+        if not ends:
+            return at
+        at = max(ends)
+    return None
+
+
 def next_change(hours: Sequence[QuietHours], local: datetime) -> datetime | None:
     """The next local time at which any of these begins or ends; None without any."""
     times = (time for each in hours for window in each.windows(local) for time in window)

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, QueueUnreadable, UsageError
-from gpuherd.jobs.schema import APPLICATION, VERSION
+from gpuherd.jobs.schema import APPLICATION, VERSION, keep_aside_command, told
 
 _PATIENCE_S = 5.0
 
@@ -33,13 +33,13 @@ class QueueReader:
         try:
             self._db = _open(path)
         except sqlite3.Error as problem:
-            raise QueueUnreadable(f"can't read the queue {path}: {problem}") from problem
+            raise _unreadable(path, problem) from problem
         try:
             self._refuse_strangers()
             self._columns = {table: self._columns_of(table) for table in ("jobs", "attempts")}
         except sqlite3.Error as problem:
             self._db.close()
-            raise QueueUnreadable(f"can't read the queue {path}: {problem}") from problem
+            raise _unreadable(path, problem) from problem
         except GpuherdError:
             self._db.close()
             raise
@@ -53,7 +53,7 @@ class QueueReader:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as problem:
-            raise QueueUnreadable(f"can't read the queue {self.path}: {problem}") from problem
+            raise _unreadable(self.path, problem) from problem
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -94,6 +94,15 @@ class QueueReader:
 
     def _columns_of(self, table: str) -> frozenset[str]:
         return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))
+
+
+def _unreadable(path: Path, problem: sqlite3.Error) -> QueueUnreadable:
+    if isinstance(problem, sqlite3.OperationalError):
+        return QueueUnreadable(f"can't read the queue {path}: {told(problem)}")
+    return QueueUnreadable(
+        f"the queue {path} is damaged ({told(problem)}); to keep it aside and start a new one:"
+        f" {keep_aside_command(path)}"
+    )
 
 
 def _none(path: Path) -> UsageError:

@@ -175,6 +175,7 @@ class Reporter:
                 running=lines,
                 waiting_for=waiting_for,
                 eta_s=_time_left(self._done_s, counts.waiting, lines, at_once),
+                paused=self._queue.held() + sum(line.paused for line in lines),
             )
         )
 
@@ -185,7 +186,9 @@ def _line(attempt: Attempt, now: float) -> RunningLine:
     eta = None
     if progress is not None and progress.total and 0 < progress.done <= progress.total:
         eta = elapsed * (progress.total - progress.done) / progress.done
-    return RunningLine(clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta)
+    return RunningLine(
+        clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta, paused=bool(attempt.paused)
+    )
 
 
 def _time_left(done_s: Sequence[float], waiting: int, running: Sequence[RunningLine], at_once: int) -> float | None:

@@ -85,7 +85,7 @@ def _parse(word: str, name: str, spec: Option, value: str) -> Any:
         return text.lower() in _TRUE
     if spec.choices is not None:
         if text not in spec.choices:
-            raise UsageError(f"{word}={value!r}; possible: {', '.join(spec.choices)}")
+            raise UsageError(f"{word} can't be {value!r}; possible: {', '.join(spec.choices)}")
         return text
     try:
         parsed = text if spec.parse is None else spec.parse(text)

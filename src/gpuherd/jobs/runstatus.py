@@ -84,6 +84,7 @@ class RunStatus:
         folder: the run folder.
         at: wall-clock second of the look.
         counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        held: names of waiting jobs that are paused, the first few: they come last, and may not be on the page.
         dispatcher: who works on it, None for nobody.
         jobs: the page that was asked for, running first, then failed, waiting, cancelled, done.
         matching: how many jobs the page is taken from.
@@ -98,6 +99,7 @@ class RunStatus:
     jobs: tuple[JobStatus, ...]
     matching: int
     eta_s: float | None
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

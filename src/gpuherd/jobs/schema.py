@@ -179,18 +179,24 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
     except sqlite3.OperationalError as problem:
         # Locked by another program, read-only, no space: nothing that says anything against the file itself.
         connection.close()
-        why = f"the disk is full ({problem})" if is_full(problem) else str(problem)
-        raise QueueUnreadable(f"can't open the queue {path}: {why}; it was left as it is") from problem
+        raise QueueUnreadable(f"can't open the queue {path}: {told(problem)}; it was left as it is") from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
         raise QueueUnreadable(
-            f"the queue {path} is damaged ({problem}); it was left as it is. To keep it aside and start a new one:"
-            f" {keep_aside_command(path)}"
+            f"the queue {path} is damaged ({told(problem)}); it was left as it is. To keep it aside and start a new"
+            f" one: {keep_aside_command(path)}"
         ) from problem
     except QueueUnreadable:
         connection.close()
         raise
     return connection
+
+
+def told(problem: sqlite3.Error) -> str:
+    """SQLite's words for people: their last line, after the cause where we know it."""
+    words = str(problem).splitlines()[-1]
+    full = isinstance(problem, sqlite3.OperationalError) and is_full(problem)
+    return f"the disk is full ({words})" if full else words
 
 
 def keep_aside_command(path: Path) -> str:

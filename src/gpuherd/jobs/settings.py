@@ -127,8 +127,10 @@ def _own_text(path: Path) -> str | None:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeError) as problem:
-        raise UsageError(f"{path} can't be read: {getattr(problem, 'strerror', None) or problem}") from None
+    except UnicodeError:
+        raise UsageError(f"{path} is no UTF-8 text; save it in UTF-8") from None
+    except OSError as problem:
+        raise UsageError(f"{path} can't be read: {problem.strerror}") from None
 
 
 # --- the tables -----------------------------------------------------------------------------------------------

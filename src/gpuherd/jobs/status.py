@@ -30,6 +30,7 @@ from gpuherd.jobs.wording import time_left
 # The mean length of jobs is taken over so many of the latest.
 _LATEST = 1000
 _NEEDS_NAMED = 3
+_HELD_NAMED = 5
 _PAUSED_FOR = {
     PauseReason.USER: "paused",
     PauseReason.DISK: "paused: there is too little disk space",
@@ -75,6 +76,7 @@ def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
         at=now,
         counts=counts,
         paused=_paused(reader, submission),
+        held=_held(reader, submission),
         dispatcher=dispatcher,
         jobs=jobs,
         matching=matching,
@@ -131,6 +133,14 @@ def _paused(reader: QueueReader, submission: int) -> int:
         (submission,),
     )
     return 0 if row is None else int(row[0])
+
+
+def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
+    """The first waiting jobs that are held, by name."""
+    if not reader.has("jobs", "held"):
+        return ()
+    query = "SELECT name FROM jobs WHERE held = 1 AND submission = ? ORDER BY id LIMIT ?"
+    return tuple(row["name"] for row in reader.rows(query, (submission, _HELD_NAMED)))
 
 
 def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | None:

@@ -69,7 +69,8 @@ def at_work(status: RunStatus) -> str:
     """Who works on the run, in one line."""
     if status.dispatcher is None:
         unfinished = status.counts.waiting + status.counts.running
-        return "no gpuherd works on it now" + ("; the same command again goes on with it" if unfinished else "")
+        how = "; the same command again (or gpuherd up, for your own queue) goes on" if unfinished else ""
+        return f"no gpuherd works on it now{how}"
     since = time.strftime(
         "%H:%M" if status.at - status.dispatcher.since < 86_400 else "%Y-%m-%d %H:%M",
         time.localtime(status.dispatcher.since),
@@ -81,6 +82,13 @@ def at_work(status: RunStatus) -> str:
     if told.mode != "working":
         return f"{text}; it is {told.mode}: nothing new is started"
     return text if told.closed is None else f"{text}; nothing is started now: {clean(told.closed)}"
+
+
+def held(status: RunStatus) -> str:
+    """Which of the waiting jobs are paused, in one line; somebody may have forgotten them."""
+    waiting = status.paused - sum(job.paused and job.state is JobState.RUNNING for job in status.jobs)
+    others = " and others" if waiting > len(status.held) else ""
+    return f"paused: {', '.join(clean(name) for name in status.held)}{others} (gpuherd resume)"
 
 
 def state_word(job: JobStatus) -> str:
@@ -117,9 +125,11 @@ def what(job: JobStatus) -> str:
 
 
 def _running(job: JobStatus, attempt: AttemptStatus) -> str:
-    time_told = (
-        f"{duration(attempt.eta_s)} left" if attempt.eta_s is not None else f"for {duration(attempt.run_s or 0)}"
-    )
+    run_s = max(0.0, (attempt.run_s or 0.0) - attempt.paused_s)
+    if job.reason:  # it stands still or is being ended: how long yet is anybody's guess
+        time_told = f"ran for {duration(run_s)}"
+    else:
+        time_told = f"{duration(attempt.eta_s)} left" if attempt.eta_s is not None else f"for {duration(run_s)}"
     stage = None if attempt.progress is None else attempt.progress.stage
     parts = [bar(attempt.progress, _BAR), time_told, clean(stage) if stage else ""]
     told = ", ".join(part for part in parts if part)
@@ -137,6 +147,8 @@ def as_table(status: RunStatus) -> RenderableType:
         Text(headline(status)),
         Text(at_work(status), style="" if status.dispatcher else "yellow"),
     ]
+    if status.held:
+        lines.append(Text(held(status), style=PAUSED_COLOUR))
     if status.jobs:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("State", no_wrap=True)

@@ -121,7 +121,7 @@ class SimulateOptions:
         group="machines",
     )
     jobs: int | None = option(
-        None, help="draw so many jobs, in place of SOURCE", parse=positive_int, metavar="N", group="jobs"
+        None, help="draw so many jobs, in place of SOURCE", parse=positive_int, metavar="N", group="workload"
     )
     seconds: Spread | float | None = option(
         None,
@@ -129,47 +129,47 @@ class SimulateOptions:
         "pareto:1m,1.5 (least, exponent), or cost (cost:0.5) to take it from the jobs' own costs",
         parse=job_seconds,
         metavar="SPREAD",
-        group="jobs",
+        group="workload",
     )
     num_gpus: Mix[int] | None = option(
         None,
         help="GPUs that a drawn job asks for: 2, or with weights 1:8,4:2 (default: 1)",
         parse=_gpu_mix,
         metavar="N",
-        group="jobs",
+        group="workload",
     )
     mem: Mix[int] | None = option(
         None,
         help="memory that a drawn job asks for on each GPU: 20GB, or with weights 8GB:3,40GB:1; it may share its GPU",
         parse=_memory_mix,
         metavar="SIZE",
-        group="jobs",
+        group="workload",
     )
     every: Spread | None = option(
         None,
         help="time from one job's coming to the next: 30s, exponential:30s (default: all are there from the start)",
         parse=_spread,
         metavar="SPREAD",
-        group="jobs",
+        group="workload",
     )
     failures: Mapping[FailureClass, float] | None = option(
         None,
         help="share of attempts that fail, by class: crash=0.02,gpu-fault=0.001",
         parse=_failures,
         metavar="SHARES",
-        group="jobs",
+        group="workload",
     )
     retries: int | None = option(
-        None, help="further tries of a drawn job (default: 1)", parse=count, metavar="N", group="jobs"
+        None, help="further tries of a drawn job (default: 1)", parse=count, metavar="N", group="workload"
     )
     guess: float | None = option(
         None,
         help="error of the lengths that order=longest goes by, as the sigma of their logarithm (default: 0, all known)",
         parse=_sigma,
         metavar="SIGMA",
-        group="jobs",
+        group="workload",
     )
-    seed: int = option(0, help="of all that is drawn by chance", parse=count, metavar="N", group="jobs")
+    seed: int = option(0, help="of all that is drawn by chance", parse=count, metavar="N", group="workload")
 
     def recipe(self) -> Recipe | None:
         """How jobs are drawn; None when nothing says how long they run."""

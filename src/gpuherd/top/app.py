@@ -16,10 +16,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.control import Control, ControlKind, send
+from gpuherd.jobs.control import send
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import JobStatus
+from gpuherd.jobs.wishes import Control, ControlKind
 from gpuherd.top import picture
 from gpuherd.top.dialogs import Keys, Question
 from gpuherd.top.history import History
