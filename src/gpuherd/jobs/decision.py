@@ -28,6 +28,7 @@ class WaitingJob:
         avoid: UUIDs of GPUs on which it failed.
         share: it may have a GPU together with others that share.
         cost: how long it takes, in any unit; None if unknown. Read when ``Limits.longest_first``.
+        limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
     """
 
     id: int
@@ -37,6 +38,7 @@ class WaitingJob:
     avoid: frozenset[str] = frozenset()
     share: bool = False
     cost: float | None = None
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class GpuView:
             On a free GPU: MB that may be promised, None for all that is free.
         returning: our job has just left it and its memory drains: not free yet, but it will be in a moment.
         machine: which machine it is in, where there are several: a job gets GPUs of one machine.
+        over_at: on a GPU that our job has for itself: when that is surely over, by the clock of ``Limits.now``; None
+            when nothing ends it, while it is paused, and on a shared GPU, to which others may be added.
     """
 
     gpu: Gpu
@@ -59,6 +63,7 @@ class GpuView:
     shareable_mb: int | None = None
     returning: bool = False
     machine: str = ""
+    over_at: float | None = None
 
     @property
     def is_free(self) -> bool:
@@ -90,6 +95,8 @@ class Limits:
         gpus_now: only so many GPUs for the time being (quiet hours): a job that asks for more waits for better times.
         gpus_now_why: the sentence for that.
         longest_first: of one priority, jobs of known cost first, the costliest before all; else the oldest.
+        keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
+        now: the moment of the decision, by the clock of ``GpuView.over_at``.
     """
 
     max_gpus: int
@@ -101,6 +108,8 @@ class Limits:
     gpus_now: int | None = None
     gpus_now_why: str | None = None
     longest_first: bool = False
+    keep_for: int = 1
+    now: float = 0.0
 
     @property
     def most_gpus(self) -> int:

@@ -7,8 +7,9 @@ moves one GPU in all of these at once. It knows nothing of jobs' order, limits o
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuherd.jobs.decision import GpuView, Limits, WaitingJob, fits, why_never
@@ -22,10 +23,43 @@ class Machine:
     place: int
     views: dict[str, GpuView] = field(default_factory=dict)
     free: int = 0
+    # By GPUs and memory asked for; emptied when a GPU of the machine changes.
+    _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
 
     def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
         """How many GPUs the job could use are free, or will be when our own jobs have ended."""
         return sum(comes(view, job) for view in self.usable(job, barred))
+
+    def put(self, view: GpuView) -> None:
+        """Takes in what is now known of one of its GPUs."""
+        self.views[view.gpu.uuid] = view
+        if self._sure:
+            self._sure.clear()
+
+    def take_out(self, uuid: str) -> GpuView:
+        """Forgets one of its GPUs, and returns what was known of it."""
+        self._sure.clear()
+        return self.views.pop(uuid)
+
+    def sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
+        """When the job surely has enough GPUs here, if none is given to others: by the time limits of our jobs. Minus
+        infinity when there are enough now, or in a moment; infinity when nobody knows."""
+        if barred:
+            return self._sure_at(job, barred)
+        kind = (job.gpus, job.memory_mb)
+        if kind not in self._sure:
+            self._sure[kind] = self._sure_at(job, barred)
+        return self._sure[kind]
+
+    def _sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
+        times = []
+        for view in self.usable(job, barred):
+            if not view.ours and comes(view, job):
+                times.append(-math.inf)
+            elif view.over_at is not None and not view.is_open:
+                times.append(view.over_at)
+        times.sort()
+        return times[job.gpus - 1] if len(times) >= job.gpus else math.inf
 
     def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
         """Its GPUs that are large enough for the job, without ``barred``."""
@@ -43,7 +77,10 @@ def comes(view: GpuView, job: WaitingJob) -> bool:
 
 
 class Pool:
-    """All GPUs with the latest verdicts. ``in_use``: how many of them our jobs are on.
+    """All GPUs with the latest verdicts.
+
+    ``in_use``: how many of them our jobs are on; ``free``: how many a job could have now; ``timed``: how many have a job
+    of ours that is surely over at a time.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
@@ -59,6 +96,7 @@ class Pool:
         self.machines: list[Machine] = []
         self.in_use = 0
         self.free = 0
+        self.timed = 0
         self._by_name: dict[str, Machine] = {}
         self._home: dict[str, Machine] = {}
         # Places of the machines that have so many GPUs free, each list in order.
@@ -81,13 +119,14 @@ class Pool:
             old = None
         else:
             old = machine.views[uuid]
-        machine.views[uuid] = view
+        machine.put(view)
         if old is None or (old.gpu is not view.gpu and _traits(old) != _traits(view)):
             self._never.clear()
             self._enough.clear()
         elif _coming(old) != _coming(view):
             self._enough.clear()
         self.in_use += view.ours - (old is not None and old.ours)
+        self.timed += (view.over_at is not None) - (old is not None and old.over_at is not None)
         self._count_free(machine, view.is_free - (old is not None and old.is_free))
         if old is not None and old.is_open:
             del self._open[bisect_left(self._open, _room(old, machine))]
@@ -99,8 +138,9 @@ class Pool:
         machine = self._home.pop(uuid, None)
         if machine is None:
             return
-        old = machine.views.pop(uuid)
+        old = machine.take_out(uuid)
         self.in_use -= old.ours
+        self.timed -= old.over_at is not None
         self._count_free(machine, -int(old.is_free))
         if old.is_open:
             del self._open[bisect_left(self._open, _room(old, machine))]
@@ -147,6 +187,17 @@ class Pool:
         if not barred:
             return bool(self._with_enough(job))
         return any(machine.count_coming(job, barred) >= job.gpus for machine in self.machines)
+
+    def surest(
+        self, job: WaitingJob, barred: frozenset[str], without: Container[int]
+    ) -> tuple[Machine | None, float | None]:
+        """The machine on which the job surely has enough GPUs at the earliest, and when; (None, None) when nobody
+        knows of any. Of equals the one with the most free ones. ``without``: places of machines to leave out."""
+        best, at = None, math.inf
+        for machine in self.enough(job, barred):
+            if machine.place not in without and machine.sure_at(job, barred) < at:
+                best, at = machine, machine.sure_at(job, barred)
+        return (None, None) if best is None else (best, at)
 
     def open_from(self, least_mb: int) -> Iterator[GpuView]:
         """GPUs on which so much may still be promised to one more sharing job, the fullest first."""
