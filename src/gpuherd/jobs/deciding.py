@@ -23,6 +23,7 @@ from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 # How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
 _BEYOND = 8
@@ -115,6 +116,7 @@ class Deciding:
             closed=self._closed(),
             gpus_now=most,
             gpus_now_why=why,
+            now=clock.mono(),
         )
 
     def _gpus_now(self) -> tuple[int | None, str | None]:
@@ -179,7 +181,17 @@ class Deciding:
         memory_mb = request.memory_mb
         if share and memory_mb is not None:
             memory_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
-        return WaitingJob(queued.id, request.gpus, memory_mb, job.priority, queued.avoid, share=share, cost=job.cost)
+        whole_s = TimeLimits.of(job, self.options).whole_s
+        return WaitingJob(
+            queued.id,
+            request.gpus,
+            memory_mb,
+            job.priority,
+            queued.avoid,
+            share=share,
+            cost=job.cost,
+            limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
+        )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
         self.waiting_for = clean(waits[0].reason) if waits else None

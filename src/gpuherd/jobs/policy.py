@@ -7,10 +7,10 @@ driver and no clock. Rules, in this order:
 2. No more than the limits at once, and no GPU twice, but for jobs that share.
 3. A job on several GPUs can't be starved by smaller ones: for the first that waits, when those that it waits for are
    free or used by our own jobs, the free ones of one machine are kept, and so is their part of the limit. When it
-   waits for other people's GPUs, whose end nobody knows, the smaller ones go first meanwhile. One job is enough: when it
-   has started, the next is the first. A job whose time limit ends it before the kept GPUs can be complete, by the time
-   limits of what runs there, may have them meanwhile (EASY backfilling): the moment by which the first job surely
-   starts is never put off.
+   waits for other people's GPUs, whose end nobody knows, the smaller ones go first meanwhile. One job is enough: when
+   it has started, the next is the first. A job whose time limit ends it before the first one's GPUs are surely
+   complete, by the time limits of what runs there, may have kept ones meanwhile (EASY backfilling, Lifka 1995): the
+   moment by which the first one surely starts is never put off.
 4. A job that failed on a GPU gets another one, if there is another that is free or ours.
 5. A job that shares goes to the fullest GPU on which it fits, so that others stay whole; to a free one when there is
    none. To the first sharing job that fits nowhere, the shared GPU with the most room is kept: nothing is added there
@@ -300,6 +300,12 @@ class _Round:
                 break  # No machine from here on can be better.
             usable = list(machine.usable(job, barred))
             free = sum(view.is_free and comes(view, job) for view in usable)
+            if not self.pool.open_count:
+                if free > rank[0]:
+                    best, rank = machine, (free, 0, 0)
+                if free == machine.free:
+                    break
+                continue
             lacks = self._lacks(job, machine, usable)
             rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True)
             found = (free, -lacks, sum(rooms[:lacks]))

@@ -79,8 +79,8 @@ def comes(view: GpuView, job: WaitingJob) -> bool:
 class Pool:
     """All GPUs with the latest verdicts.
 
-    ``in_use``: how many of them our jobs are on; ``free``: how many a job could have now; ``timed``: how many have a job
-    of ours that is surely over at a time.
+    ``in_use``: how many of them our jobs are on; ``free``: how many a job could have now; ``timed``: on how many it is
+    known when our job is surely over.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
@@ -112,25 +112,34 @@ class Pool:
 
     def update(self, view: GpuView) -> None:
         """Takes in a GPU, or what is now known of one that is there (which stays in its machine)."""
+        # The hottest code of a simulation: properties of the views are written out where that saves a call.
         uuid = view.gpu.uuid
+        free, is_open = view.busy is None and not view.ours, view.ours and view.shareable_mb is not None
         machine = self._home.get(uuid)
         if machine is None:
             machine = self._home[uuid] = self._machine(view.machine)
-            old = None
-        else:
-            old = machine.views[uuid]
-        machine.put(view)
-        if old is None or (old.gpu is not view.gpu and _traits(old) != _traits(view)):
+            machine.put(view)
             self._never.clear()
             self._enough.clear()
-        elif _coming(old) != _coming(view):
-            self._enough.clear()
-        self.in_use += view.ours - (old is not None and old.ours)
-        self.timed += (view.over_at is not None) - (old is not None and old.over_at is not None)
-        self._count_free(machine, view.is_free - (old is not None and old.is_free))
-        if old is not None and old.is_open:
-            del self._open[bisect_left(self._open, _room(old, machine))]
-        if view.is_open:
+            self.in_use += view.ours
+            self.timed += view.over_at is not None
+            self._count_free(machine, int(free))
+        else:
+            old = machine.views[uuid]
+            machine.put(view)
+            if old.gpu is not view.gpu and _traits(old) != _traits(view):
+                self._never.clear()
+                self._enough.clear()
+            elif _comes_otherwise(old, view):
+                self._enough.clear()
+            self.in_use += view.ours - old.ours
+            self.timed += (view.over_at is not None) - (old.over_at is not None)
+            was_free = old.busy is None and not old.ours
+            if free is not was_free:
+                self._count_free(machine, free - was_free)
+            if old.ours and old.shareable_mb is not None:
+                del self._open[bisect_left(self._open, _room(old, machine))]
+        if is_open:
             insort(self._open, _room(view, machine))
 
     def remove(self, uuid: str) -> None:
@@ -248,10 +257,18 @@ def _traits(view: GpuView) -> tuple[int, bool, bool]:
     return (view.gpu.total_mb, bool(view.gpu.mig_instances), view.gpu.mig_parent is None)
 
 
-def _coming(view: GpuView) -> tuple[bool, int | None]:
-    """What ``comes`` depends on beside the job; a wholly empty GPU is the same free or ours."""
+def _comes_otherwise(old: GpuView, new: GpuView) -> bool:
+    """Whether ``comes`` may now say something else; a wholly empty GPU is the same free or ours."""
+    if old.will_come is not new.will_come:
+        return True
+    if old.gpu is new.gpu and old.gpu.free_mb >= old.gpu.total_mb:
+        return False
+    return _tight_mb(old) != _tight_mb(new)
+
+
+def _tight_mb(view: GpuView) -> int | None:
     gpu = view.gpu
-    return (view.will_come, gpu.free_mb if view.is_free and gpu.free_mb < gpu.total_mb else None)
+    return gpu.free_mb if view.is_free and gpu.free_mb < gpu.total_mb else None
 
 
 def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:
