@@ -136,11 +136,16 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. The three parts together name every waiting job that was looked at, once."""
+    """What to do now. ``starts``, ``waits`` and ``refused`` together name every waiting job that was looked at, once.
+
+    ``lends_for_s``: GPUs are kept that a job could have which is over in so many seconds; None when none are to be had.
+    It may be worth while to look at more of the queue then.
+    """
 
     starts: tuple[Start, ...] = ()
     waits: tuple[Wait, ...] = ()
     refused: tuple[Wait, ...] = ()
+    lends_for_s: float | None = None
 
 
 def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:

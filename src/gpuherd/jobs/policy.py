@@ -97,7 +97,7 @@ def decide_with(
             decision.place(job)
     finally:
         decision.put_back()
-    return Decision(tuple(decision.starts), tuple(decision.waits), tuple(decision.refused))
+    return Decision(tuple(decision.starts), tuple(decision.waits), tuple(decision.refused), decision.lends_for_s())
 
 
 def order_key(job: WaitingJob, limits: Limits) -> tuple[int, float, int]:
@@ -238,6 +238,11 @@ class _Round:
         return None
 
     # --- keeping ----------------------------------------------------------------------------------------------
+
+    def lends_for_s(self) -> float | None:
+        """For how many seconds kept GPUs can still be lent, None when none can be."""
+        until = [keep.until for keep in self.keeps if keep.gpus and keep.until is not None]
+        return max((at - self.limits.now for at in until if at > self.limits.now), default=None)
 
     def _keep_for(self, job: WaitingJob, barred: frozenset[str]) -> None:
         """Sees to it that a job that waits for our own GPUs gets them before those that come after it."""

@@ -25,7 +25,18 @@ class Attempt:
         over: it has ended.
     """
 
-    __slots__ = ("_left_s", "_limit_s", "ends_at", "failure", "over", "over_at", "shared", "slots", "standing", "started")
+    __slots__ = (
+        "_left_s",
+        "_limit_s",
+        "ends_at",
+        "failure",
+        "over",
+        "over_at",
+        "shared",
+        "slots",
+        "standing",
+        "started",
+    )
 
     def __init__(
         self,

@@ -36,10 +36,11 @@ from gpuherd.simulate.rules import Rules
 from gpuherd.simulate.strangers import Session, Strangers
 from gpuherd.simulate.workload import Work
 
-# How many jobs more than there are places one decision looks at: as in jobs.dispatcher.
+# How many jobs more than there are places one decision looks at, and how many more when kept GPUs could be lent: as in
+# jobs.deciding.
 _BEYOND = 8
-# Without a limit it must not be the number of GPUs: a job that waits on one machine has its part of the limit kept, and
-# the other machines would stand idle for that.
+_SEARCHED = 64
+# What a limit is where there is none.
 _NO_LIMIT = 1_000_000
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
 _HOPELESS_S = 366 * 86400.0
@@ -103,6 +104,7 @@ class Simulation:
         self._visiting: dict[int, float] = {}
         self._never: dict[int, str] = {}
         self._decisions = 0
+        self._lends = False
         self._plans: list[Iterator[Session]] = []
         if background is not None:
             for slot in self._floor.slots:
@@ -212,7 +214,9 @@ class Simulation:
             self._refuse(decision.refused)
             for start in decision.starts:
                 self._start(start)
-            if not decision.refused and (not decision.starts or self._has_seen_all()):
+            searched, self._lends = self._lends, decision.lends_for_s is not None
+            searches = self._lends and not searched and len(self._machines) == 1
+            if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
                 break
         if not len(backlog.on_gpus):
             self._stop_looking()
@@ -232,7 +236,7 @@ class Simulation:
         """
         pool, line = self._floor.pool, self._backlog.on_gpus
         if len(self._machines) == 1:
-            return line.head(_BEYOND + pool.free)
+            return line.head(_BEYOND + pool.free + (_SEARCHED if self._lends else 0))
         return line.head_of_kinds(pool.free, _BEYOND if pool.open_count else self._limits.keep_for)
 
     def _has_seen_all(self) -> bool:
