@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def _run(folder: Path, models: Path, environment: dict[str, str]) -> dict[str, A
 
 def _rate(starts: list[float]) -> float:
     """Starts a second, without the longest gap: the one between the two commands."""
-    gaps = sorted(after - one for one, after in zip(starts, starts[1:], strict=False))
+    gaps = sorted(after - one for one, after in pairwise(starts))
     return len(gaps[:-1]) / sum(gaps[:-1])
 
 

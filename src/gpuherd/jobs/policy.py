@@ -59,6 +59,7 @@ __all__ = [
 # With more GPUs than this in the pool a reason counts them and does not name each.
 _NAMED = 64
 _NOBODY: frozenset[str] = frozenset()
+_Rank = tuple[int, int, int]
 
 
 def decide(
@@ -124,6 +125,8 @@ class _Round:
         self.promised = 0
         self.keeps: list[_Keep] = []
         self.claims: dict[int, int] = {}
+        # By what jobs ask for and the place of the machine; forgotten when something changes there.
+        self._ranks: dict[tuple[int, int | None, frozenset[str]], dict[int, _Rank]] = {}
         self.kept_for_sharing = False
         self.given: set[str] = set()
         self.originals: list[GpuView] = []
@@ -275,6 +278,7 @@ class _Round:
         if self.pool.open_count:
             self._close_shared(job, barred, machine)
         self.claims[machine.place] = self.claims.get(machine.place, 0) + job.gpus
+        self._forget_rank(machine)
 
     def _keep_free(self, job: WaitingJob, barred: frozenset[str], machine: Machine, until: float | None) -> None:
         """Keeps what is free on the machine, and as much of the limit. The rest of its part is in use there, and comes
@@ -303,22 +307,27 @@ class _Round:
         for machine in self.pool.enough(job, barred):
             if machine.free < rank[0] or (machine.free == rank[0] and not self.pool.open_count):
                 break  # No machine from here on can be better.
-            usable = list(machine.usable(job, barred))
-            free = sum(view.is_free and comes(view, job) for view in usable)
-            if not self.pool.open_count:
-                if free > rank[0]:
-                    best, rank = machine, (free, 0, 0)
-                if free == machine.free:
-                    break
-                continue
-            lacks = self._lacks(job, machine, usable)
-            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True)
-            found = (free, -lacks, sum(rooms[:lacks]))
+            found = self._rank(job, barred, machine)
             if found > rank:
                 best, rank = machine, found
             if rank == (machine.free, 0, 0):
                 break
         return best, None
+
+    def _rank(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> _Rank:
+        """How good a machine is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
+        known = self._ranks.setdefault((job.gpus, job.memory_mb, barred), {})
+        if machine.place not in known:
+            usable = list(machine.usable(job, barred))
+            free = sum(view.is_free and comes(view, job) for view in usable)
+            lacks = self._lacks(job, machine, usable) if self.pool.open_count else 0
+            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True) if lacks else []
+            known[machine.place] = (free, -lacks, sum(rooms[:lacks]))
+        return known[machine.place]
+
+    def _forget_rank(self, machine: Machine) -> None:
+        for known in self._ranks.values():
+            known.pop(machine.place, None)
 
     def _lacks(self, job: WaitingJob, machine: Machine, usable: Sequence[GpuView]) -> int:
         """How many shared GPUs of the machine must be closed for the job, beside those that come anyway."""
@@ -344,6 +353,8 @@ class _Round:
             self.given.add(uuid)
             self.originals.append(self.pool.view(uuid))
         self.pool.update(view)
+        if self._ranks:
+            self._forget_rank(self.pool.machine_of(uuid))
 
     # --- saying why -------------------------------------------------------------------------------------------
 

@@ -160,6 +160,10 @@ class Pool:
         """The GPU as it was last described. Raises KeyError for one that is not there."""
         return self._home[uuid].views[uuid]
 
+    def machine_of(self, uuid: str) -> Machine:
+        """The machine in which the GPU is. Raises KeyError for one that is not there."""
+        return self._home[uuid]
+
     def views(self) -> Iterator[GpuView]:
         """All of them, machine by machine."""
         for machine in self.machines:

@@ -93,7 +93,7 @@ class Supervisor:
     def over_at(self) -> dict[str, float]:
         """By GPU's UUID, when the job that has it for itself is surely over (by ``clock.mono``), for those of which a
         time limit says so: then it is told to end, and killed after the grace."""
-        found = {}
+        found: dict[str, float] = {}
         for attempt in self.running.values():
             over_at = attempt.timer.over_at() if attempt.record.shared_mb is None else None
             if over_at is not None:
