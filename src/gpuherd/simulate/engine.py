@@ -215,7 +215,7 @@ class Simulation:
             for start in decision.starts:
                 self._start(start)
             searched, self._lends = self._lends, decision.lends_for_s is not None
-            searches = self._lends and not searched and len(self._machines) == 1
+            searches = self._lends and not searched
             if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
                 break
         if not len(backlog.on_gpus):
@@ -235,9 +235,10 @@ class Simulation:
         each kind, as many as could start: behind those that wait for a machine there is always somebody who fits.
         """
         pool, line = self._floor.pool, self._backlog.on_gpus
+        beyond = _SEARCHED if self._lends else 0
         if len(self._machines) == 1:
-            return line.head(_BEYOND + pool.free + (_SEARCHED if self._lends else 0))
-        return line.head_of_kinds(pool.free, _BEYOND if pool.open_count else self._limits.keep_for)
+            return line.head(_BEYOND + pool.free + beyond)
+        return line.head_of_kinds(pool.free, beyond + (_BEYOND if pool.open_count else self._limits.keep_for))
 
     def _has_seen_all(self) -> bool:
         """Whether nobody who was not looked at could start: where nothing is shared, of each kind were enough."""

@@ -15,8 +15,9 @@ from gpuherd.jobs.policy import Limits, WaitingJob, order_key
 
 # The key of policy.order_key turned round: the larger is the earlier.
 _Place = tuple[int, float, int]
-# Jobs that ask for the same are alike: when the first of them can't start, neither can the others.
-_Kind = tuple[int, int | None, bool, frozenset[str], float | None]
+# Jobs that ask for the same are alike: when the first of them can't start, neither can the others, unless a short one
+# may borrow GPUs.
+_Kind = tuple[int, int | None, bool, frozenset[str]]
 
 
 class Line:
@@ -80,4 +81,4 @@ class Line:
 
 
 def _kind(job: WaitingJob) -> _Kind:
-    return (job.gpus, job.memory_mb, job.share, job.avoid, job.limit_s)
+    return (job.gpus, job.memory_mb, job.share, job.avoid)
