@@ -6,7 +6,6 @@ The command line reads this module at every start, so that what takes time to im
 from __future__ import annotations
 
 import math
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
