@@ -171,7 +171,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 def ours(task: Task) -> dict[str, float]:
     """gpuherd's own queue and dispatcher, in a fresh process, on eight stand-in GPUs."""
-    environment = _on(Machine.create(task.folder / "machine", f"{PLACES}x40GB"), task.folder)
+    environment = environment_of(Machine.create(task.folder / "machine", f"{PLACES}x40GB"), task.folder)
     plan = task.folder / "plan.json"
     plan.write_text(json.dumps(task.commands))
     words = [sys.executable, "-c", _OURS, str(plan), str(task.folder), json.dumps(_STARTS_AT_ONCE)]
@@ -180,7 +180,8 @@ def ours(task: Task) -> dict[str, float]:
     return {"cpu_ms_a_job": cpu["own"] + cpu["jobs"], "own_cpu_ms_a_job": cpu["own"]}
 
 
-def _on(machine: Machine, folder: Path) -> dict[str, str]:
+def environment_of(machine: Machine, folder: Path) -> dict[str, str]:
+    """This process's, with the simulated machine and leases of its own."""
     return {**os.environ, **machine.environment(), "GPUHERD_LEASE_DIR": str(folder / "leases")}
 
 
@@ -201,7 +202,7 @@ def freed_by_a_stranger(folder: Path, stamp: str, *, samples: int) -> dict[str, 
     stranger = machine.occupy(0, 10_000)
     words = [sys.executable, "-c", _OURS, str(plan), str(place), json.dumps({"max_checks": 1})]
     waited: list[Waited] = []
-    with subprocess.Popen(words, env=_on(machine, place), stdout=subprocess.DEVNULL) as dispatcher:
+    with subprocess.Popen(words, env=environment_of(machine, place), stdout=subprocess.DEVNULL) as dispatcher:
         time.sleep(1.0)
         for number in range(samples):
             cpu, began = _cpu_s(dispatcher.pid), time.monotonic()

@@ -56,6 +56,20 @@ def sh(name: str, script: str, **more: object) -> Job:
     return Job(name=name, argv=("/bin/sh", "-c", script), **{"gpus": 0, **more})  # type: ignore[arg-type]
 
 
+def test_a_short_job_has_a_kept_gpu_meanwhile_and_no_other_has(run: Run, standin: Standin) -> None:
+    standin("2x40GB")
+    jobs = [
+        sh("first", "sleep 1.5", gpus=1, timeout_s=20.0),
+        sh("large", "true", gpus=2),
+        sh("unlimited", "true", gpus=1),
+        sh("too-long", "true", gpus=1, timeout_s=30.0),
+        *(sh(f"unlimited-{number}", "true", gpus=1) for number in range(12)),
+        sh("short", "sleep 0.1", gpus=1, timeout_s=10.0),
+    ]
+    assert run(jobs, GpuOptions(max_gpus=2, max_checks=2, check_interval=0.02)).done == len(jobs)
+    assert [event.job for event in run.told(EventKind.STARTED)][:3] == ["first", "short", "large"]
+
+
 def test_jobs_run_on_the_cpu_and_are_not_run_again(run: Run, tmp_path: Path) -> None:
     jobs = [
         sh(f"j{i}", f"echo out {i}; echo $CUDA_VISIBLE_DEVICES; touch {tmp_path}/r{i}", result=f"{tmp_path}/r{i}")

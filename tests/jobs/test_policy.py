@@ -182,6 +182,65 @@ def test_a_gpu_whose_memory_still_drains_counts_as_one_that_comes() -> None:
     assert started(decide([WaitingJob(1, 2), WaitingJob(2, 1)], a_stranger_came, LARGE, pick)) == [2]
 
 
+# --- time limits -----------------------------------------------------------------------------------------------
+
+
+def timed(ours: list[float | None], free: int = 0) -> list[GpuView]:
+    """GPUs with our jobs, each over at this time or nobody knows when, and free ones."""
+    running = [GpuView(gpu(n), "our job", ours=True, over_at=at) for n, at in enumerate(ours)]
+    return running + [GpuView(gpu(len(ours) + n)) for n in range(free)]
+
+
+def test_a_kept_gpu_is_lent_to_a_job_that_is_surely_over_in_time() -> None:
+    limits = replace(LARGE, now=100.0)
+    jobs = [WaitingJob(1, 2), WaitingJob(2, 1), WaitingJob(3, 1, limit_s=51.0), WaitingJob(4, 1, limit_s=50.0)]
+    decision = decide(jobs, timed([150.0], free=1), limits, pick)
+    assert started(decision) == [4]
+    assert decide([jobs[0]], timed([150.0], free=1), limits, pick).lends_for_s == 50.0
+
+
+@pytest.mark.parametrize(
+    "ours", [[None], [90.0], [None, 150.0, 150.0]], ids=["nobody knows when", "any moment", "one of three unknown"]
+)
+def test_nothing_is_lent_when_nobody_knows_for_how_long(ours: list[float | None]) -> None:
+    jobs = [WaitingJob(1, len(ours) + 1), WaitingJob(2, 1, limit_s=1.0)]
+    decision = decide(jobs, timed(ours, free=1), replace(LARGE, now=100.0), pick)
+    assert started(decision) == []
+    assert decision.lends_for_s is None
+
+
+def test_the_soonest_gpus_that_are_enough_say_for_how_long_one_is_lent() -> None:
+    jobs = [WaitingJob(1, 3), WaitingJob(2, 1, limit_s=40.0), WaitingJob(3, 1, limit_s=20.0)]
+    assert started(decide(jobs, timed([200.0, 130.0, 120.0], free=1), replace(LARGE, now=100.0), pick)) == [3]
+
+
+def test_a_job_that_shares_borrows_nothing() -> None:
+    jobs = [WaitingJob(1, 2), replace(sharer(2, 1_000), limit_s=1.0)]
+    assert started(decide(jobs, timed([150.0], free=1), replace(LARGE, now=100.0), pick)) == []
+
+
+def test_what_is_lent_is_within_the_limit() -> None:
+    limits = replace(LARGE, now=100.0, max_gpus=4)
+    jobs = [WaitingJob(1, 4), *(WaitingJob(n, 1, limit_s=10.0) for n in range(2, 6))]
+    assert started(decide(jobs, timed([150.0, 150.0], free=3), limits, pick)) == [2, 3]
+
+
+def test_of_several_large_jobs_gpus_are_kept_for_the_first() -> None:
+    jobs = [WaitingJob(1, 2), WaitingJob(2, 2), WaitingJob(3, 1)]
+    two_machines = cluster([1, 1], size=2)
+    assert started(decide(jobs, two_machines, LARGE, pick)) == [3]
+    assert started(decide(jobs, two_machines, replace(LARGE, keep_for=2), pick)) == []
+
+
+def test_the_part_of_the_limit_that_is_in_use_on_the_kept_machine_is_not_kept_twice() -> None:
+    seen = [GpuView(gpu(n), "our job", ours=True, machine="m0") for n in range(3)] + [GpuView(gpu(3), machine="m0")]
+    seen += [GpuView(gpu(4 + n), machine="m1") for n in range(2)]
+    # When the three on the first machine are over, five may be in use: four for job 1, and one more until then.
+    jobs = [WaitingJob(1, 4), WaitingJob(2, 1), WaitingJob(3, 1)]
+    assert started(decide(jobs, seen, replace(LARGE, max_gpus=5), pick)) == [2]
+    assert started(decide(jobs, seen, replace(LARGE, max_gpus=4), pick)) == []
+
+
 # --- limits ---------------------------------------------------------------------------------------------------
 
 

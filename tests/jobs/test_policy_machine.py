@@ -5,21 +5,25 @@ the oracle goes through the jobs in order, once more and by trying all sets of G
 
 * what starts is there, is large enough, is given once (or shared with a sum that fits) and keeps every limit;
 * what waits could not have started when its turn came;
-* what starts after one that waits takes nothing from it: its best machine has as many GPUs free for it as before, its
-  part of the limit is still there, and the room for the first sharing job has not shrunk;
+* what starts after the first large one that waits takes nothing from it: where time limits say when it surely has its
+  GPUs, that is no later than before; else its best machine has as many GPUs free for it as before. Its part of the
+  limit is still there, and the room for the first sharing job has not shrunk;
 * what is refused could not run in an empty world.
 
-The pool that is kept over all steps gives the same decision as a fresh one. In the end the strangers go, small jobs
+When a large job is the first of all, and time limits say when it surely has its GPUs, then it has started by then, over
+all later decisions, unless strangers, older jobs, or changed limits come between. The pool that is kept over all steps
+gives the same decision as a fresh one. In the end the strangers go, small jobs
 keep coming without end, and every job that waits must start all the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
@@ -72,7 +76,13 @@ class Place:
         """Whether what is free on it now, when nobody is there, is enough."""
         return self.total_mb - BASELINE_MB >= (job.memory_mb or 0)
 
-    def view(self) -> GpuView:
+    def sure_at(self, ends: dict[int, float]) -> float:
+        """When it surely is free for one job alone, by the time limits of those on it."""
+        if not self.tenants:
+            return math.inf if self.stranger else -math.inf
+        return math.inf if self.room_mb is not None else max(ends.get(job, math.inf) for job in self.tenants)
+
+    def view(self, ends: dict[int, float]) -> GpuView:
         # Sharing jobs have not taken their memory yet: all but the baseline looks free.
         gpu = Gpu(self.index, self.uuid, "G", self.total_mb, BASELINE_MB, self.total_mb - BASELINE_MB)
         busy = "our job" if self.tenants else "alice" if self.stranger else "draining" if self.draining else None
@@ -83,20 +93,30 @@ class Place:
             shareable_mb=self.room_mb if self.tenants else None,
             returning=self.draining and not self.stranger,
             machine=self.machine,
+            over_at=self.over_at(ends),
         )
+
+    def over_at(self, ends: dict[int, float]) -> float | None:
+        alone = [job.id for job in self.tenants.values() if not job.share]
+        return ends.get(alone[0]) if alone else None
 
 
 class Oracle:
     """Goes through a decision in order and checks it, by trying."""
 
-    def __init__(self, places: dict[str, Place], limits: Limits, running: int, cpu_running: int):
+    def __init__(
+        self, places: dict[str, Place], limits: Limits, running: int, cpu_running: int, ends: dict[int, float]
+    ):
         self.places = {uuid: replace(place, tenants=dict(place.tenants)) for uuid, place in places.items()}
         self.limits = limits
         self.running = running
         self.on_cpu = cpu_running
-        # Of jobs that wait: the most GPUs free on one machine, the part of the limit, the room on a shared GPU.
-        self.gaps: list[tuple[WaitingJob, int]] = []
-        self.parts: list[tuple[int, int]] = []
+        self.ends = dict(ends)
+        # Of the large jobs that wait and for which GPUs are kept: the most GPUs free on one machine, and when it surely
+        # has enough; the least and the most that may be kept of the limit, with the GPUs in use then; and of the last
+        # sharing job the room on a shared GPU.
+        self.gaps: list[tuple[WaitingJob, int, float]] = []
+        self.parts: list[tuple[int, int, int]] = []
         self.room_kept: tuple[WaitingJob, int] | None = None
         # Over the limit, which has just been lowered: so many shared GPUs must empty, and none is taken into use.
         self.over = max(0, self.in_use() - self.most())
@@ -149,9 +169,7 @@ class Oracle:
 
     def left(self) -> int:
         """GPUs that may still be taken into use by a job that comes after those that wait so far."""
-        taken_since = [self.in_use() - before for before, _ in self.parts]
-        reserved = sum(part for _, part in self.parts)
-        assert all(count >= 0 for count in taken_since)
+        reserved = sum(most for _, _, most in self.parts)
         return self.most() - self.in_use() - reserved
 
     def could_start(self, job: WaitingJob) -> bool:
@@ -175,7 +193,7 @@ class Oracle:
 
     def is_kept(self, place: Place) -> bool:
         """Whether the GPU may be one of those that are kept for a job which waits."""
-        return any(place.holds(job) and place.machine in self.enough(job, self.usable(job)) for job, _ in self.gaps)
+        return any(place.holds(job) and place.machine in self.enough(job, self.usable(job)) for job, _, _ in self.gaps)
 
     # --- carrying out -----------------------------------------------------------------------------------------
 
@@ -199,6 +217,8 @@ class Oracle:
                 assert place.is_free
                 assert place.has_room(job)
             place.tenants[job.id] = job
+        if job.limit_s is not None:
+            self.ends[job.id] = self.limits.now + job.limit_s
         self.running += 1
         self.on_cpu += not start.gpus
         assert self.limits.max_concurrent is None or self.running <= self.limits.max_concurrent
@@ -213,9 +233,11 @@ class Oracle:
             return
         if self.limits.max_concurrent is not None and self.running >= self.limits.max_concurrent:
             return
-        if job.gpus > 1 and self.gap(job) is not None:
-            self.gaps.append((job, self.gap(job) or 0))
-            self.parts.append((self.in_use(), job.gpus))
+        if job.gpus > 1 and self.gap(job) is not None and len(self.gaps) < self.limits.keep_for:
+            sure_at = self.sure_at(job)
+            self.gaps.append((job, self.gap(job) or 0, sure_at))
+            parts = self.parts_of(job)
+            self.parts.append((self.in_use_after(sure_at), min(parts), max(parts)))
         if job.share and not self.closes:
             self.room_kept = (job, self.room(job))
         # From here on shared GPUs may be closed for it.
@@ -228,16 +250,45 @@ class Oracle:
         counts = [sum(p.is_free and p.has_room(job) and p.machine == name for p in usable) for name in machines]
         return max(counts, default=None)
 
+    def sure_at(self, job: WaitingJob) -> float:
+        """When it surely has its GPUs on one machine, by time limits; infinity when nobody knows."""
+        found = [math.inf]
+        for machine in {place.machine for place in self.places.values()}:
+            here = [place for place in self.usable(job) if place.machine == machine]
+            here = [place for place in here if not place.is_free or place.has_room(job)]
+            times = sorted(place.sure_at(self.ends) for place in here)
+            found += times[job.gpus - 1 : job.gpus]
+        return min(found)
+
+    def parts_of(self, job: WaitingJob) -> list[int]:
+        """What may be kept of the limit for it: its GPUs that are not in use on the machine that is kept."""
+        usable = self.usable(job)
+        parts = []
+        for machine in self.enough(job, usable):
+            here = [place for place in usable if place.machine == machine and place.will_come and not place.tenants]
+            parts.append(min(job.gpus, len(here)))
+        return parts
+
+    def in_use_after(self, at: float) -> int:
+        """How many of the GPUs that are in use now may still be at this time."""
+        if not math.isfinite(at):
+            return self.in_use()
+        return sum(bool(place.tenants) and place.sure_at(self.ends) > at for place in self.places.values())
+
     def room(self, job: WaitingJob) -> int:
         return max((place.room_mb or 0 for place in self.usable(job) if place.tenants), default=0)
 
     def check_what_is_kept(self) -> None:
         # The first that waits has the first claim; those behind it may find its GPUs among theirs.
         if self.gaps:
-            job, before = self.gaps[0]
-            assert (self.gap(job) or 0) >= before, f"a GPU that {job} waits for was given away"
-            in_use, part = self.parts[0]
-            assert self.in_use() <= max(in_use, self.most() - part), f"the part of the limit of {job} was given away"
+            job, before, sure_at = self.gaps[0]
+            if math.isfinite(sure_at):
+                assert self.sure_at(job) <= sure_at, f"{job} was put off"
+            else:
+                assert (self.gap(job) or 0) >= before, f"a GPU that {job} waits for was given away"
+            in_use, part, _ = self.parts[0]
+            allowed = max(in_use, self.most() - part)
+            assert self.in_use_after(sure_at) <= allowed, f"the part of the limit of {job} was given away"
         if self.room_kept is not None:
             job, room_mb = self.room_kept
             assert self.room(job) >= room_mb, f"the room that {job} waits for was given away"
@@ -254,6 +305,10 @@ class World(RuleBasedStateMachine):
         self.limits = Limits(99, 2)
         self.pool = Pool()
         self.next_id = 1
+        # When jobs with a time limit are killed, by id; and the first large job with the time by which it must start.
+        self.now = 0.0
+        self.ends: dict[int, float] = {}
+        self.promise: tuple[int, float] | None = None
 
     strangers = Bundle("strangers")
 
@@ -261,14 +316,15 @@ class World(RuleBasedStateMachine):
         sizes=st.lists(st.lists(st.sampled_from([SMALL_MB, LARGE_MB]), min_size=1, max_size=4), min_size=1, max_size=2),
         max_gpus=st.integers(1, 8),
         cpu_slots=st.integers(1, 2),
+        keep_for=st.integers(1, 3),
     )
-    def build(self, sizes: list[list[int]], max_gpus: int, cpu_slots: int) -> None:
+    def build(self, sizes: list[list[int]], max_gpus: int, cpu_slots: int, keep_for: int) -> None:
         for number, machine in enumerate(sizes):
             for index, total_mb in enumerate(machine):
                 uuid = f"GPU-{number}-{index}"
                 self.places[uuid] = Place(uuid, index, f"m{number}", total_mb)
-        self.limits = Limits(max_gpus, cpu_slots)
-        self.pool = Pool(place.view() for place in self.places.values())
+        self.limits = Limits(max_gpus, cpu_slots, keep_for=keep_for)
+        self.pool = Pool(place.view(self.ends) for place in self.places.values())
 
     # --- what happens -----------------------------------------------------------------------------------------
 
@@ -276,17 +332,20 @@ class World(RuleBasedStateMachine):
         gpus=st.sampled_from([0, 1, 1, 1, 2, 3, 4]),
         memory_mb=st.sampled_from([None, 10_000, 23_000, 23_900, 60_000]),
         priority=st.sampled_from([0, 0, 0, 1]),
+        limit_s=st.sampled_from([None, 3.0, 6.0, 12.0]),
     )
-    def submit(self, gpus: int, memory_mb: int | None, priority: int) -> None:
+    def submit(self, gpus: int, memory_mb: int | None, priority: int, limit_s: float | None) -> None:
         if gpus > 1 and memory_mb == 23_900:
             memory_mb = 23_000  # It would wait for the driver to give back its baseline, and keep GPUs meanwhile.
-        self.add(WaitingJob(self.next_id, gpus, memory_mb, priority))
+        self.add(WaitingJob(self.next_id, gpus, memory_mb, priority, limit_s=limit_s))
 
     @rule(memory_mb=st.sampled_from([3_000, 8_000, 20_000, 60_000]), priority=st.sampled_from([0, 0, 0, 1]))
     def submit_sharing(self, memory_mb: int, priority: int) -> None:
         self.add(WaitingJob(self.next_id, 1, memory_mb, priority, share=True))
 
     def add(self, job: WaitingJob) -> None:
+        if job.priority:
+            self.promise = None
         self.waiting[job.id] = job
         self.next_id += 1
 
@@ -294,6 +353,7 @@ class World(RuleBasedStateMachine):
     def a_stranger_comes(self, data: st.DataObject) -> str:
         uuid = data.draw(st.sampled_from(sorted(self.places)))
         self.places[uuid].stranger = True
+        self.promise = None
         self.tell(uuid)
         return uuid
 
@@ -308,15 +368,24 @@ class World(RuleBasedStateMachine):
         job = self.running[data.draw(st.sampled_from(sorted(self.running)))]
         on = [place.uuid for place in self.places.values() if job.id in place.tenants]
         self.end(job, drains=drains)
+        if failed or drains:
+            self.promise = None
         if failed:
             self.waiting[job.id] = replace(job, avoid=job.avoid | frozenset(on))
 
     def end(self, job: WaitingJob, *, drains: bool = False) -> None:
         del self.running[job.id]
+        self.ends.pop(job.id, None)
         for place in self.places.values():
             if place.tenants.pop(job.id, None) is not None:
                 place.draining = drains and not place.tenants
                 self.tell(place.uuid)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for job in [job for job in self.running.values() if self.ends.get(job.id, math.inf) <= self.now]:
+            self.end(job)
 
     @rule()
     def memory_has_drained(self) -> None:
@@ -328,6 +397,7 @@ class World(RuleBasedStateMachine):
         now=st.none() | st.integers(0, 4), concurrent=st.none() | st.integers(1, 6), closed=st.sampled_from([0, 0, 1])
     )
     def the_limits_change(self, now: int | None, concurrent: int | None, closed: int) -> None:
+        self.promise = None
         self.limits = replace(
             self.limits, gpus_now=now, max_concurrent=concurrent, closed="the disk is full" if closed else None
         )
@@ -336,21 +406,49 @@ class World(RuleBasedStateMachine):
     def decide(self) -> None:
         decision = self.decision()
         jobs = list(self.waiting.values())
-        limits = replace(self.limits, running=len(self.running))
-        Oracle(self.places, limits, len(self.running), self.on_cpu()).check(jobs, decision)
-        fresh = decide(jobs, [place.view() for place in self.places.values()], limits, pick, cpu_running=self.on_cpu())
+        limits = self.limits_now()
+        self.oracle().check(jobs, decision)
+        views = [place.view(self.ends) for place in self.places.values()]
+        fresh = decide(jobs, views, limits, pick, cpu_running=self.on_cpu())
         assert decision == fresh, "a pool that lasts decides otherwise than a fresh one"
         self.carry_out(decision)
+        self.keep_the_promise()
+
+    def keep_the_promise(self) -> None:
+        """The first large job starts by the time that an earlier decision let it expect, or earlier."""
+        if self.promise is not None and self.promise[0] in self.waiting:
+            assert self.now < self.promise[1], f"job {self.promise[0]} was to start by {self.promise[1]}"
+        first = min(
+            (job for job in self.waiting.values() if job.gpus), key=lambda job: (-job.priority, job.id), default=None
+        )
+        limits, earlier = self.limits_now(), self.promise
+        self.promise = None
+        if first is None or first.gpus < 2 or limits.closed is not None or limits.max_concurrent is not None:
+            return
+        oracle = self.oracle()
+        sure_at = oracle.sure_at(first)
+        if not math.isfinite(sure_at) or oracle.in_use_after(sure_at) + first.gpus > oracle.most():
+            return
+        if earlier is not None and earlier[0] == first.id:
+            assert sure_at <= earlier[1], f"{first} was put off"
+        self.promise = (first.id, sure_at)
+
+    def oracle(self) -> Oracle:
+        return Oracle(self.places, self.limits_now(), len(self.running), self.on_cpu(), self.ends)
+
+    def limits_now(self) -> Limits:
+        return replace(self.limits, running=len(self.running), now=self.now)
 
     def decision(self) -> Decision:
-        limits = replace(self.limits, running=len(self.running))
-        return decide_with(self.pool, list(self.waiting.values()), limits, pick, cpu_running=self.on_cpu())
+        return decide_with(self.pool, list(self.waiting.values()), self.limits_now(), pick, cpu_running=self.on_cpu())
 
     def carry_out(self, decision: Decision) -> None:
         for wait in decision.refused:
             del self.waiting[wait.job]
         for start in decision.starts:
             job = self.running[start.job] = self.waiting.pop(start.job)
+            if job.limit_s is not None:
+                self.ends[job.id] = self.now + job.limit_s
             for gpu in start.gpus:
                 self.places[gpu.uuid].tenants[job.id] = job
                 self.tell(gpu.uuid)
@@ -359,17 +457,18 @@ class World(RuleBasedStateMachine):
         return sum(job.gpus == 0 for job in self.running.values())
 
     def tell(self, uuid: str) -> None:
-        self.pool.update(self.places[uuid].view())
+        self.pool.update(self.places[uuid].view(self.ends))
 
     # --- what always holds ------------------------------------------------------------------------------------
 
     @invariant()
     def the_pool_counts_right(self) -> None:
-        views = [place.view() for place in self.places.values()]
+        views = [place.view(self.ends) for place in self.places.values()]
         assert {view.gpu.uuid: view for view in self.pool.views()} == {view.gpu.uuid: view for view in views}
         assert self.pool.in_use == sum(view.ours for view in views)
         assert self.pool.free == sum(view.is_free for view in views)
         assert self.pool.open_count == sum(view.is_open for view in views)
+        assert self.pool.timed == sum(view.over_at is not None for view in views)
 
     @invariant()
     def shared_sums_fit(self) -> None:
@@ -392,7 +491,9 @@ class World(RuleBasedStateMachine):
         for _ in range(6 * len(old) + 6):
             generation = list(self.running.values())
             for job in generation:
-                self.end(job)
+                if job.id in self.running:
+                    self.end(job)
+                self.time_passes(4.0)
                 self.flood()
                 self.carry_out(self.decision())
             self.flood()
@@ -403,8 +504,13 @@ class World(RuleBasedStateMachine):
         raise AssertionError(f"starved: {[self.waiting[job] for job in old]}")
 
     def flood(self) -> None:
-        """Small jobs wait at all times, sharing ones and others."""
-        for kind in (WaitingJob(0, 1), WaitingJob(0, 1, 3_000, share=True), WaitingJob(0, 1, 9_000, share=True)):
+        """Small jobs wait at all times, sharing ones, short ones and others."""
+        for kind in (
+            WaitingJob(0, 1),
+            WaitingJob(0, 1, limit_s=3.0),
+            WaitingJob(0, 1, 3_000, share=True),
+            WaitingJob(0, 1, 9_000, share=True),
+        ):
             alike = [job for job in self.waiting.values() if replace(job, id=0) == kind]
             for _ in range(2 - len(alike)):
                 self.add(replace(kind, id=self.next_id))
@@ -414,3 +520,54 @@ TestPolicy = World.TestCase
 TestPolicy.settings = settings(
     max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+KINDS = st.tuples(
+    st.sampled_from([1, 1, 1, 2, 3, 4]),  # GPUs
+    st.sampled_from([None, None, 60_000]),  # MB
+    st.sampled_from([None, 4.0, 8.0, 16.0, 16.0, 32.0]),  # time limit
+    st.sampled_from([0.1, 0.5, 0.9, 1.0]),  # how much of it it takes
+    st.sampled_from([0.0, 0.0, 1.0, 3.0]),  # seconds after the one before it
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.sampled_from([[4], [8], [4, 4], [3, 5], [4, 2, 4]]),
+    small=st.integers(0, 2),
+    fewer=st.integers(0, 3),
+    keep_for=st.integers(1, 3),
+    kinds=st.lists(KINDS, min_size=6, max_size=24),
+)
+def test_with_time_limits_no_first_job_is_put_off(
+    sizes: list[int],
+    small: int,
+    fewer: int,
+    keep_for: int,
+    kinds: list[tuple[int, int | None, float | None, float, float]],
+) -> None:
+    """A whole queue from its first job to its last, most jobs with time limits: the oracle goes through each decision,
+    and the promise to the first large job is kept from one to the next."""
+    world = World()
+    memories = [[SMALL_MB if number < small else LARGE_MB for number in range(size)] for size in sizes]
+    world.build(sizes=memories, max_gpus=max(1, sum(sizes) - fewer), cpu_slots=1, keep_for=keep_for)
+    lengths: dict[int, float] = {}
+    coming: list[tuple[float, WaitingJob]] = []
+    at = 0.0
+    for number, (gpus, memory_mb, limit_s, share, gap_s) in enumerate(kinds, 1):
+        at += gap_s
+        coming.append((at, WaitingJob(number, gpus, memory_mb, limit_s=limit_s)))
+        lengths[number] = (limit_s or 10.0) * share
+    over: dict[int, float] = {}
+    while coming or world.running:
+        world.now = min([at for at, _ in coming[:1]] + list(over.values()))
+        for done in [job for job, at in over.items() if at <= world.now]:
+            del over[done]
+            world.end(world.running[done])
+        while coming and coming[0][0] <= world.now:
+            world.add(coming.pop(0)[1])
+        before = set(world.running)
+        world.decide()
+        world.the_pool_counts_right()
+        over |= {job: world.now + lengths[job] for job in world.running.keys() - before}
+    assert not world.waiting, "all have started"

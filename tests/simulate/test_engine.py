@@ -314,6 +314,18 @@ def test_a_cluster_of_machines_is_one_queue_and_a_job_stays_on_one_machine() -> 
     assert (figures(history, works).utilisation or 0) > 0.6
 
 
+def test_time_limits_let_short_jobs_run_on_gpus_that_are_kept() -> None:
+    sizes = Mix((1, 2, 4, 8), (70.0, 15.0, 10.0, 5.0))
+    without, limited = (
+        drawn(200, Recipe(seconds=spread("lognormal:5m,1"), gpus=sizes, limits=limits), Random(0))
+        for limits in (None, 1.5)
+    )
+    assert [each.trials for each in without] == [each.trials for each in limited]
+    plain, filled = (figures(run(machine("8x80GB"), works), works) for works in (without, limited))
+    assert plain.done == filled.done == 200
+    assert (filled.over_least or 9) < 0.85 * (plain.over_least or 0)
+
+
 def test_works_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="order"):
         run(machine("4x80GB"), [work("b", 1.0, arrives_s=5.0), work("a", 1.0)])

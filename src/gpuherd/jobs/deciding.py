@@ -26,9 +26,12 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 # How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
 _BEYOND = 8
+# And when GPUs that are kept for a large job could be lent to a short one: so many, among which one may be.
+_SEARCHED = 64
 # A dispatcher that serves does not know how many jobs will come.
 _MANY = 1_000_000
 
@@ -78,6 +81,7 @@ class Deciding:
         self.waiting_for: str | None = None
         self.waits: Sequence[Wait] = ()
         self._changes_at: float | None = None
+        self._lends = False
         self._cores = len(os.sched_getaffinity(0))
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
@@ -126,6 +130,7 @@ class Deciding:
             closed=self._closed(),
             gpus_now=most,
             gpus_now_why=why,
+            now=clock.mono(),
         )
 
     def _gpus_now(self) -> tuple[int | None, str | None]:
@@ -150,7 +155,7 @@ class Deciding:
         bounds = self.limits()
         gpus = sum(view.is_free for view in views)
         slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
-        limit = _BEYOND + gpus + slots
+        limit = _BEYOND + gpus + slots + (_SEARCHED if self._lends else 0)
         head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
         if not self._desk.is_open and any(queued.gpus for queued in head.values()):
             self._desk.open()
@@ -179,6 +184,10 @@ class Deciding:
         gpus -= sum(len(start.gpus) for start in decision.starts)
         slots -= sum(not start.gpus for start in decision.starts)
         on_gpus = sum(job.gpus > 0 for job in waiting)
+        # Short jobs are searched for among more of the queue, once for each decision that lets any be lent to.
+        searched, self._lends = self._lends, decision.lends_for_s is not None
+        if self._lends and not searched and len(head) == limit:
+            return True
         open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
         unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
         return bool(decision.starts) and unseen
@@ -200,7 +209,17 @@ class Deciding:
             expected_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
             # One of its family may have run on a larger GPU than there is now: it may still have a whole one.
             memory_mb = max(memory_mb, min(expected_mb, self._desk.largest_mb or expected_mb))
-        return WaitingJob(queued.id, request.gpus, memory_mb, job.priority, queued.avoid, share=share, cost=job.cost)
+        whole_s = TimeLimits.of(job, self.options).whole_s
+        return WaitingJob(
+            queued.id,
+            request.gpus,
+            memory_mb,
+            job.priority,
+            queued.avoid,
+            share=share,
+            cost=job.cost,
+            limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
+        )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
         self.waiting_for = None

@@ -28,6 +28,7 @@ class WaitingJob:
         avoid: UUIDs of GPUs on which it failed.
         share: it may have a GPU together with others that share.
         cost: how long it takes, in any unit; None if unknown. Read when ``Limits.longest_first``.
+        limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
     """
 
     id: int
@@ -37,6 +38,7 @@ class WaitingJob:
     avoid: frozenset[str] = frozenset()
     share: bool = False
     cost: float | None = None
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class GpuView:
         machine: which machine it is in, where there are several: a job gets GPUs of one machine.
         room_mb: MB that were free on it when it was last seen with nobody on it: all but the driver's own part. None
             where it has not been seen so.
+        over_at: on a GPU that our job has for itself: when that is surely over, by the clock of ``Limits.now``; None
+            when nothing ends it, while it is paused, and on a shared GPU, to which others may be added.
     """
 
     gpu: Gpu
@@ -62,6 +66,7 @@ class GpuView:
     returning: bool = False
     machine: str = ""
     room_mb: int | None = None
+    over_at: float | None = None
 
     @property
     def is_free(self) -> bool:
@@ -99,6 +104,8 @@ class Limits:
         gpus_now_why: the sentence for that.
         most_ever: the most GPUs that the user may hold at the best of times; None for no such limit.
         longest_first: of one priority, jobs of known cost first, the costliest before all; else the oldest.
+        keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
+        now: the moment of the decision, by the clock of ``GpuView.over_at``.
     """
 
     max_gpus: int
@@ -111,6 +118,8 @@ class Limits:
     gpus_now_why: str | None = None
     longest_first: bool = False
     most_ever: int | None = None
+    keep_for: int = 1
+    now: float = 0.0
 
     @property
     def most_gpus(self) -> int:
@@ -137,11 +146,16 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. The three parts together name every waiting job that was looked at, once."""
+    """What to do now. ``starts``, ``waits`` and ``refused`` together name every waiting job that was looked at, once.
+
+    ``lends_for_s``: GPUs are kept that a job could have which is over in so many seconds; None when none are to be had.
+    It may be worth while to look at more of the queue then.
+    """
 
     starts: tuple[Start, ...] = ()
     waits: tuple[Wait, ...] = ()
     refused: tuple[Wait, ...] = ()
+    lends_for_s: float | None = None
 
 
 def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:

@@ -226,16 +226,19 @@ class GpuDesk:
             self._note_use(self._watch, now)
         left_out = self._health.excluded(wall)
         views = self._watch.views(now, self._supervisor.gpus)
-        if not left_out and not self._shared:
+        over_at = self._supervisor.over_at
+        if not left_out and not self._shared and not over_at:
             return views
-        return tuple(self._overlaid(view, left_out) for view in views)
+        return tuple(self._overlaid(view, left_out, over_at) for view in views)
 
-    def _overlaid(self, view: GpuView, left_out: Mapping[str, str]) -> GpuView:
+    def _overlaid(self, view: GpuView, left_out: Mapping[str, str], over_at: Mapping[str, float]) -> GpuView:
         uuid = view.gpu.uuid
         if uuid in left_out:
             return replace(view, busy=left_out[uuid], shareable_mb=None)
         if view.ours and uuid in self._shared:
             return replace(view, shareable_mb=self._shareable_mb(view.gpu))
+        if view.ours and uuid in over_at:
+            return replace(view, over_at=over_at[uuid])
         return view
 
     def _shareable_mb(self, gpu: Gpu) -> int | None:

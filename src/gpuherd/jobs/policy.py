@@ -5,9 +5,12 @@ driver and no clock. Rules, in this order:
 
 1. Priority, then age (or the longest first). A job that could never run here is refused, with the reason.
 2. No more than the limits at once, and no GPU twice, but for jobs that share.
-3. A job on several GPUs can't be starved by smaller ones: when those that it waits for are free or used by our own
-   jobs, the free ones of one machine are kept for it, and so is its part of the limit. When it waits for other
-   people's GPUs, whose end nobody knows, the smaller ones go first meanwhile.
+3. A job on several GPUs can't be starved by smaller ones: for the first that waits, when those that it waits for are
+   free or used by our own jobs, the free ones of one machine are kept, and so is their part of the limit. When it
+   waits for other people's GPUs, whose end nobody knows, the smaller ones go first meanwhile. One job is enough: when
+   it has started, the next is the first. A job whose time limit ends it before the first one's GPUs are surely
+   complete, by the time limits of what runs there, may have kept ones meanwhile (EASY backfilling, Lifka 1995): the
+   moment by which the first one surely starts is never put off.
 4. A job that failed on a GPU gets another one, if there is another that is free or ours.
 5. A job that shares goes to the fullest GPU on which it fits, so that others stay whole; to a free one when there is
    none. To the first sharing job that fits nowhere, the shared GPU with the most room is kept: nothing is added there
@@ -21,7 +24,7 @@ with the jobs looked at and not with the GPUs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpuherd.gpus.state import Gpu
@@ -33,6 +36,7 @@ from gpuherd.jobs.decision import (
     Start,
     Wait,
     WaitingJob,
+    fits,
     why_never,
 )
 from gpuherd.jobs.pool import Machine, Pool, comes
@@ -55,6 +59,7 @@ __all__ = [
 # With more GPUs than this in the pool a reason counts them and does not name each.
 _NAMED = 64
 _NOBODY: frozenset[str] = frozenset()
+_Rank = tuple[int, int, int]
 
 
 def decide(
@@ -93,7 +98,7 @@ def decide_with(
             decision.place(job)
     finally:
         decision.put_back()
-    return Decision(tuple(decision.starts), tuple(decision.waits), tuple(decision.refused))
+    return Decision(tuple(decision.starts), tuple(decision.waits), tuple(decision.refused), decision.lends_for_s())
 
 
 def order_key(job: WaitingJob, limits: Limits) -> tuple[int, float, int]:
@@ -118,8 +123,10 @@ class _Round:
         self.slots = limits.cpu_slots - cpu_running
         self.places = None if limits.max_concurrent is None else limits.max_concurrent - limits.running
         self.promised = 0
-        self.kept = False
+        self.keeps: list[_Keep] = []
         self.claims: dict[int, int] = {}
+        # By what jobs ask for and the place of the machine; forgotten when something changes there.
+        self._ranks: dict[tuple[int, int | None, frozenset[str]], dict[int, _Rank]] = {}
         self.kept_for_sharing = False
         self.given: set[str] = set()
         self.originals: list[GpuView] = []
@@ -167,7 +174,7 @@ class _Round:
         barred = _NOBODY
         if job.avoid and self.pool.has_enough(job, job.avoid):
             barred = job.avoid
-        if (job.share and self._join(job, barred)) or self._take(job, barred):
+        if (job.share and self._join(job, barred)) or self._take(job, barred) or self._borrow(job, barred):
             return
         reason = self._why(job, barred) if self.explain else "waits for GPUs"
         self.waits.append(Wait(job.id, reason))
@@ -192,9 +199,34 @@ class _Round:
         for gpu in chosen:
             view = self.pool.view(gpu.uuid)
             left_mb = _promisable_mb(view) - (job.memory_mb or 0) if job.share else None
-            self._change(replace(view, ours=True, busy=_GIVEN, shareable_mb=left_mb))
+            self._change(GpuView(view.gpu, _GIVEN, True, left_mb, machine=view.machine, over_at=self._over_at(job)))
         self._start(Start(job.id, chosen, shared=job.share))
         return True
+
+    def _over_at(self, job: WaitingJob) -> float | None:
+        return None if job.limit_s is None or job.share else self.limits.now + job.limit_s
+
+    def _borrow(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+        """Gives the job GPUs that are kept for another, which it surely gives back before that one can start."""
+        over_at = self._over_at(job)
+        if over_at is None:
+            return False
+        for keep in self.keeps:
+            if keep.until is None or over_at > keep.until or job.gpus > self.budget + keep.part:
+                continue
+            candidates = [gpu for gpu in keep.gpus.values() if gpu.uuid not in barred]
+            candidates = [gpu for gpu in candidates if fits(gpu, job.gpus, job.memory_mb)]
+            chosen = self.choose(candidates, job.gpus, job.memory_mb) if len(candidates) >= job.gpus else None
+            if chosen is None:
+                continue
+            for gpu in chosen:
+                del keep.gpus[gpu.uuid]
+                self._change(GpuView(gpu, _GIVEN, True, machine=self.pool.view(gpu.uuid).machine, over_at=over_at))
+            # These come back in time, and with them the part of the limit that was kept.
+            keep.part -= job.gpus
+            self._start(Start(job.id, chosen))
+            return True
+        return False
 
     def _choose(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Gpu, ...] | None:
         for machine in self.pool.with_free(job.gpus):
@@ -209,6 +241,11 @@ class _Round:
         return None
 
     # --- keeping ----------------------------------------------------------------------------------------------
+
+    def lends_for_s(self) -> float | None:
+        """For how many seconds kept GPUs can still be lent, None when none can be."""
+        until = [keep.until for keep in self.keeps if keep.gpus and keep.until is not None]
+        return max((at - self.limits.now for at in until if at > self.limits.now), default=None)
 
     def _keep_for(self, job: WaitingJob, barred: frozenset[str]) -> None:
         """Sees to it that a job that waits for our own GPUs gets them before those that come after it."""
@@ -230,40 +267,67 @@ class _Round:
                 return
 
     def _keep_gpus(self, job: WaitingJob, barred: frozenset[str]) -> None:
-        machine = self._machine_for(job, barred)
+        if job.gpus > 1 and len(self.keeps) >= self.limits.keep_for:
+            return  # Its turn comes.
+        machine, until = self._machine_for(job, barred)
         if machine is None:
             return  # It waits for other people's GPUs.
         if job.gpus > 1:
-            self.budget -= job.gpus
-            self.kept = True
-            for view in [view for view in machine.usable(job, barred) if view.is_free and comes(view, job)]:
-                self._change(_kept(view))
+            self._keep_free(job, barred, machine, until)
         self.promised += job.gpus
         if self.pool.open_count:
             self._close_shared(job, barred, machine)
         self.claims[machine.place] = self.claims.get(machine.place, 0) + job.gpus
+        self._forget_rank(machine)
 
-    def _machine_for(self, job: WaitingJob, barred: frozenset[str]) -> Machine | None:
-        """The machine on which GPUs are kept for the job: where it could have the most now; then where it lacks the
-        fewest, were the shared ones closed to others; then where those are the emptiest.
+    def _keep_free(self, job: WaitingJob, barred: frozenset[str], machine: Machine, until: float | None) -> None:
+        """Keeps what is free on the machine, and as much of the limit. The rest of its part is in use there, and comes
+        back with the GPUs."""
+        usable = list(machine.usable(job, barred))
+        free = [view for view in usable if view.is_free and comes(view, job)]
+        part = min(job.gpus, len(free) + sum(view.returning for view in usable))
+        self.budget -= part
+        self.keeps.append(_Keep(until, part, {view.gpu.uuid: view.gpu for view in free}))
+        for view in free:
+            self._change(_kept(view))
 
-        On that machine all three only get better while GPUs are kept there, and only a better one takes its place: so
-        the keeping can't go to and fro without end.
+    def _machine_for(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Machine | None, float | None]:
+        """The machine on which GPUs are kept for the job, and when it surely has enough of them, if that is known.
+
+        First the one that surely has enough at the earliest. Where no time limits say so: where the job could have the
+        most now; then where it lacks the fewest, were the shared ones closed to others; then where those are the
+        emptiest. On that machine all this only gets better while GPUs are kept there, and only a better one takes its
+        place: so the keeping can't go to and fro without end.
         """
+        if job.gpus > 1 and self.pool.timed:
+            machine, until = self.pool.surest(job, barred, self.claims)
+            if machine is not None:
+                return machine, until
         best, rank = None, (-1, 0, 0)
         for machine in self.pool.enough(job, barred):
             if machine.free < rank[0] or (machine.free == rank[0] and not self.pool.open_count):
                 break  # No machine from here on can be better.
-            usable = list(machine.usable(job, barred))
-            free = sum(view.is_free and comes(view, job) for view in usable)
-            lacks = self._lacks(job, machine, usable)
-            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True)
-            found = (free, -lacks, sum(rooms[:lacks]))
+            found = self._rank(job, barred, machine)
             if found > rank:
                 best, rank = machine, found
             if rank == (machine.free, 0, 0):
                 break
-        return best
+        return best, None
+
+    def _rank(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> _Rank:
+        """How good a machine is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
+        known = self._ranks.setdefault((job.gpus, job.memory_mb, barred), {})
+        if machine.place not in known:
+            usable = list(machine.usable(job, barred))
+            free = sum(view.is_free and comes(view, job) for view in usable)
+            lacks = self._lacks(job, machine, usable) if self.pool.open_count else 0
+            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True) if lacks else []
+            known[machine.place] = (free, -lacks, sum(rooms[:lacks]))
+        return known[machine.place]
+
+    def _forget_rank(self, machine: Machine) -> None:
+        for known in self._ranks.values():
+            known.pop(machine.place, None)
 
     def _lacks(self, job: WaitingJob, machine: Machine, usable: Sequence[GpuView]) -> int:
         """How many shared GPUs of the machine must be closed for the job, beside those that come anyway."""
@@ -289,6 +353,8 @@ class _Round:
             self.given.add(uuid)
             self.originals.append(self.pool.view(uuid))
         self.pool.update(view)
+        if self._ranks:
+            self._forget_rank(self.pool.machine_of(uuid))
 
     # --- saying why -------------------------------------------------------------------------------------------
 
@@ -297,7 +363,7 @@ class _Round:
         if self.budget < job.gpus:
             if most < self.limits.max_gpus and job.gpus > most:
                 return self.limits.gpus_now_why or f"only {most} GPUs may be used for now"
-            kept = " or kept for a larger job" if self.kept else ""
+            kept = " or kept for a larger job" if self.keeps else ""
             return f"{most - max(0, self.budget)} of at most {most} GPUs are in use{kept}"
         counted = sum(len(machine.views) for machine in self.pool.machines)
         if counted > _NAMED:
@@ -320,6 +386,16 @@ class _Round:
         if ours:
             reasons.append(f"our own jobs run on GPU {', '.join(ours)}")
         return "; ".join(reasons) or f"{self.pool.free} of {job.gpus} GPUs are free"
+
+
+@dataclass(slots=True, eq=False)
+class _Keep:
+    """What is kept for a job: ``gpus`` that are free, by UUID, and ``part`` of the limit; it surely has enough at
+    ``until``, None when nobody knows."""
+
+    until: float | None
+    part: int
+    gpus: dict[str, Gpu]
 
 
 _GIVEN = "goes to a job before this one"

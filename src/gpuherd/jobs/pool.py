@@ -7,8 +7,9 @@ moves one GPU in all of these at once. It knows nothing of jobs' order, limits o
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuherd.jobs.decision import GpuView, Limits, WaitingJob, fits, why_never
@@ -22,10 +23,43 @@ class Machine:
     place: int
     views: dict[str, GpuView] = field(default_factory=dict)
     free: int = 0
+    # By GPUs and memory asked for; emptied when a GPU of the machine changes.
+    _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
 
     def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
         """How many GPUs the job could use are free, or will be when our own jobs have ended."""
         return sum(comes(view, job) for view in self.usable(job, barred))
+
+    def put(self, view: GpuView) -> None:
+        """Takes in what is now known of one of its GPUs."""
+        self.views[view.gpu.uuid] = view
+        if self._sure:
+            self._sure.clear()
+
+    def take_out(self, uuid: str) -> GpuView:
+        """Forgets one of its GPUs, and returns what was known of it."""
+        self._sure.clear()
+        return self.views.pop(uuid)
+
+    def sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
+        """When the job surely has enough GPUs here, if none is given to others: by the time limits of our jobs. Minus
+        infinity when there are enough now, or in a moment; infinity when nobody knows."""
+        if barred:
+            return self._sure_at(job, barred)
+        kind = (job.gpus, job.memory_mb)
+        if kind not in self._sure:
+            self._sure[kind] = self._sure_at(job, barred)
+        return self._sure[kind]
+
+    def _sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
+        times = []
+        for view in self.usable(job, barred):
+            if not view.ours and comes(view, job):
+                times.append(-math.inf)
+            elif view.over_at is not None and not view.is_open:
+                times.append(view.over_at)
+        times.sort()
+        return times[job.gpus - 1] if len(times) >= job.gpus else math.inf
 
     def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
         """Its GPUs that are large enough for the job, without ``barred``."""
@@ -46,7 +80,10 @@ def comes(view: GpuView, job: WaitingJob) -> bool:
 
 
 class Pool:
-    """All GPUs with the latest verdicts. ``in_use``: how many of them our jobs are on.
+    """All GPUs with the latest verdicts.
+
+    ``in_use``: how many of them our jobs are on; ``free``: how many a job could have now; ``timed``: on how many it is
+    known when our job is surely over.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
@@ -62,6 +99,7 @@ class Pool:
         self.machines: list[Machine] = []
         self.in_use = 0
         self.free = 0
+        self.timed = 0
         self._by_name: dict[str, Machine] = {}
         self._home: dict[str, Machine] = {}
         # Places of the machines that have so many GPUs free, each list in order.
@@ -77,24 +115,34 @@ class Pool:
 
     def update(self, view: GpuView) -> None:
         """Takes in a GPU, or what is now known of one that is there (which stays in its machine)."""
+        # The hottest code of a simulation: properties of the views are written out where that saves a call.
         uuid = view.gpu.uuid
+        free, is_open = view.busy is None and not view.ours, view.ours and view.shareable_mb is not None
         machine = self._home.get(uuid)
         if machine is None:
             machine = self._home[uuid] = self._machine(view.machine)
-            old = None
-        else:
-            old = machine.views[uuid]
-        machine.views[uuid] = view
-        if old is None or (old.gpu is not view.gpu and _traits(old) != _traits(view)):
+            machine.put(view)
             self._never.clear()
             self._enough.clear()
-        elif _coming(old) != _coming(view):
-            self._enough.clear()
-        self.in_use += view.ours - (old is not None and old.ours)
-        self._count_free(machine, view.is_free - (old is not None and old.is_free))
-        if old is not None and old.is_open:
-            del self._open[bisect_left(self._open, _room(old, machine))]
-        if view.is_open:
+            self.in_use += view.ours
+            self.timed += view.over_at is not None
+            self._count_free(machine, int(free))
+        else:
+            old = machine.views[uuid]
+            machine.put(view)
+            if old.gpu is not view.gpu and _traits(old) != _traits(view):
+                self._never.clear()
+                self._enough.clear()
+            elif _comes_otherwise(old, view):
+                self._enough.clear()
+            self.in_use += view.ours - old.ours
+            self.timed += (view.over_at is not None) - (old.over_at is not None)
+            was_free = old.busy is None and not old.ours
+            if free is not was_free:
+                self._count_free(machine, free - was_free)
+            if old.ours and old.shareable_mb is not None:
+                del self._open[bisect_left(self._open, _room(old, machine))]
+        if is_open:
             insort(self._open, _room(view, machine))
 
     def remove(self, uuid: str) -> None:
@@ -102,8 +150,9 @@ class Pool:
         machine = self._home.pop(uuid, None)
         if machine is None:
             return
-        old = machine.views.pop(uuid)
+        old = machine.take_out(uuid)
         self.in_use -= old.ours
+        self.timed -= old.over_at is not None
         self._count_free(machine, -int(old.is_free))
         if old.is_open:
             del self._open[bisect_left(self._open, _room(old, machine))]
@@ -113,6 +162,10 @@ class Pool:
     def view(self, uuid: str) -> GpuView:
         """The GPU as it was last described. Raises KeyError for one that is not there."""
         return self._home[uuid].views[uuid]
+
+    def machine_of(self, uuid: str) -> Machine:
+        """The machine in which the GPU is. Raises KeyError for one that is not there."""
+        return self._home[uuid]
 
     def views(self) -> Iterator[GpuView]:
         """All of them, machine by machine."""
@@ -150,6 +203,17 @@ class Pool:
         if not barred:
             return bool(self._with_enough(job))
         return any(machine.count_coming(job, barred) >= job.gpus for machine in self.machines)
+
+    def surest(
+        self, job: WaitingJob, barred: frozenset[str], without: Container[int]
+    ) -> tuple[Machine | None, float | None]:
+        """The machine on which the job surely has enough GPUs at the earliest, and when; (None, None) when nobody
+        knows of any. Of equals the one with the most free ones. ``without``: places of machines to leave out."""
+        best, at = None, math.inf
+        for machine in self.enough(job, barred):
+            if machine.place not in without and machine.sure_at(job, barred) < at:
+                best, at = machine, machine.sure_at(job, barred)
+        return (None, None) if best is None else (best, at)
 
     def open_from(self, least_mb: int) -> Iterator[GpuView]:
         """GPUs on which so much may still be promised to one more sharing job, the fullest first."""
@@ -200,10 +264,18 @@ def _traits(view: GpuView) -> tuple[int, bool, bool]:
     return (view.gpu.total_mb, bool(view.gpu.mig_instances), view.gpu.mig_parent is None)
 
 
-def _coming(view: GpuView) -> tuple[bool, int | None]:
-    """What ``comes`` depends on beside the job; a GPU that nobody else uses is the same free or ours."""
-    free_mb = view.gpu.free_mb if view.is_free else view.largest_mb
-    return (view.will_come, free_mb if free_mb < view.gpu.total_mb else None)
+def _comes_otherwise(old: GpuView, new: GpuView) -> bool:
+    """Whether ``comes`` may now say something else; a wholly empty GPU is the same free or ours."""
+    if old.will_come is not new.will_come:
+        return True
+    if old.gpu is new.gpu and old.gpu.free_mb >= old.gpu.total_mb and old.room_mb is new.room_mb is None:
+        return False
+    return _tight_mb(old) != _tight_mb(new)
+
+
+def _tight_mb(view: GpuView) -> int | None:
+    most_mb = view.gpu.free_mb if view.is_free else view.largest_mb
+    return most_mb if most_mb < view.gpu.total_mb else None
 
 
 def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:

@@ -90,6 +90,17 @@ class Supervisor:
         return {uuid for attempt in self.running.values() for uuid in attempt.record.gpus}
 
     @property
+    def over_at(self) -> dict[str, float]:
+        """By GPU's UUID, when the job that has it for itself is surely over (by ``clock.mono``), for those of which a
+        time limit says so: then it is told to end, and killed after the grace."""
+        found: dict[str, float] = {}
+        for attempt in self.running.values():
+            over_at = attempt.timer.over_at() if attempt.record.shared_mb is None else None
+            if over_at is not None:
+                found |= dict.fromkeys(attempt.record.gpus, over_at + self.grace_s)
+        return found
+
+    @property
     def on_cpu(self) -> int:
         """How many attempts run without a GPU."""
         return sum(not attempt.record.gpus for attempt in self.running.values())

@@ -136,6 +136,12 @@ class Timer:
             ends.append(self._look_at)
         return min(ends, default=None)
 
+    def over_at(self) -> float | None:
+        """When the limit for the whole ends it at the latest; None without one, and while it is stopped."""
+        if self.limits.whole_s is None or self.idle_since is not None:
+            return None
+        return self.started + self.limits.whole_s + self.idle_s
+
     def _all(self) -> tuple[tuple[LimitKind, float, float | None], ...]:
         # Beginnings by a clock that stands still while the job does: ``mono`` less ``idle_s``.
         return (

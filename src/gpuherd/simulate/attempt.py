@@ -21,10 +21,22 @@ class Attempt:
         failure: how it will end, None for a success.
         ends_at: when it will end; None while it is paused.
         shared: others that share may be on its GPU.
+        over_at: when its time limit ends it at the latest; None without one, and while it is paused.
         over: it has ended.
     """
 
-    __slots__ = ("_left_s", "ends_at", "failure", "over", "shared", "slots", "standing", "started")
+    __slots__ = (
+        "_left_s",
+        "_limit_s",
+        "ends_at",
+        "failure",
+        "over",
+        "over_at",
+        "shared",
+        "slots",
+        "standing",
+        "started",
+    )
 
     def __init__(
         self,
@@ -35,6 +47,7 @@ class Attempt:
         failure: FailureClass | None,
         *,
         shared: bool,
+        limit_s: float | None = None,
     ):
         self.standing = standing
         self.shared = shared
@@ -43,16 +56,20 @@ class Attempt:
         self.failure = failure
         self.ends_at: float | None = now + seconds
         self.over = False
+        self.over_at = None if limit_s is None else now + limit_s
         self._left_s = seconds
+        self._limit_s = limit_s
 
     def pause(self, now: float) -> None:
         """It stands still from now on."""
         if self.ends_at is not None:
             self._left_s = self.ends_at - now
-            self.ends_at = None
+            self._limit_s = None if self.over_at is None else self.over_at - now
+            self.ends_at = self.over_at = None
 
     def resume(self, now: float) -> float:
         """It goes on. Returns when it will end."""
         if self.ends_at is None:
             self.ends_at = now + self._left_s
+            self.over_at = None if self._limit_s is None else now + self._limit_s
         return self.ends_at

@@ -21,12 +21,13 @@ class Backlog:
         done, failed, cancelled, unfinished: how many.
     """
 
-    def __init__(self, works: Sequence[Work], limits: Limits, *, share: bool):
+    def __init__(self, works: Sequence[Work], limits: Limits, *, share: bool, timeout: float | None = None):
         self.on_gpus = Line(limits)
         self.on_cpu = Line(limits)
         self.done = self.failed = self.cancelled = 0
         self.unfinished = len(works)
         self._works = works
+        self._timeout = timeout
         self._arrived = [False] * len(works)
         self._standings = [Standing.of(number, work.job, share=share) for number, work in enumerate(works)]
         self._ended = [False] * len(works)
@@ -112,7 +113,7 @@ class Backlog:
                 continue
             if standing.ready_at < now:
                 self._standings[number] = standing = standing.ready(now)
-            (on_gpus if standing.gpus else on_cpu).append(standing.waiting())
+            (on_gpus if standing.gpus else on_cpu).append(standing.waiting(self._timeout))
         for line, jobs in ((self.on_gpus, on_gpus), (self.on_cpu, on_cpu)):
             if len(jobs) > 1:
                 line.add_all(jobs)

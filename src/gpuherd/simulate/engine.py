@@ -21,7 +21,7 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import quarantine, quiet_hours
 from gpuherd.jobs.allowance import allowance
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.policy import Limits, Start, Wait, decide_with
+from gpuherd.jobs.policy import Limits, Start, Wait, WaitingJob, decide_with
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
@@ -36,10 +36,11 @@ from gpuherd.simulate.rules import Rules
 from gpuherd.simulate.strangers import Session, Strangers
 from gpuherd.simulate.workload import Work
 
-# How many jobs more than there are places one decision looks at: as in jobs.dispatcher.
+# How many jobs more than there are places one decision looks at, and how many more when kept GPUs could be lent: as in
+# jobs.deciding.
 _BEYOND = 8
-# Without a limit it must not be the number of GPUs: a job that waits on one machine has its part of the limit kept, and
-# the other machines would stand idle for that.
+_SEARCHED = 64
+# What a limit is where there is none.
 _NO_LIMIT = 1_000_000
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
 _HOPELESS_S = 366 * 86400.0
@@ -82,7 +83,8 @@ class Simulation:
             max_concurrent=rules.max_concurrent,
             longest_first=rules.order == "longest",
         )
-        self._backlog = Backlog(works, self._limits, share=rules.share)
+        self._timed = rules.timeout is not None or any(work.job.timeout_s is not None for work in works)
+        self._backlog = Backlog(works, self._limits, share=rules.share, timeout=rules.timeout)
         self._settings = rules.settings()
         self._begin = begin
         self._healths: quarantine.Healths = {}
@@ -102,8 +104,7 @@ class Simulation:
         self._visiting: dict[int, float] = {}
         self._never: dict[int, str] = {}
         self._decisions = 0
-        # Free GPUs that the last decisions gave to nobody.
-        self._left_free = 0
+        self._lends = False
         self._plans: list[Iterator[Session]] = []
         if background is not None:
             for slot in self._floor.slots:
@@ -175,6 +176,7 @@ class Simulation:
         for attempt in tuple(slot.attempts):
             if self._rules.yield_to_others == "pause":
                 attempt.pause(self._now)
+                self._floor.show(attempt.slots)
             else:
                 self._finish(attempt, Ending.GAVE_WAY)
                 self._backlog.back(attempt.standing.ready(self._now))
@@ -185,6 +187,7 @@ class Simulation:
         if attempt.ends_at is not None or any(slot.number in self._visiting for slot in slots):
             return
         self._at(attempt.resume(self._now), self._ends, attempt, attempt.ends_at)
+        self._floor.show(slots)
 
     # --- what starts now ---------------------------------------------------------------------------------------
 
@@ -196,10 +199,8 @@ class Simulation:
             return
         if len(backlog.on_gpus):
             self._keep_looking()
-        first = True
         while self._has_room():
-            on_gpus = backlog.on_gpus.head(self._how_many(first))
-            first = False
+            on_gpus = self._head()
             on_cpu = backlog.on_cpu.head(self._limits.cpu_slots - self._on_cpu)
             decision = decide_with(
                 self._floor.pool,
@@ -213,9 +214,10 @@ class Simulation:
             self._refuse(decision.refused)
             for start in decision.starts:
                 self._start(start)
-            if not (decision.starts or decision.refused) or self._is_given_out():
+            searched, self._lends = self._lends, decision.lends_for_s is not None
+            searches = self._lends and not searched
+            if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
                 break
-        self._left_free = self._floor.pool.free
         if not len(backlog.on_gpus):
             self._stop_looking()
 
@@ -226,26 +228,26 @@ class Simulation:
             return True
         return len(backlog.on_cpu) > 0 and self._limits.cpu_slots > self._on_cpu
 
-    def _how_many(self, first: bool) -> int:
-        """How many jobs a decision looks at: as many as there are free GPUs, and some beyond, as a dispatcher does.
+    def _head(self) -> list[WaitingJob]:
+        """The waiting jobs on GPUs that a decision looks at.
 
-        When nothing is kept for a large job and no GPU is shared, whoever comes first can start, and it is enough to
-        look at as many as there are free GPUs. In a cluster, GPUs that the last decision left free, because they are
-        kept for large jobs, don't count: else ever more large jobs would be looked at, which all want GPUs kept.
+        On one machine as many as there are free GPUs, and some beyond, as a dispatcher does. In a cluster the first of
+        each kind, as many as could start: behind those that wait for a machine there is always somebody who fits.
         """
-        pool = self._floor.pool
-        if first and not self._left_free and not pool.open_count:
-            return pool.free
-        return _BEYOND + (pool.free if len(self._machines) == 1 else max(0, pool.free - self._left_free))
+        pool, line = self._floor.pool, self._backlog.on_gpus
+        beyond = _SEARCHED if self._lends else 0
+        if len(self._machines) == 1:
+            return line.head(_BEYOND + pool.free + beyond)
+        return line.head_of_kinds(pool.free, beyond + (_BEYOND if pool.open_count else self._limits.keep_for))
 
-    def _is_given_out(self) -> bool:
-        """Whether, in a cluster, no more is free than was left free before: then all that is new has found its job."""
-        pool = self._floor.pool
-        return len(self._machines) > 1 and not pool.open_count and 0 < pool.free <= self._left_free
+    def _has_seen_all(self) -> bool:
+        """Whether nobody who was not looked at could start: where nothing is shared, of each kind were enough."""
+        cpu_free = self._limits.cpu_slots - self._on_cpu
+        return len(self._machines) > 1 and not self._floor.pool.open_count and not (cpu_free and self._backlog.on_cpu)
 
     def _limits_now(self) -> Limits:
         """The limits of this moment. With quiet hours, an event comes when they next change."""
-        if self._limits.max_concurrent is None and not self._settings.hours.quiet:
+        if self._limits.max_concurrent is None and not self._settings.hours.quiet and not self._timed:
             return self._limits
         allowed = allowance(self._settings, "", self._begin + timedelta(seconds=self._now))
         return Limits(
@@ -256,6 +258,7 @@ class Simulation:
             gpus_now=allowed.max_gpus,
             gpus_now_why=allowed.sentence,
             longest_first=self._limits.longest_first,
+            now=self._now,
         )
 
     def _hours_change(self) -> None:
@@ -275,7 +278,7 @@ class Simulation:
         if limit_s is not None and seconds > limit_s:
             seconds, failure = limit_s, FailureClass.TIMEOUT
         slots = tuple(self._floor.slot(gpu.uuid) for gpu in start.gpus)
-        attempt = Attempt(standing, slots, self._now, seconds, failure, shared=start.shared)
+        attempt = Attempt(standing, slots, self._now, seconds, failure, shared=start.shared, limit_s=limit_s)
         for slot in slots:
             self._floor.take(slot, attempt)
         self._running += 1

@@ -103,6 +103,11 @@ class Floor:
             self._settling.remove(number)
             self._show(self.slots[number])
 
+    def show(self, slots: Sequence[Slot]) -> None:
+        """Tells the pool what has changed for the attempts on these GPUs."""
+        for slot in slots:
+            self._show(slot)
+
     def leave_out(self, slot: Slot, left_out: bool) -> None:
         """Nothing of ours is started on it from now on, or may be again."""
         slot.left_out = left_out
@@ -136,8 +141,15 @@ class Floor:
                 shareable_mb=_shareable_mb(slot) if slot.attempts else None,
                 returning=settling and slot.left and not slot.left_out,
                 machine=slot.machine,
+                over_at=_over_at(slot),
             )
         )
+
+
+def _over_at(slot: Slot) -> float | None:
+    """When the attempt that has the GPU for itself is over at the latest, by its time limit."""
+    alone = [attempt for attempt in slot.attempts if not attempt.shared]
+    return alone[0].over_at if alone else None
 
 
 def _shareable_mb(slot: Slot) -> int | None:

@@ -5,6 +5,7 @@ The command line reads this module at every start, so that what takes time to im
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -82,6 +83,16 @@ def _failures(word: str) -> Mapping[FailureClass, float]:
     from gpuherd.simulate.workload import failure_shares
 
     return failure_shares(word)
+
+
+def _multiple(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 1 < value < math.inf:
+        raise ValueError(f"{word!r}: a job's time limit is a multiple of its length, more than 1; write 1.5")
+    return value
 
 
 def _sigma(word: str) -> float:
@@ -169,6 +180,13 @@ class SimulateOptions:
         metavar="SIGMA",
         group="workload",
     )
+    limits: float | None = option(
+        None,
+        help="time limit of each drawn job, as a multiple of its length (default: none, or --timeout for all)",
+        parse=_multiple,
+        metavar="FACTOR",
+        group="workload",
+    )
     seed: int = option(0, help="of all that is drawn by chance", parse=count, metavar="N", group="workload")
 
     def recipe(self) -> Recipe | None:
@@ -187,11 +205,13 @@ class SimulateOptions:
             failures=self.failures or {},
             retries=plain.retries if self.retries is None else self.retries,
             guess=self.guess or 0.0,
+            limits=self.limits,
         )
 
     def refuse_for_given_jobs(self) -> None:
         """Raises UsageError for options that only drawn jobs have a use for, and for those that need --seconds."""
         drawn_only = {"num_gpus": "--num-gpus", "mem": "--mem", "retries": "--retries", "guess": "--guess"}
+        drawn_only |= {"limits": "--limits"}
         for name, flag in drawn_only.items():
             if getattr(self, name) is not None:
                 raise UsageError(f"{flag} is for drawn jobs (--jobs); those of SOURCE say it themselves")

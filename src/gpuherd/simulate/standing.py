@@ -63,10 +63,11 @@ class Standing:
             try_.avoid,
         )
 
-    def waiting(self) -> WaitingJob:
-        """What the policy is told of it."""
+    def waiting(self, timeout: float | None) -> WaitingJob:
+        """What the policy is told of it. ``timeout``: the time limit of jobs that have none of their own."""
+        limit_s = self.job.timeout_s or timeout
         return WaitingJob(
-            self.number, self.gpus, self.memory_mb, self.job.priority, self.avoid, self.share, self.job.cost
+            self.number, self.gpus, self.memory_mb, self.job.priority, self.avoid, self.share, self.job.cost, limit_s
         )
 
     def _with(self, *, ready_at: float | None = None, attempts: int | None = None) -> Standing:

@@ -117,6 +117,7 @@ class Recipe:
         every: time from one job's coming to the next; None when all are there from the start.
         failures: share of attempts that fail in each way, somewhere in the middle.
         retries: further tries of a job.
+        limits: time limit of a job as a multiple of its length; None for no limit.
         guess: error of what a job says of its length (its ``cost``): sigma of the logarithm; 0 when it knows.
     """
 
@@ -128,6 +129,7 @@ class Recipe:
     failures: Mapping[FailureClass, float] = field(default_factory=dict)
     retries: int = 1
     guess: float = 0.0
+    limits: float | None = None
 
 
 def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
@@ -148,6 +150,7 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
             memory_mb=memory_mb,
             share=recipe.share and gpus == 1 and memory_mb is not None,
             retries=recipe.retries,
+            timeout_s=None if recipe.limits is None else length * recipe.limits,
             cost=length * math.exp(chance.gauss(0, recipe.guess)) if recipe.guess else length,
         )
         works.append(Work(job, _trials(length, recipe.retries, recipe.failures, chance), arrives_s))
