@@ -214,8 +214,7 @@ class _Run:
     def _note_code(self, code: int) -> None:
         last = self.told.read_text(errors="replace").splitlines()[-1:]
         # On a full disk it may be that nothing can be done but to say so.
-        # ("disk I/O error" is SQLite's word for it where the file that it shares between processes can't grow.)
-        said_so = self.faults["fill_disk"] and last and any(word in last[0] for word in ("full", "disk I/O error"))
+        said_so = self.faults["fill_disk"] and last and ("disk is full" in last[0] or "No space left" in last[0])
         if code not in (ExitCode.OK, -signal.SIGKILL) and not said_so:
             self.wrong.append(f"a dispatcher ended with exit code {code}: {last}")
 

@@ -456,3 +456,39 @@ def test_unexplained_waits_are_short_and_all_else_is_the_same() -> None:
 def test_in_a_large_cluster_the_reason_counts_and_does_not_name() -> None:
     (wait,) = decide([WaitingJob(1, 4)], cluster([3] * 30), LARGE, pick).waits
     assert wait.reason == "90 of 120 GPUs are free, our own jobs run on 30"
+
+
+def test_nothing_is_kept_for_a_job_that_needs_more_than_an_empty_gpu_gives() -> None:
+    """The driver's own part is missing on each; while our jobs run there the driver can't show it."""
+    greedy = WaitingJob(1, 2, 40_000, priority=1)
+    ours = [GpuView(gpu(i), busy="we", ours=True, room_mb=39_500) for i in range(2)]
+    free = [GpuView(gpu(2, used_mb=500), room_mb=39_500), GpuView(gpu(3, used_mb=500), room_mb=39_500)]
+    decision = decide([greedy, WaitingJob(2, 1), WaitingJob(3, 1)], [*ours, *free], LARGE, pick)
+    assert started(decision) == [2, 3]
+    assert "39500 of 40000 MB are free at best" in decision.waits[0].reason
+    modest = replace(greedy, memory_mb=39_500)
+    assert started(decide([modest, WaitingJob(2, 1)], [*ours, free[0]], LARGE, pick)) == []
+
+
+def test_no_shared_gpu_is_closed_for_a_job_that_an_empty_one_could_not_hold() -> None:
+    view = replace(shared(0, 20_000), room_mb=79_500)
+    assert started(decide([sharer(1, 80_000), sharer(2, 10_000)], [view], LARGE, pick)) == [2]
+    assert started(decide([sharer(1, 79_500), sharer(2, 10_000)], [view], LARGE, pick)) == []
+
+
+def test_a_pool_that_lasts_learns_how_much_an_empty_gpu_gives() -> None:
+    pool = Pool([GpuView(gpu(0), busy="we", ours=True), GpuView(gpu(1), busy="we", ours=True)])
+    job = WaitingJob(1, 2, 40_000)
+    assert pool.has_enough(job, frozenset())
+    pool.update(GpuView(gpu(0), busy="we", ours=True, room_mb=39_500))
+    assert not pool.has_enough(job, frozenset())
+
+
+def test_who_asks_for_more_than_they_may_ever_hold_is_refused_and_in_quiet_hours_waits() -> None:
+    job = WaitingJob(1, 3)
+    ever = decide([job], views(4), replace(LARGE, most_ever=2), pick)
+    assert [wait.reason for wait in ever.refused] == [
+        "asks for 3 GPUs; you may hold 2, by your settings or this machine's policy"
+    ]
+    quiet = decide([job], views(4), replace(LARGE, most_ever=3, gpus_now=0, gpus_now_why="hush"), pick)
+    assert (quiet.refused, [wait.reason for wait in quiet.waits]) == ((), ["hush"])

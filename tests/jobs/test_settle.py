@@ -53,6 +53,9 @@ def test_a_cancelled_job_ends_for_good_unless_it_had_succeeded() -> None:
         "cancelled by alice",
     )
     assert settle(queued(), Facts(exit=Exit(True, 0), cancelled_by="alice"), 1.0).job is JobState.DONE
+    # Cancelled, and the run is stopped before it has ended: it does not come back with the next run.
+    both = Facts(exit=Exit(True, signal=15), cancelled_by="alice", blameless=Blameless.STOPPED)
+    assert settle(queued(), both, 1.0).job is JobState.CANCELLED
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from typing import Any
 from gpuherd import __version__
 from gpuherd.batch.assemble import Content
 from gpuherd.batch.job_file import STDIN, read_jobs
+from gpuherd.batch.own_queue import folder
+from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions, count
 from gpuherd.jobs.rundir import RunDirectory
@@ -60,9 +62,16 @@ class PlannedJob:
 
 
 def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirectory:
-    """The run folder: the one asked for, else one beside us with the file's name in it."""
+    """The run folder: the one asked for, else one beside us with the file's name in it.
+
+    Raises UsageError for the folder of the user's own queue.
+    """
     if options.output_dir is not None:
-        return RunDirectory(options.output_dir)
+        run = RunDirectory(options.output_dir)
+        if run.root.resolve() == folder().resolve():
+            # A batch makes its folder hold its own jobs and no others: all that was submitted would be cancelled.
+            raise UsageError(f"{run.root} is your own queue, to which gpuherd submit adds; choose another --output-dir")
+        return run
     name = "batch" if os.fspath(path) == STDIN else Path(path).stem
     return RunDirectory(f"{name}_results")
 

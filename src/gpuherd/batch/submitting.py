@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from gpuherd.batch.job_options import JobOptions
 from gpuherd.batch.own_queue import open_folder
 from gpuherd.errors import UsageError
 from gpuherd.jobs.doorbell import ring
+from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.rundir import RunDirectory
 
 _UNFINISHED = frozenset({JobState.WAITING, JobState.RUNNING})
@@ -68,16 +71,24 @@ def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitt
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
     directory = open_folder() if run is None else run
+    try:
+        found, job = _add(job, directory, named=named)
+    except sqlite3.OperationalError as problem:
+        raise cannot_write(directory.queue, problem, "submit it again; nothing was added") from problem
+    ring(directory.control_fifo)
+    state = JobState.WAITING if found is None else found[1]
+    return Submitted(job, state, DispatcherLock.holder(directory.lock))
+
+
+def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
+    """The job as it stands in the queue afterwards, and with its name."""
     with closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
         if named:
             _refuse_other(queue, job)
         else:
             job = replace(job, name=_next_name(queue))
         queue.add([job])
-        found = queue.job(job.name)
-    ring(directory.control_fifo)
-    state = JobState.WAITING if found is None else found[1]
-    return Submitted(job, state, DispatcherLock.holder(directory.lock))
+        return queue.job(job.name), job
 
 
 def _refuse_other(queue: Queue, job: Job) -> None:

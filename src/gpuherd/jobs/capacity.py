@@ -12,11 +12,15 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import Limits, WaitingJob, why_never
 
 
-def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int) -> Limits:
-    """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give."""
+def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int, ever: int | None = None) -> Limits:
+    """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give.
+
+    ``ever``: the most GPUs that the settings ever let the user hold (``allowance.most_ever``), None for no limit.
+    """
     return Limits(
         options.max_gpus,
-        options.cpu_jobs or max(1, cores // 2),
+        most_ever=ever,
+        cpu_slots=options.cpu_jobs or max(1, cores // 2),
         cpu_only=gpus is not None and not gpus,
         max_concurrent=options.max_concurrent,
         longest_first=options.order == "longest",

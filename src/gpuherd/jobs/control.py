@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import sqlite3
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,6 +20,7 @@ from gpuherd.errors import QueueBusy, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
 from gpuherd.jobs.options import DispatchOptions
@@ -81,7 +83,7 @@ def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer
     Raises:
         UsageError: no queue in this folder, no such job (with the nearest name), option or priority. Nothing was asked
             then.
-        QueueUnreadable: its queue is damaged or of another version.
+        QueueUnreadable: its queue is damaged or of another version. CannotWrite: the disk is full.
     """
     check(control)
     if not run.queue.exists():
@@ -89,7 +91,10 @@ def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer
     with closing(Queue(run.queue, check=False)) as queue:
         _refuse_unknown(queue, control)
         by = _user()
-        number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
+        try:
+            number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
+        except sqlite3.OperationalError as problem:
+            raise cannot_write(run.queue, problem, "ask again; nothing was asked") from problem
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:
             ring(run.control_fifo)

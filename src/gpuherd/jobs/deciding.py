@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gpuherd.gpus.lease_place import user_name
 from gpuherd.jobs import clock, sharing
+from gpuherd.jobs.allowance import most_ever
 from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.gpudesk import GpuDesk
@@ -21,6 +23,7 @@ from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.supervisor import Attempt, Supervisor
 from gpuherd.jobs.timelimits import Limits as TimeLimits
@@ -62,6 +65,7 @@ class Deciding:
         *,
         serve: bool,
         closed: Callable[[], str | None],
+        settings: Settings = NO_SETTINGS,
     ):
         self._queue = queue
         self._supervisor = supervisor
@@ -70,7 +74,9 @@ class Deciding:
         self._tell = tell
         self._serve = serve
         self._closed = closed
-        self.options = options
+        self.options = self._at_start = options
+        self._user = user_name(os.geteuid())
+        self._most_ever = most_ever(settings, self._user)
         self.due_at: float | None = 0.0
         self.waiting_for: str | None = None
         self.waits: Sequence[Wait] = ()
@@ -94,6 +100,11 @@ class Deciding:
             slots = self.limits().cpu_slots
             self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on."""
+        self.options = options
+        self._most_ever = most_ever(settings, self._user)
+
     def soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
         self.due_at = when if self.due_at is None else min(when, self.due_at)
@@ -114,7 +125,7 @@ class Deciding:
         gpus = self._desk.gpus if self._desk.is_open else None
         most, why = self._gpus_now()
         return replace(
-            limits(self.options, gpus, self._cores),
+            limits(self.options, gpus, self._cores, self._most_ever),
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -152,7 +163,10 @@ class Deciding:
             return True
         waiting = self._waiting(tuple(head.values()))
         decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
-        for wait in decision.refused:
+        # What was set in mid-run may be set back, and nothing is refused for good by a limit of the moment.
+        refused = () if self._is_narrowed else decision.refused
+        waits = (*decision.refused, *decision.waits) if self._is_narrowed else decision.waits
+        for wait in refused:
             starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
         running: tuple[Attempt, ...] = ()
         if decision.starts:
@@ -161,10 +175,10 @@ class Deciding:
             for attempt in running:
                 started(attempt)
             self._desk.started(now)
-        self._note_waits(decision.waits, head, bounds, now)
+        self._note_waits(waits, head, bounds, now)
         if starter.again_at is not None:
             return False
-        if len(running) < len(decision.starts) or decision.refused:
+        if len(running) < len(decision.starts) or refused:
             return True
         # Else only jobs behind those that were looked at could start, where places are left for their kind.
         gpus -= sum(len(start.gpus) for start in decision.starts)
@@ -178,6 +192,11 @@ class Deciding:
         unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
         return bool(decision.starts) and unseen
 
+    @property
+    def _is_narrowed(self) -> bool:
+        now, start = self.options, self._at_start
+        return now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         peaks = self._queue.families() if any(queued.share for queued in head) else {}
         return [self._waiting_job(queued, peaks) for queued in head]
@@ -187,7 +206,9 @@ class Deciding:
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
         if share and memory_mb is not None:
-            memory_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
+            expected_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
+            # One of its family may have run on a larger GPU than there is now: it may still have a whole one.
+            memory_mb = max(memory_mb, min(expected_mb, self._desk.largest_mb or expected_mb))
         whole_s = TimeLimits.of(job, self.options).whole_s
         return WaitingJob(
             queued.id,

@@ -55,6 +55,8 @@ class GpuView:
         machine: which machine it is in, where there are several: a job gets GPUs of one machine.
         over_at: on a GPU that our job has for itself: when that is surely over, by the clock of ``Limits.now``; None
             when nothing ends it, while it is paused, and on a shared GPU, to which others may be added.
+        room_mb: MB that were free on it when it was last seen with nobody on it: all but the driver's own part. None
+            where it has not been seen so.
     """
 
     gpu: Gpu
@@ -64,11 +66,17 @@ class GpuView:
     returning: bool = False
     machine: str = ""
     over_at: float | None = None
+    room_mb: int | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether a job may have it for itself now."""
         return self.busy is None and not self.ours
+
+    @property
+    def largest_mb(self) -> int:
+        """The most memory that a job could ever find free on it, in MB."""
+        return self.gpu.total_mb if self.room_mb is None else self.room_mb
 
     @property
     def is_open(self) -> bool:
@@ -94,6 +102,7 @@ class Limits:
         closed: a sentence when nothing at all may start now (no disk, drained), else None.
         gpus_now: only so many GPUs for the time being (quiet hours): a job that asks for more waits for better times.
         gpus_now_why: the sentence for that.
+        most_ever: the most GPUs that the user may hold at the best of times; None for no such limit.
         longest_first: of one priority, jobs of known cost first, the costliest before all; else the oldest.
         keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
         now: the moment of the decision, by the clock of ``GpuView.over_at``.
@@ -110,6 +119,7 @@ class Limits:
     longest_first: bool = False
     keep_for: int = 1
     now: float = 0.0
+    most_ever: int | None = None
 
     @property
     def most_gpus(self) -> int:
@@ -169,6 +179,8 @@ def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | Non
         return f"asks for {job.gpus} GPUs; there are {len(whole)} to use"
     if job.gpus > limits.max_gpus:
         return f"asks for {job.gpus} GPUs; max_gpus is {limits.max_gpus}"
+    if limits.most_ever is not None and job.gpus > limits.most_ever:
+        return f"asks for {job.gpus} GPUs; you may hold {limits.most_ever}, by your settings or this machine's policy"
     large = sum(fits(gpu, job.gpus, job.memory_mb) for gpu in whole)
     if job.gpus > 1 and sum(gpu.mig_parent is None for gpu in whole) < job.gpus:
         return f"asks for {job.gpus} GPUs; there are not so many whole ones, and a job gets one MIG instance at most"

@@ -30,12 +30,19 @@ class DiskGuard:
         self.low: str | None = None
         self.due_at: float | None = 0.0 if min_mb else None
 
+    def change(self, min_mb: int) -> None:
+        """So much must be free from now on; to be seen at the next look."""
+        self._min_mb = min_mb
+        if self.due_at is None and min_mb:
+            self.due_at = 0.0
+
     def look(self, now: float) -> bool:
         """Looks at all folders; returns whether there is too little space in one where there was enough, or reverse."""
-        if not self._min_mb:
-            return False
-        self.due_at = now + EVERY_S
         was = self.low is not None
+        if not self._min_mb:
+            self.low, self.due_at = None, None
+            return was
+        self.due_at = now + EVERY_S
         wanted = self._min_mb * (_AGAIN if was else 1.0)
         found = None
         for folder in self._folders:

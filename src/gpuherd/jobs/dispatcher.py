@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 
@@ -25,6 +26,7 @@ from gpuherd.jobs.diskguard import DiskGuard
 from gpuherd.jobs.ending import Ended, Endings, lost
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import Job
@@ -41,7 +43,7 @@ from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.settle import Blameless
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.starting import Starter
+from gpuherd.jobs.starting import START_AGAIN_S, Starter
 from gpuherd.jobs.stopping import Ask, StopSignals
 from gpuherd.jobs.supervisor import GRACE_S, Attempt, Supervisor
 
@@ -105,6 +107,7 @@ class Dispatcher:
             jobs,
             serve=serve,
             closed=self._closed,
+            settings=settings,
         )
         self.asked = Ask.GO_ON
         self._standing = StandingFile(run.standing)
@@ -136,16 +139,30 @@ class Dispatcher:
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(())
             self._standing.remove()
-            self._queue.end_run(run_id, clock.wall())
+            self._end_run(run_id)
             return outcome
+
+    def _end_run(self, run_id: int) -> None:
+        try:
+            self._queue.end_run(run_id, clock.wall())
+        except sqlite3.OperationalError as problem:
+            if not is_full(problem):
+                raise
+            # All that matters is recorded; whoever counts takes the last end for the run's.
+            logger.warning("can't write the end of the run into the queue: %s", problem)
 
     def _loop(self, starter: Starter, signals: StopSignals) -> None:
         while True:
-            self._obey(signals)
-            self._keep_time()
-            self._start_what_can(starter)
-            if self._is_over():
-                return
+            try:
+                self._obey(signals)
+                self._keep_time()
+                self._start_what_can(starter)
+                if self._is_over():
+                    return
+            except sqlite3.OperationalError as problem:
+                if not is_full(problem):
+                    raise
+                self._hold(starter, problem)
             ended = []
             for key, _ in self._selector.select(self._time_to_next(starter)):
                 if key.fileobj is signals:
@@ -156,6 +173,13 @@ class Dispatcher:
                     ended.append(key.fd)
             if ended:
                 self._ended(ended)
+
+    def _hold(self, starter: Starter, problem: sqlite3.OperationalError) -> None:
+        """The disk is too full even to ask the queue something: nothing is decided for a moment, what runs goes on."""
+        if starter.again_at is None:
+            logger.warning("can't use the queue now, trying again in %g s: %s", START_AGAIN_S, problem)
+        starter.again_at = clock.mono() + START_AGAIN_S
+        self._deciding.due_at = None
 
     def _is_over(self) -> bool:
         if self._supervisor.running or self._endings.again_at is not None:
@@ -298,7 +322,9 @@ class Dispatcher:
             self._desk.started(now)
         if ends:
             self._endings.settle(ends, now)
-        self._run.remove_stray_attempt_files({attempt.record.id for attempt in self._supervisor.running.values()})
+        self._pausing.taken_over(now)
+        running = {attempt.record.id for attempt in self._supervisor.running.values()}
+        self._run.remove_stray_attempt_files(running | self._endings.unrecorded)
 
     def _obey(self, signals: StopSignals) -> None:
         """Does what a signal asked for since the last time."""
@@ -312,6 +338,8 @@ class Dispatcher:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
         self.asked = asked
         self._standing.touch()
+        # No job waits for a GPU any more: nothing of ours shall be in the way of those who do.
+        self._desk.wanted(False, clock.mono())
         running = len(self._supervisor.running)
         if asked is Ask.DRAIN:
             text = f"{why}nothing new is started; {running} running jobs go on to their end"
@@ -326,7 +354,9 @@ class Dispatcher:
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
         self._desk.retune(options, settings)
-        self.options = self._deciding.options = options
+        self.options = options
+        self._deciding.retune(options, settings)
+        self._pausing.retune(options.min_disk)
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())
 

@@ -1,7 +1,8 @@
 """The order of an end: exit status, what it means, the record in the queue, then the attempt's files go.
 
-Ends that come together are recorded in one transaction. Where the disk is full they are kept and recorded later;
-meanwhile nothing else may happen to their jobs, and no new one is started.
+Ends that come together are recorded in one transaction, with what they say of the jobs' families and of the GPUs. Where
+the disk is full they are kept and recorded later; meanwhile nothing else may happen to their jobs, and no new one is
+started.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.engines.local import Exit
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import tail
@@ -94,10 +96,18 @@ class Endings:
         self._open += [self._settle(each) for each in ended]
         self.record(now)
 
+    @property
+    def unrecorded(self) -> set[int]:
+        """The attempts whose end is not in the queue yet."""
+        return {settled.ended.record.id for settled in self._open}
+
     def record(self, now: float) -> bool:
         """Records what is settled; False when the disk is full, and then it is to be called again."""
         try:
-            cancelled = self._queue.record_ends([settled.end for settled in self._open])
+            with self._health.unless_taken_back(), self._queue.transaction():
+                cancelled = self._queue.record_ends([settled.end for settled in self._open])
+                for settled in self._open:
+                    self._learn(settled)
         except sqlite3.OperationalError as problem:
             if not is_full(problem):
                 raise
@@ -110,7 +120,6 @@ class Endings:
             run_s = 0.0 if ended.mono is None else ended.mono - ended.record.started_mono
             self._tell.ended(ended.record, settled.settlement, run_s)
             self._tell.cancelled(names, ended.record.queued.job.name, settled.settlement.job)
-            self._learn(settled)
         return True
 
     def _settle(self, ended: Ended) -> _Settled:
@@ -164,8 +173,3 @@ class Endings:
             self._health.failed(
                 ended.seen.faulty or record.gpus, name, settled.settlement.diagnosis, now=ended.at, machine=self.machine
             )
-
-
-def is_full(problem: sqlite3.OperationalError) -> bool:
-    """Whether a write failed for want of space, which may come again."""
-    return problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

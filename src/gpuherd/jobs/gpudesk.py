@@ -83,6 +83,11 @@ class GpuDesk:
         """Other GPUs, another free test or other limits from now on. Raises NoSuchGpu; then nothing is changed."""
         if self._watch is not None:
             self._watch.change(options, settings)
+        elif options.gpu_ids:
+            # GPUs that are named are looked for at once, not when the first job wants one.
+            from gpuherd.jobs.gpuwatch import GpuWatch
+
+            self._watch = GpuWatch(options, self._tag, settings)
         self._options, self._settings = options, settings
         self._check_at = 0.0
 
@@ -239,11 +244,21 @@ class GpuDesk:
     def _shareable_mb(self, gpu: Gpu) -> int | None:
         here = [attempt for attempt in self._supervisor.running.values() if gpu.uuid in attempt.record.gpus]
         tenants = [self._tenant(attempt) for attempt in here if attempt.record.shared_mb is not None]
-        return sharing.shareable_mb(gpu, tenants) if len(tenants) == len(here) else None
+        idle_mb = None if self._watch is None else self._watch.idle_mb(gpu.uuid)
+        return sharing.shareable_mb(gpu, tenants, idle_mb) if len(tenants) == len(here) else None
 
     def _tenant(self, attempt: Attempt) -> sharing.Tenant:
-        promised = attempt.record.shared_mb or 0
-        return sharing.Tenant(attempt.record.queued.job.name, promised, now_mb=self._peaks.get(attempt.tag))
+        return sharing.Tenant(
+            attempt.record.queued.job.name,
+            attempt.record.shared_mb or 0,
+            learned_mb=self._peaks.get(attempt.tag),
+            now_mb=None if self._watch is None else self._watch.in_use.get(attempt.tag),
+        )
+
+    @property
+    def largest_mb(self) -> int | None:
+        """The most memory that a job could ever find free on one of the GPUs, None where there are none."""
+        return None if self._watch is None else self._watch.largest_mb
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, None when there are too few."""

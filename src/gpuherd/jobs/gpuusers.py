@@ -36,6 +36,7 @@ class GpuUsers:
         self._attempts: dict[tuple[int, int], tuple[str, ...]] = {}
         self._baseline: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
+        self._now: dict[str, int] = {}
         self._pids_are_true = _numbering() == _MACHINE_PIDS
 
     def change(self, slack_mb: int) -> None:
@@ -46,6 +47,15 @@ class GpuUsers:
     def peaks(self) -> Mapping[str, int]:
         """By attempt's tag, the most memory in MB that it was seen to use on any one GPU; without those unseen."""
         return self._peaks
+
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """By attempt's tag, what it used at the last look on that of its GPUs where it used the most, in MB."""
+        return self._now
+
+    def idle_mb(self, uuid: str) -> int | None:
+        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        return self._baseline.get(uuid)
 
     def taken(self, gpus: Iterable[Gpu]) -> None:
         """Our job is about to start on these GPUs, which nobody uses now: what is in use here and now is nobody's."""
@@ -67,6 +77,7 @@ class GpuUsers:
         """
         tags = {tag for here in own.values() for tag in here}
         self._peaks = {tag: peak for tag, peak in self._peaks.items() if tag in tags}
+        self._now = {}
         found: list[Stranger] = []
         known: set[tuple[int, int]] = set()
         for uuid, here in own.items():
@@ -98,6 +109,7 @@ class GpuUsers:
             # The driver does not say who uses how much; all that has come since is the only job's.
             used = {tag: max(0, gpu.used_mb - self._baseline.get(gpu.uuid, 0)) for tag in here}
         for tag, mb in used.items():
+            self._now[tag] = max(mb, self._now.get(tag, 0))
             if mb > self._peaks.get(tag, 0):
                 self._peaks[tag] = mb
 

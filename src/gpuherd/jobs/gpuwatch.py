@@ -60,6 +60,8 @@ class GpuWatch:
         self._checks: dict[str, idle.Check] = {}
         self._full_look_at = 0.0
         self._haste: dict[str, float] = {}
+        # What is free on a GPU that nobody uses: less than all, by the driver's own part.
+        self._room_mb: dict[str, int] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
@@ -109,6 +111,11 @@ class GpuWatch:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
+
+    @property
+    def largest_mb(self) -> int | None:
+        """The most memory that a job could ever find free on one of the GPUs, None where there are none."""
+        return max((self._room_mb.get(uuid, gpu.total_mb) for uuid, gpu in self._gpus.items()), default=None)
 
     @property
     def quiet_s(self) -> float:
@@ -189,7 +196,13 @@ class GpuWatch:
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
-            GpuView(gpu, verdicts[uuid], uuid in ours, returning=left.get(uuid, -math.inf) >= now)
+            GpuView(
+                gpu,
+                verdicts[uuid],
+                uuid in ours,
+                returning=left.get(uuid, -math.inf) >= now,
+                room_mb=self._room_mb.get(uuid),
+            )
             for uuid, gpu in self._gpus.items()
         )
 
@@ -226,6 +239,15 @@ class GpuWatch:
     def peaks(self) -> Mapping[str, int]:
         """By attempt's tag, the most memory in MB that it was seen to use on any one GPU, at the looks so far."""
         return self._users.peaks
+
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """By attempt's tag, the memory in MB that it used at the last look on one GPU."""
+        return self._users.in_use
+
+    def idle_mb(self, uuid: str) -> int | None:
+        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        return self._users.idle_mb(uuid)
 
     # --- taking -----------------------------------------------------------------------------------------------
 
@@ -272,6 +294,8 @@ class GpuWatch:
         self._streaks = idle.observe(self._streaks, checks, self._rule, now)
         self._checks |= checks
         for uuid, found in checks.items():
+            if found.free:
+                self._room_mb[uuid] = self._gpus[uuid].free_mb
             clean = idle.clean_checks(self._streaks, uuid, self._rule)
             self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 

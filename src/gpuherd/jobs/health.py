@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from gpuherd.jobs import quarantine
 from gpuherd.jobs.failures import Diagnosis
@@ -24,6 +25,16 @@ class HealthBook:
                 self._known[uuid] = quarantine.from_json(text)
             except ValueError:
                 logger.warning("what the queue remembers of %s is no good and is forgotten", uuid)
+
+    @contextmanager
+    def unless_taken_back(self) -> Iterator[None]:
+        """What is noted meanwhile is forgotten again when the transaction round it fails."""
+        before = self._known
+        try:
+            yield
+        except BaseException:
+            self._known = before
+            raise
 
     def failed(
         self, gpus: Collection[str], job: str, diagnosis: Diagnosis, *, now: float, machine: Collection[str]

@@ -9,15 +9,15 @@ import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.applying import apply
 from gpuherd.jobs.control import OF_JOBS
 from gpuherd.jobs.doorbell import Doorbell
-from gpuherd.jobs.ending import is_full
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 # Where the file system has no FIFOs, the queue is looked at so often.
 _LOOK_S = 1.0
+
+
+# Who brings notices out, and who answers Prometheus, is set up once.
+_FIXED = ("notify_command", "webhook", "prometheus")
 
 
 class Working(Protocol):
@@ -117,16 +121,18 @@ class Obeying:
     def _read(self) -> None:
         # Jobs may have been added, too.
         self._working.decide_soon(clock.mono())
-        letters = self._queue.letters()
         try:
-            for letter in letters:
-                self._apply(letter)
+            letters = self._queue.letters()
+            try:
+                for letter in letters:
+                    self._apply(letter)
+            finally:
+                if letters:
+                    self._working.enforce_marks()
         except sqlite3.OperationalError as problem:
             if not is_full(problem):
                 raise
             self.due_at = clock.mono() + _LOOK_S
-        if letters:
-            self._working.enforce_marks()
 
     def _apply(self, letter: Letter) -> None:
         reply = apply(self._queue, letter, self)
@@ -143,20 +149,20 @@ class Obeying:
         """Reads the settings files again; one that is wrong is left, and the old settings hold. Never raises."""
         try:
             settings = self._load_settings()
-            known, before = self._working.options, self._settings.defaults
-            # What was given on the command line stays: it differs from what the file said before.
-            plain = DispatchOptions()
-            new = {
-                name: value
-                for name, value in settings.defaults.items()
-                if hasattr(plain, name) and getattr(known, name) == before.get(name, getattr(plain, name)) != value
-            }
-            self._working.retune(replace(known, **new), settings)
+            new = changed_defaults(self._working.options, self._settings.defaults, settings.defaults)
+            later = {name for name in new if name in _FIXED}
+            self._working.retune(
+                replace(self._working.options, **{name: new[name] for name in new.keys() - later}), settings
+            )
         except GpuherdError as problem:
             return f"the settings stay as they were: {clean(str(problem))}"
         self._settings = settings
-        self._working.decide_soon(clock.mono())
-        return "read the settings again" + (f"; new: {', '.join(sorted(new))}" if new else "")
+        text = "read the settings again"
+        if new.keys() - later:
+            text += f"; new: {', '.join(sorted(new.keys() - later))}"
+        if later:
+            text += f"; only from the next start on: {', '.join(sorted(later))}"
+        return "; ".join((text, *(clean(warning) for warning in settings.warnings)))
 
     def drain(self) -> str:
         """Starts nothing new and ends when all that runs has ended."""
@@ -169,3 +175,16 @@ class Obeying:
         if self._working.asked >= Ask.STOP:
             return "it is stopping already"
         return self._working.end(Ask.STOP, "")
+
+
+def changed_defaults(known: DispatchOptions, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The options whose default the settings file has changed, with their new values; one that it names no more is as
+    without a file. What was given on the command line or by ``set`` stays: it differs from what the file said before.
+    """
+    plain = vars(DispatchOptions())
+    new = {}
+    for name in (before.keys() | after.keys()) & plain.keys():
+        value = after.get(name, plain[name])
+        if getattr(known, name) == before.get(name, plain[name]) != value:
+            new[name] = value
+    return new

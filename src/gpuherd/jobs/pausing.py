@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.ending import is_full
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import PauseReason
@@ -41,6 +41,20 @@ class Pausing:
     def due_at(self) -> float | None:
         """When the disk is to be looked at (by ``clock.mono``), None for never."""
         return self._disk.due_at
+
+    def retune(self, min_disk_mb: int) -> None:
+        """So much space must be free from now on."""
+        self._disk.change(min_disk_mb)
+
+    def taken_over(self, now: float) -> None:
+        """Attempts were taken over. An earlier dispatcher may have paused them for a disk that has space by now."""
+        self._disk.look(now)
+        if self._disk.low is not None:
+            self._on_disk(now)
+        else:
+            for attempt in tuple(self._supervisor.running.values()):
+                if PauseReason.DISK in attempt.paused:
+                    self._resume(attempt, PauseReason.DISK, now)
 
     def look_at_disk(self, now: float) -> bool:
         """Looks, if it is time; whether there is too little space where there was enough, or reverse."""

@@ -199,7 +199,8 @@ class _Round:
         for gpu in chosen:
             view = self.pool.view(gpu.uuid)
             left_mb = _promisable_mb(view) - (job.memory_mb or 0) if job.share else None
-            self._change(GpuView(view.gpu, _GIVEN, True, left_mb, machine=view.machine, over_at=self._over_at(job)))
+            over_at = self._over_at(job)
+            self._change(replace(view, ours=True, busy=_GIVEN, shareable_mb=left_mb, over_at=over_at))
         self._start(Start(job.id, chosen, shared=job.share))
         return True
 
@@ -221,7 +222,8 @@ class _Round:
                 continue
             for gpu in chosen:
                 del keep.gpus[gpu.uuid]
-                self._change(GpuView(gpu, _GIVEN, True, machine=self.pool.view(gpu.uuid).machine, over_at=over_at))
+                kept = self.pool.view(gpu.uuid)
+                self._change(replace(kept, ours=True, busy=_GIVEN, returning=False, over_at=over_at))
             # These come back in time, and with them the part of the limit that was kept.
             keep.part -= job.gpus
             self._start(Start(job.id, chosen))
@@ -261,7 +263,7 @@ class _Round:
         if self.kept_for_sharing:
             return
         for view in self.pool.emptiest_open():
-            if view.gpu.total_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
+            if view.largest_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
                 self._close(view)
                 self.kept_for_sharing = True
                 return
@@ -284,7 +286,7 @@ class _Round:
         """Keeps what is free on the machine, and as much of the limit. The rest of its part is in use there, and comes
         back with the GPUs."""
         usable = list(machine.usable(job, barred))
-        free = [view for view in usable if view.is_free]
+        free = [view for view in usable if view.is_free and comes(view, job)]
         part = min(job.gpus, len(free) + sum(view.returning for view in usable))
         self.budget -= part
         self.keeps.append(_Keep(until, part, {view.gpu.uuid: view.gpu for view in free}))
@@ -374,6 +376,8 @@ class _Round:
                     reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
                 elif view.busy in (_GIVEN, _KEPT):
                     reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+                elif view.ours and not comes(view, job):
+                    reasons.append(f"GPU {view.gpu.label}: {view.largest_mb} of {job.memory_mb} MB are free at best")
                 elif view.ours:
                     ours.append(view.gpu.label)
                 elif view.busy is not None:
@@ -401,7 +405,7 @@ _KEPT = "kept for a job before this one"
 
 def _kept(view: GpuView) -> GpuView:
     """A free GPU as one that is kept. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
-    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine)
+    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine, room_mb=view.room_mb)
 
 
 def _promisable_mb(view: GpuView) -> int:

@@ -71,9 +71,12 @@ class Machine:
 def comes(view: GpuView, job: WaitingJob) -> bool:
     """Whether a GPU that is large enough for the job is free for it, or will be when our own jobs have ended.
 
-    One that is free, but of whose memory somebody holds a little too much, is not one that comes.
+    One that is free, but of whose memory somebody holds a little too much, is not one that comes; nor is one that had
+    too little when it was last free.
     """
-    return view.will_come and (not view.is_free or job.memory_mb is None or view.gpu.free_mb >= job.memory_mb)
+    if job.memory_mb is None or not view.will_come:
+        return view.will_come
+    return (view.gpu.free_mb if view.is_free else view.largest_mb) >= job.memory_mb
 
 
 class Pool:
@@ -103,7 +106,7 @@ class Pool:
         self._by_free: list[list[int]] = [[]]
         # (MB that may still be promised, place of the machine, UUID), in order.
         self._open: list[tuple[int, int, str]] = []
-        self._never: dict[tuple[int, int | None, int, bool], str | None] = {}
+        self._never: dict[tuple[int, int | None, int, bool, int | None], str | None] = {}
         self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
         for view in views:
             self.update(view)
@@ -173,7 +176,7 @@ class Pool:
 
     def why_never(self, job: WaitingJob, limits: Limits) -> str | None:
         """Why the job could never run on any of the machines, or None when it could."""
-        kind = (job.gpus, job.memory_mb, limits.max_gpus, limits.cpu_only)
+        kind = (job.gpus, job.memory_mb, limits.max_gpus, limits.cpu_only, limits.most_ever)
         if kind not in self._never:
             largest = sorted(self.machines, key=lambda machine: -len(machine.views)) or [Machine("", 0)]
             reasons = [why_never(job, [view.gpu for view in machine.views.values()], limits) for machine in largest]
@@ -265,14 +268,15 @@ def _comes_otherwise(old: GpuView, new: GpuView) -> bool:
     """Whether ``comes`` may now say something else; a wholly empty GPU is the same free or ours."""
     if old.will_come is not new.will_come:
         return True
-    if old.gpu is new.gpu and old.gpu.free_mb >= old.gpu.total_mb:
+    if old.gpu is new.gpu and old.room_mb == new.room_mb and old.gpu.free_mb >= old.gpu.total_mb:
         return False
-    return _tight_mb(old) != _tight_mb(new)
+    return _coming(old) != _coming(new)
 
 
-def _tight_mb(view: GpuView) -> int | None:
-    gpu = view.gpu
-    return gpu.free_mb if view.is_free and gpu.free_mb < gpu.total_mb else None
+def _coming(view: GpuView) -> tuple[bool, int | None]:
+    """What ``comes`` depends on beside the job; a GPU that nobody else uses is the same free or ours."""
+    free_mb = view.gpu.free_mb if view.is_free else view.largest_mb
+    return (view.will_come, free_mb if free_mb < view.gpu.total_mb else None)
 
 
 def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:

@@ -188,7 +188,7 @@ class Queue(QueueFile):
                 (end.adapted.gpus, end.adapted.memory_mb, end.adapted.share, job),
             )
         if end.job_state is JobState.DONE:
-            self._unblock(job)
+            self._unblock(job, end.ended_at)
         fate = _FATE.get(end.job_state)
         return () if fate is None else interventions.doom(self._db, job, fate)
 
@@ -207,11 +207,13 @@ class Queue(QueueFile):
             "INSERT INTO events (at, kind, job, attempt, text) VALUES (?,?,?,?,?)", (at, kind, job, attempt, text)
         )
 
-    def _unblock(self, job: int) -> None:
+    def _unblock(self, job: int, now: float) -> None:
+        # Those that need nothing else could run from now on: the time before is none that they waited for a GPU.
         self._db.execute(
-            "UPDATE jobs SET blocked = blocked - 1 WHERE state = 'waiting' AND blocked > 0"
-            " AND id IN (SELECT job FROM needs WHERE needed = ?)",
-            (job,),
+            "UPDATE jobs SET blocked = blocked - 1,"
+            " ready_at = CASE WHEN blocked = 1 THEN max(ready_at, ?) ELSE ready_at END"
+            " WHERE state = 'waiting' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)",
+            (now, job),
         )
 
     # --- what people ask ---------------------------------------------------------------------------------------

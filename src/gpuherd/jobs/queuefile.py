@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from gpuherd.jobs import mailbox, rows
+from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import Order
@@ -69,6 +70,8 @@ class QueueFile:
         self._depth = 1
         try:
             yield
+            if not self._db.in_transaction:
+                raise taken_back()
             self._db.execute("COMMIT")
         except BaseException:
             # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.

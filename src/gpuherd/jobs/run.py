@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
-from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
+from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
@@ -72,7 +72,8 @@ def run_jobs(
                     _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
                 )
         except sqlite3.OperationalError as problem:
-            raise _cannot_write(run, problem) from problem
+            # What was recorded stays, running jobs go on, and the next start takes them over.
+            raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
 
 
 def work_off(
@@ -111,7 +112,8 @@ def work_off(
                     )
                 )
         except sqlite3.OperationalError as problem:
-            raise _cannot_write(run, problem) from problem
+            # What was recorded stays, running jobs go on, and the next start takes them over.
+            raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
 
 
 def _work(
@@ -146,11 +148,6 @@ def _work(
         return dispatcher.run()
     finally:
         write_metrics(queue, run)
-
-
-def _cannot_write(run: RunDirectory, problem: sqlite3.OperationalError) -> CannotWrite:
-    # Usually a full disk. What was recorded stays, running jobs go on, and the next start takes them over.
-    return CannotWrite(f"can't write {run.queue}: {problem}; start the same command again to go on")
 
 
 def write_metrics(queue: Queue, run: RunDirectory) -> None:

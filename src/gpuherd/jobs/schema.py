@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.errors import QueueUnreadable
+from gpuherd.jobs.fulldisk import is_full
 
 VERSION = 2
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
@@ -179,7 +180,8 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
     except sqlite3.OperationalError as problem:
         # Locked by another program, read-only, no space: nothing that says anything against the file itself.
         connection.close()
-        raise QueueUnreadable(f"can't open the queue {path}: {problem}; it was left as it is") from problem
+        why = f"the disk is full ({problem})" if is_full(problem) else str(problem)
+        raise QueueUnreadable(f"can't open the queue {path}: {why}; it was left as it is") from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
         raise QueueUnreadable(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from gpuherd.engines.local import CannotStart
 from gpuherd.jobs import clock
-from gpuherd.jobs.ending import is_full
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.policy import Start
@@ -121,8 +121,14 @@ class Starter:
         self.again_at = clock.mono() + START_AGAIN_S
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
-        """A job fails without an attempt."""
+        """A job fails without an attempt; later, where the disk is full."""
         job = queued.job
-        cancelled = self._queue.fail_waiting(queued.id, reason)
+        try:
+            cancelled = self._queue.fail_waiting(queued.id, reason)
+        except sqlite3.OperationalError as problem:
+            if not is_full(problem):
+                raise
+            self._later(problem)
+            return
         self._tell.given_up(Failure(job.name, job.title or job.name, failure, clean(reason), queued.attempts, None))
         self._tell.cancelled(cancelled, job.name)

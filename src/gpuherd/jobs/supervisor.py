@@ -179,6 +179,7 @@ class Supervisor:
             record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
         )
         self.running[process.pidfd] = attempt
+        self.set_paused(attempt, record.paused, now)
         self.enforce(attempt, record, now)
         if not record.paused:
             # Its dispatcher may have died between writing down that it goes on and letting it.
@@ -200,7 +201,9 @@ class Supervisor:
             attempt.cancelled_by = record.queued.cancelled_by
             self.stop(attempt, now)
         elif attempt.kill_at is None:
-            self.set_paused(attempt, record.paused, now)
+            # What people want stands in the queue; a pause of our own may have found no space there.
+            own = attempt.paused - {PauseReason.USER}
+            self.set_paused(attempt, own | (record.paused & {PauseReason.USER}), now)
 
     def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
         """Stops the attempt's processes for these reasons, or lets them go on when there is none."""
