@@ -199,7 +199,8 @@ class _Round:
         for gpu in chosen:
             view = self.pool.view(gpu.uuid)
             left_mb = _promisable_mb(view) - (job.memory_mb or 0) if job.share else None
-            self._change(GpuView(view.gpu, _GIVEN, True, left_mb, machine=view.machine, over_at=self._over_at(job)))
+            over_at = self._over_at(job)
+            self._change(replace(view, ours=True, busy=_GIVEN, shareable_mb=left_mb, over_at=over_at))
         self._start(Start(job.id, chosen, shared=job.share))
         return True
 
@@ -221,7 +222,8 @@ class _Round:
                 continue
             for gpu in chosen:
                 del keep.gpus[gpu.uuid]
-                self._change(GpuView(gpu, _GIVEN, True, machine=self.pool.view(gpu.uuid).machine, over_at=over_at))
+                kept = self.pool.view(gpu.uuid)
+                self._change(replace(kept, ours=True, busy=_GIVEN, returning=False, over_at=over_at))
             # These come back in time, and with them the part of the limit that was kept.
             keep.part -= job.gpus
             self._start(Start(job.id, chosen))
@@ -404,7 +406,7 @@ _KEPT = "kept for a job before this one"
 
 def _kept(view: GpuView) -> GpuView:
     """A free GPU as one that is kept. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
-    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine, view.room_mb)
+    return GpuView(view.gpu, _GIVEN, view.ours, view.shareable_mb, True, view.machine, room_mb=view.room_mb)
 
 
 def _promisable_mb(view: GpuView) -> int:
