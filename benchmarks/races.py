@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
 _DISPATCHER = """
 import ctypes, importlib, json, os, pkgutil, sys
 from pathlib import Path
-import encodings.ascii, encodings.utf_8, psutil, pwd
+import difflib, encodings.ascii, encodings.utf_8, getpass, hashlib, psutil, pwd, statistics, tempfile
 for package in ("gpuherd.gpus", "gpuherd.engines", "gpuherd.jobs"):
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
         importlib.import_module(module.name)

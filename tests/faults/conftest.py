@@ -28,7 +28,8 @@ from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
 plan = json.loads(Path(sys.argv[1]).read_text())
 if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
-    import encodings.ascii, gpuherd.jobs.gpuwatch, gpuherd.gpus.processes, psutil, pwd
+    import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
+    import gpuherd.gpus.processes, gpuherd.jobs.gpuwatch
     from gpuherd.standin.machine import load_driver
     load_driver()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])

@@ -158,7 +158,7 @@ def test_the_first_interrupt_drains(new_user: NewUser, four_gpus: Machine) -> No
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert "nothing new is started; 4 running jobs go on" in told
+    assert "nothing new is started; what runs goes on to its end (4 running)" in told
     assert Counter(line[0] for line in user.lines()) == {"start": 4, "end": 4}
     assert user.run(jobs)[0] == 0
     assert Counter(line[0] for line in user.lines()) == {"start": 8, "end": 8}
