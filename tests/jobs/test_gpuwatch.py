@@ -168,3 +168,15 @@ def test_while_all_gpus_are_ours_nobody_is_looked_for(watch: GpuWatch, machine: 
     assert watch.look_in_s(100.0) > 1.0
     watch.released([machine.uuid(0)], 100.5)
     assert watch.look_in_s(100.5) <= 1.0
+
+
+def test_what_was_seen_for_another_reason_is_still_noticed(watch: GpuWatch, machine: Machine) -> None:
+    """A look for strangers on our own GPUs may be the first to see that another GPU is free by now."""
+    stranger = machine.occupy(0, 10_000)
+    machine.occupy(1, 10_000)
+    watch.look(0.0, ours=())
+    watch.look(5.0, ours=())
+    stranger.release()
+    watch.strangers({})
+    assert watch.look(5.2, ours=())
+    assert watch.views(5.2, ours=())[0].busy in (None, "free for 1 of 3 checks")

@@ -63,6 +63,8 @@ class GpuWatch:
         self._haste: dict[str, float] = {}
         # What is free on a GPU that nobody uses: less than all, by the driver's own part.
         self._room_mb: dict[str, int] = {}
+        # As of the last look that gave a verdict: the driver is asked for other reasons as well.
+        self._was_low: dict[str, bool] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
@@ -167,7 +169,7 @@ class GpuWatch:
         used = self._nvml.used_mb(uuids)
         for uuid in uuids:
             # What the cheap look does not tell of is left to the full ones.
-            if uuid in used and self._is_low(used[uuid]) is not self._is_low(self._gpus[uuid].used_mb):
+            if uuid in used and self._is_low(used[uuid]) is not self._was_low.get(uuid):
                 return True
         return self._leases.any_given_back(uuids)
 
@@ -308,6 +310,7 @@ class GpuWatch:
         checks = {}
         for uuid in uuids:
             gpu = self._gpus[uuid]
+            self._was_low[uuid] = self._is_low(gpu.used_mb)
             if uuid in self._streaks.left and any(self._is_ours(process) for process in gpu.processes):
                 self._busy[uuid] = "our own job is still leaving it"
                 continue
