@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,38 +200,31 @@ def freed_by_a_stranger(folder: Path, stamp: str, *, samples: int) -> dict[str, 
     plan.write_text(json.dumps([[stamp, str(events), "0.05"]] * samples))
     stranger = machine.occupy(0, 10_000)
     words = [sys.executable, "-c", _OURS, str(plan), str(place), json.dumps({"max_checks": 1})]
-    waited: list[Waited] = []
+    noticed: list[float] = []
     with subprocess.Popen(words, env=environment_of(machine, place), stdout=subprocess.DEVNULL) as dispatcher:
-        time.sleep(1.0)
+        time.sleep(2.0)
+        # Over a long wait in which nothing happens: the kernel counts in hundredths of a second.
+        cpu, began = _cpu_s(dispatcher.pid), time.monotonic()
+        time.sleep(samples)
+        share = (_cpu_s(dispatcher.pid) - cpu) / (time.monotonic() - began)
         for number in range(samples):
-            cpu, began = _cpu_s(dispatcher.pid), time.monotonic()
             time.sleep(chance.uniform(0.8, 1.6))
-            share = (_cpu_s(dispatcher.pid) - cpu) / (time.monotonic() - began)
             freed = time.monotonic_ns()
             stranger.release()
             start = _wait_for_line(events, 2 * number)
             # While the job runs, the next stranger comes: it finds the GPU taken when it has ended.
             stranger = machine.occupy(0, 10_000)
-            waited.append(Waited((start - freed) / 1e6, share))
+            noticed.append((start - freed) / 1e6)
             _wait_for_line(events, 2 * number + 1)
-            time.sleep(0.3)  # its end is dealt with before the waiting is measured again
         stranger.release()
-    noticed = sorted(each.noticed_ms for each in waited)
+    noticed.sort()
     return {
         "samples": samples,
         "noticed_p50_ms": _quantile(noticed, 0.5),
         "noticed_p95_ms": _quantile(noticed, 0.95),
         "noticed_max_ms": noticed[-1],
-        "cpu_percent_of_a_core_while_waiting": 100 * statistics.mean(each.cpu_share for each in waited),
+        "cpu_percent_of_a_core_while_waiting": 100 * share,
     }
-
-
-@dataclass(frozen=True)
-class Waited:
-    """One sample: from the stranger's leaving to the job's start, and the dispatcher's share of a core before."""
-
-    noticed_ms: float
-    cpu_share: float
 
 
 def _wait_for_line(events: Path, number: int, within_s: float = 60.0) -> int:

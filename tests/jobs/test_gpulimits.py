@@ -51,7 +51,7 @@ def test_how_often_it_wants_to_look(machine: Machine) -> None:
     machine.occupy(0, 20_000)
     machine.occupy(1, 20_000)
     eager.look(100.0, ())
-    assert eager.look_in_s(100.0) == pytest.approx(0.125)
+    assert eager.look_in_s(100.0) == pytest.approx(0.135)
     patient = GpuWatch(GpuOptions(max_checks=61, check_interval=1.0), "queue")
     patient.look(100.0, ())
     # In use, so that the next full look is in 5 s; cheap ones come a twelfth of the quiet time apart, or a check.

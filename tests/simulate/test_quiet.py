@@ -27,7 +27,7 @@ def look_by_look(quiet: Quiet, clean_since: float, looking_since: float) -> floa
                 return now
             full_at = now + (rule.interval_s if clean else max(rule.interval_s, 5.0))
             was_clean = clean
-        now = min(now + quiet.look_s, full_at)
+        now = min(now + quiet.rule.look_s, full_at)
 
 
 @given(
@@ -42,7 +42,7 @@ def test_it_is_the_look_that_the_real_rule_waits_for(
     quiet = Quiet(IdleRule(max_checks=checks, check_interval_s=interval))
     solved = quiet.free_at(clean_since, False, looking_since)
     # Full looks shift the cheap ones a little, so that who frees a GPU may be noticed up to a look earlier or later.
-    assert abs(solved - look_by_look(quiet, clean_since, looking_since)) <= quiet.look_s + 0.001
+    assert abs(solved - look_by_look(quiet, clean_since, looking_since)) <= quiet.rule.look_s + 0.001
     assert solved >= max(clean_since, looking_since) + quiet.rule.quiet_s - 1e-6
 
 

@@ -43,6 +43,10 @@ _LONGEST_HOLE_S = 5.0
 _EXACT_S = 0.001
 
 
+_SHORTEST_LOOK_S = 0.135
+_LOOKS_IN_QUIET_TIME = 12
+
+
 @dataclass(frozen=True, slots=True)
 class IdleRule:
     """Megabytes in use from which a GPU is busy, clean checks in a row until it is taken, and seconds between them."""
@@ -65,6 +69,12 @@ class IdleRule:
     def hole_s(self) -> float:
         """Seconds without a look after which a quiet time begins anew."""
         return max(_LONGEST_HOLE_S, 5 * self.interval_s)
+
+    @property
+    def look_s(self) -> float:
+        """Seconds between two cheap looks at GPUs that others use: a twelfth of the quiet time, but not so short that
+        looking costs more than a few thousandths of a core."""
+        return min(self.interval_s, max(_SHORTEST_LOOK_S, self.quiet_s / _LOOKS_IN_QUIET_TIME))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,6 @@ from gpuherd.jobs.yielding import Stranger
 WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
-# Cheap looks: one in a twelfth of the quiet time, but no more than eight a second.
-_CHEAP_LOOK_S = 0.125
-_LOOKS_IN_QUIET_TIME = 12
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
 # How long a driver that fails may keep a start waiting.
@@ -157,8 +154,7 @@ class GpuWatch:
         """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
         if self._all_ours:
             return max(0.0, self._full_look_at - now)
-        cheap = min(self._rule.interval_s, max(_CHEAP_LOOK_S, self._rule.quiet_s / _LOOKS_IN_QUIET_TIME))
-        return max(0.0, min(cheap, self._full_look_at - now))
+        return max(0.0, min(self._rule.look_s, self._full_look_at - now))
 
     def rest(self) -> None:
         """No job waits for a GPU any more: nothing of ours shall be in the way of those who do."""

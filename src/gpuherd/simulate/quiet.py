@@ -15,9 +15,6 @@ from gpuherd.gpus.idle import IdleRule
 # From a job's end to the next start on its GPU, as measured (benchmarks/dispatch.py): the look that finds it clean, the
 # lease, the look under the lease, the start.
 TURNAROUND_S = 0.005
-# How often it is looked whether somebody has freed a GPU: as in jobs.gpuwatch.
-_CHEAP_LOOK_S = 0.125
-_LOOKS_IN_QUIET_TIME = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +23,17 @@ class Quiet:
 
     rule: IdleRule
 
-    @property
-    def look_s(self) -> float:
-        """Seconds between two looks."""
-        return min(self.rule.interval_s, max(_CHEAP_LOOK_S, self.rule.quiet_s / _LOOKS_IN_QUIET_TIME))
-
     def free_at(self, clean_since: float, ours_left: bool, looking_since: float) -> float:
         """The second at which the GPU is free for a job.
 
         Args:
             clean_since: nobody has used it since then.
             ours_left: who left it then was a job of ours.
-            looking_since: looks have come every ``look_s`` since then, without a hole.
+            looking_since: looks have come every ``rule.look_s`` since then, without a hole.
         """
         late = looking_since - clean_since
         if ours_left and late <= max(self.rule.quiet_s, self.rule.hole_s):
             # One clean look is enough. Looks come at once after our own job's end, and at once when looking begins.
             return looking_since if late > 0 else clean_since + TURNAROUND_S
-        looks = math.ceil(max(0.0, -late) / self.look_s)
-        return looking_since + looks * self.look_s + self.rule.quiet_s
+        looks = math.ceil(max(0.0, -late) / self.rule.look_s)
+        return looking_since + looks * self.rule.look_s + self.rule.quiet_s
