@@ -35,7 +35,9 @@ def attempt(supervisor: Supervisor) -> Iterator[Attempt]:
 
 
 def stands_still(attempt: Attempt) -> bool:
-    return Path(f"/proc/{attempt.record.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return (
+        Path(f"/proc/{attempt.record.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "TD"
+    )  # D: waiting for a child stopped between vfork and exec
 
 
 def test_what_people_want_does_not_end_a_pause_for_the_disk_that_found_no_space_in_the_queue(
