@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -180,3 +181,19 @@ def test_what_was_seen_for_another_reason_is_still_noticed(watch: GpuWatch, mach
     watch.strangers({})
     assert watch.look(5.2, ours=())
     assert watch.views(5.2, ours=())[0].busy in (None, "free for 1 of 3 checks")
+
+
+@pytest.mark.parametrize("chosen", [(), ("1",)])
+def test_a_gpu_that_could_not_be_read_at_the_start_is_had_when_it_is_back(
+    machine: Machine, chosen: tuple[str, ...]
+) -> None:
+    machine.lose(1)
+    watch = GpuWatch(replace(OPTIONS, gpu_list=chosen), "queue")
+    watch.look(100.0, ())
+    assert [view.gpu.is_unread for view in watch.views(100.0, ())][-1]
+    machine.restore(1)
+    for now in (101.0, 102.0, 103.0, 104.0, 105.0, 106.0, 107.0, 108.0):
+        watch.look(now, ())
+    last = watch.views(108.0, ())[-1]
+    assert (last.gpu.uuid, last.busy) == (machine.uuid(1), None)
+    assert watch.choose([last.gpu], 1, None) == (last.gpu,)

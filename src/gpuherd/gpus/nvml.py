@@ -30,7 +30,7 @@ from gpuherd.gpus.nvml_read import (
     read_used_mb,
 )
 from gpuherd.gpus.processes import ProcessTable
-from gpuherd.gpus.state import Gpu, Machine, Peer
+from gpuherd.gpus.state import UNREAD, Gpu, Machine, Peer
 
 # Seconds to wait before asking a failing driver again. A driver reload takes longer; then the caller's next snapshot
 # finds it back.
@@ -276,7 +276,7 @@ class Nvml:
             _shut_down()
 
     def _open_device(self, number: int, attempt: _Try) -> _Device:
-        never_seen = Fixed(uuid=f"GPU-unreadable-{number}", name="unreadable GPU")
+        never_seen = Fixed(uuid=f"{UNREAD}{number}", name="unreadable GPU")
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
             fixed = read_fixed(handle)

@@ -44,6 +44,9 @@ class Peer:
     proximity: Proximity
 
 
+UNREAD = "GPU-unreadable-"
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU, or one MIG instance, as the driver saw it at one moment.
@@ -91,6 +94,11 @@ class Gpu:
     def label(self) -> str:
         """The short name for people: ``3`` for a GPU, ``3:1`` for MIG instance 1 on it."""
         return str(self.index) if self.mig_position is None else f"{self.index}:{self.mig_position}"
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the driver has never told which GPU this is; the UUID is then only ``UNREAD`` and a number."""
+        return self.uuid.startswith(UNREAD)
 
     @property
     def cuda_name(self) -> str:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class GpuWatch:
         self._haste: dict[str, float] = {}
         # What is free on a GPU that nobody uses: less than all, by the driver's own part.
         self._room_mb: dict[str, int] = {}
+        self._options, self._settings = options, settings
         # As of the last look that gave a verdict: the driver is asked for other reasons as well.
         self._was_low: dict[str, bool] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
@@ -85,6 +87,7 @@ class GpuWatch:
         machine = self._nvml.snapshot(processes=True, topology=True)
         self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._choose_gpus(machine, options, settings)
+        self._options, self._settings = options, settings
         self._users.change(options.gpu_memory_threshold)
         self._leases.change(settings)
 
@@ -137,6 +140,8 @@ class GpuWatch:
         if now < self._full_look_at and not self._has_changed(waited_for):
             return False
         before = self._picture(now)
+        self._get_to_know()
+        waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
         self._refresh(self._gpus)
         if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
@@ -149,6 +154,17 @@ class GpuWatch:
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
         return before != self._picture(now)
+
+    def _get_to_know(self) -> None:
+        """A GPU that the driver could not tell anything of at the start may have a name by now."""
+        unread = {gpu.index for gpu in self._gpus.values() if gpu.is_unread}
+        if not unread:
+            return
+        machine = self._nvml.snapshot(processes=True, topology=True)
+        if any(gpu.index in unread and not gpu.is_unread for gpu in machine.gpus):
+            with suppress(NoSuchGpu):  # Another one is in trouble just now: the next look will do.
+                self._choose_gpus(machine, self._options, self._settings)
+                self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
 
     def look_in_s(self, now: float) -> float:
         """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
