@@ -34,14 +34,15 @@ _LAUNCHER = Path(__file__).with_name("launcher.py")
 _PATIENCE_S = 90.0
 _NVML_UNKNOWN = 999
 
+# flock says 1 when another has the lock; killed by a fault before it could try, it says something else.
 # "$1" name, "$2" common file, "$3" result, "$4" seconds, "$5" folder of the locks. Lines are short single writes.
 _JOB = """
 gpus=$CUDA_VISIBLE_DEVICES
 if [ -n "$gpus" ]; then
     exec 8>"$5/${gpus%%,*}"
-    flock -n 8 || echo "double $1 $gpus" >>"$2"
+    flock -n 8; [ $? -ne 1 ] || echo "double $1 $gpus" >>"$2"
     exec 9>"$5/${gpus##*,}-second"
-    case $gpus in *,*) exec 9>"$5/${gpus##*,}"; flock -n 9 || echo "double $1 $gpus" >>"$2" ;; esac
+    case $gpus in *,*) exec 9>"$5/${gpus##*,}"; flock -n 9; [ $? -ne 1 ] || echo "double $1 $gpus" >>"$2" ;; esac
 fi
 echo "start $1 $gpus" >>"$2"
 sleep "$4"
