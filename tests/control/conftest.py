@@ -72,7 +72,7 @@ class Bench:
         """Waits until the job is in this state."""
         self.wait_until(lambda: self.job(name).state is state)
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
         """Waits for something to come true; fails when it does not."""
         deadline = time.monotonic() + within_s
         while not condition():
