@@ -57,6 +57,8 @@ class Bench:
         self.wait_until(self._is_at_work)
 
     def _is_at_work(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            return True  # done already: its jobs were short
         try:
             return self.status().dispatcher is not None
         except UsageError:
@@ -72,7 +74,7 @@ class Bench:
         """Waits until the job is in this state."""
         self.wait_until(lambda: self.job(name).state is state)
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
         """Waits for something to come true; fails when it does not."""
         deadline = time.monotonic() + within_s
         while not condition():
