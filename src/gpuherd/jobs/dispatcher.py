@@ -247,7 +247,7 @@ class Dispatcher:
         return max(0.0, min(known) - clock.mono()) if known else None
 
     def _wants_disk(self) -> bool:
-        return bool(self._supervisor.running) or self._deciding.waiting_for is not None
+        return bool(self._supervisor.running) or self._pausing.disk_low is not None  # else before the next start
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
