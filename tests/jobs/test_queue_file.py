@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs.schema import connect, passing_through
 
 _V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
 
@@ -103,3 +105,37 @@ def test_a_damaged_queue_can_be_kept_aside_as_the_message_says(tmp_path: Path) -
     with Queue(path) as queue:
         assert queue.states() == {}
     assert (folder / "damaged" / "queue.sqlite").read_bytes().startswith(b"this is no")
+
+
+def test_counts_are_those_of_now_whoever_has_changed_the_queue(tmp_path: Path) -> None:
+    """They are kept while nothing changes."""
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as queue, Queue(path) as other:
+        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
+        assert queue.counts().waiting == other.counts().waiting == 2
+        other.cancel(["a"], "someone")
+        assert (queue.counts().waiting, queue.counts().cancelled) == (1, 1)
+        queue.add([Job(name="c", argv=("true",))])
+        assert queue.counts().waiting == other.counts().waiting == 2
+
+
+def test_counts_of_a_transaction_that_was_taken_back_are_forgotten(tmp_path: Path) -> None:
+    with Queue(tmp_path / "queue.sqlite") as queue:
+        with pytest.raises(KeyboardInterrupt), queue.transaction():
+            queue.add([Job(name="a", argv=("true",))])
+            assert queue.counts().waiting == 1
+            raise KeyboardInterrupt
+        assert queue.counts().waiting == 0
+
+
+def test_what_is_looked_through_once_is_not_kept_in_memory_and_the_cache_is_as_large_as_before(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "queue.sqlite")
+    with closing(connection), closing(sqlite3.connect(":memory:")) as fresh:
+
+        def pages(of: sqlite3.Connection) -> int:
+            return int(of.execute("PRAGMA cache_size").fetchone()[0])
+
+        with pytest.raises(ZeroDivisionError), passing_through(connection):
+            assert 0 < pages(connection) < 100
+            _ = 1 / 0
+        assert pages(connection) == pages(fresh)
