@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.errors import QueueUnreadable
+from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.jobs.control import send
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.schema import connect, passing_through
+from gpuherd.jobs.status import attempts_of, opened
+from gpuherd.jobs.wishes import Control, ControlKind
 
 _V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
 
@@ -139,3 +143,27 @@ def test_what_is_looked_through_once_is_not_kept_in_memory_and_the_cache_is_as_l
             assert 0 < pages(connection) < 100
             _ = 1 / 0
         assert pages(connection) == pages(fresh)
+
+
+NO_TEXT = os.fsdecode(b"\xff")
+
+
+def test_what_is_no_text_is_no_name_of_a_job(tmp_path: Path) -> None:
+    """It may come from any command line."""
+    run = RunDirectory(tmp_path)
+    with Queue(run.queue) as queue:
+        queue.add([Job(name="a", argv=("true",))])
+        assert queue.job(NO_TEXT) is None
+        assert queue.unknown(["a", NO_TEXT]) == (NO_TEXT,)
+        assert queue.cancel([NO_TEXT], "me").jobs == ()
+    with pytest.raises(UsageError, match="there is no job"):
+        send(run, Control(ControlKind.CANCEL, (NO_TEXT,)))
+    with opened(run) as reader:
+        assert attempts_of(reader, NO_TEXT) == ()
+
+
+def test_a_job_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
+    with Queue(tmp_path / "queue.sqlite") as queue:
+        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
+        changed = queue.cancel(["a", "b", "a"], "me")
+        assert (changed.jobs, changed.refused) == (("a", "b"), ())

@@ -143,7 +143,7 @@ class QueueFile:
 
     def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
         """The job of this name and how it stands, None when there is none."""
-        row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        row = self._named(name)
         return None if row is None else (rows.queued(row), JobState(row["state"]))
 
     def jobs(self) -> Iterator[Job]:
@@ -193,9 +193,7 @@ class QueueFile:
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""
-        return tuple(
-            name for name in names if not self._db.execute("SELECT 1 FROM jobs WHERE name = ?", (name,)).fetchone()
-        )
+        return tuple(name for name in names if self._named(name) is None)
 
     def names(self, limit: int) -> tuple[str, ...]:
         """The names of the newest ``limit`` jobs."""
@@ -210,6 +208,14 @@ class QueueFile:
         return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
 
     # --- plumbing ---------------------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> sqlite3.Row | None:
+        """The row of the job with this name. People may ask for anything: what is no text is no job's name."""
+        try:
+            row: sqlite3.Row | None = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        except UnicodeEncodeError:
+            return None
+        return row
 
     def _submission(self) -> int:
         return int(self._meta("submission"))
