@@ -9,6 +9,7 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -71,6 +72,27 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone()[0] == 2
     db.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
+    with TemporaryDirectory() as shared:
+        Path(shared).chmod(0o777)
+        path = Path(shared) / "queue.sqlite"
+        old_file(path)
+        path.chmod(0o666)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                with Queue(path) as queue:
+                    code = 0 if len(queue.states()) == 3 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:

@@ -280,7 +280,8 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
             )
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:
-            path.chmod(0o600)
+            with suppress(PermissionError):  # somebody else's, in a folder that several work in
+                path.chmod(0o600)
             _execute_all(connection, _FROM_1_TO_2)
             rows = connection.execute("SELECT id, spec FROM jobs")
             connection.executemany(
