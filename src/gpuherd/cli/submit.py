@@ -40,12 +40,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
-    from gpuherd.batch.submitting import make_job, submit
+    from gpuherd.batch.submitting import check, make_job, submit
 
     argv = command_words(args)
     options = build(JobOptions, args)
     job = make_job(options, argv, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:
+        check(job, named=options.name is not None)
         name = options.name or "(the next number)"
         told = {"name": options.name, "argv": argv, "cwd": job.cwd, "gpus": job.gpus, "memory_mb": job.memory_mb}
         print(json.dumps(told, indent=2) if args.json else f"would submit {name}: {printable(shlex.join(argv))}")
