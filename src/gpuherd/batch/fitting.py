@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import JobCannotFit, UsageError
-from gpuherd.jobs import standing
-from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.standing import GpuStanding
 
 _TOLD_WITHIN_S = 1.2
 
@@ -49,6 +48,8 @@ def refuse_if_never(job: Job, machine: KnownMachine | None) -> None:
 
 def refuse_if_dispatcher_would(job: Job, run: RunDirectory) -> None:
     """Raises JobCannotFit, with the reason, when the dispatcher that works the queue off would never start the job."""
+    if not _could_be_too_much(job):
+        return
     told = dispatchers_machine(run)
     if told is None or _why_never(job, told) is None:
         return
@@ -57,8 +58,12 @@ def refuse_if_dispatcher_would(job: Job, run: RunDirectory) -> None:
     refuse_if_never(job, dispatchers_machine(run))
 
 
+def _could_be_too_much(job: Job) -> bool:
+    return job.gpus > 1 or (job.gpus == 1 and job.memory_mb is not None)
+
+
 def _why_never(job: Job, machine: KnownMachine) -> str | None:
-    if not job.gpus or not (job.gpus > 1 or job.memory_mb):
+    if not _could_be_too_much(job):
         return None
     from gpuherd.jobs.decision import Limits, WaitingJob, why_never
 
@@ -68,7 +73,11 @@ def _why_never(job: Job, machine: KnownMachine) -> str | None:
 def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:
     """The GPUs of the dispatcher that works the queue off, as it last told them; None when that is not known."""
     pid = DispatcherLock.holder(run.lock)
-    told = None if pid is None else standing.read(run.standing, pid)
+    if pid is None:
+        return None
+    from gpuherd.jobs import standing
+
+    told = standing.read(run.standing, pid)
     if told is None or not told.gpus or any(gpu.total_mb is None for gpu in told.gpus):
         return None
     most = told.settings.get("max_gpus")
@@ -85,7 +94,7 @@ def look_at_machine() -> KnownMachine | None:
     return KnownMachine(gpus, len(gpus))
 
 
-def _gpus(told: Sequence[standing.GpuStanding]) -> tuple[Gpu, ...]:
+def _gpus(told: Sequence[GpuStanding]) -> tuple[Gpu, ...]:
     from gpuherd.gpus.state import Gpu
 
     labels = [gpu.label for gpu in told]
@@ -93,7 +102,7 @@ def _gpus(told: Sequence[standing.GpuStanding]) -> tuple[Gpu, ...]:
         Gpu(
             index=0,
             uuid=gpu.uuid,
-            name=clean(gpu.label),
+            name=gpu.label,
             total_mb=gpu.total_mb or 0,
             used_mb=0,
             free_mb=0,
