@@ -89,6 +89,19 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".leases"] == ["jobs.yaml"]
 
 
+def test_what_needs_a_job_that_can_not_run_is_refused_with_it(tmp_path: Path) -> None:
+    text = "#gpuherd name=big gpus=9\ntrue\n#gpuherd name=b needs=a\ntrue\n#gpuherd name=a needs=big\ntrue\ntrue\n"
+    (tmp_path / "jobs.txt").write_text(text)
+    words = ("--simulate", "2x40GB", "batch", "jobs.txt", "--dry-run", "--json")
+    told = json.loads(gpuherd(*words, cwd=tmp_path).stdout)["jobs"]
+    assert [(job["name"], job["state"], job["reason"]) for job in told] == [
+        ("big", "refused", "asks for 9 GPUs; there are 2 to use"),
+        ("b", "refused", "needs a, which can't run"),
+        ("a", "refused", "needs big, which can't run"),
+        ("line-0007", "to do", None),
+    ]
+
+
 def test_a_plan_has_a_line_a_job_on_a_terminal_and_every_job_in_a_pipe() -> None:
     name = "train-" + "a" * 50
     jobs = [PlannedJob(Job(name=f"{name}{number:03d}", argv=("echo", "w " * 200))) for number in range(100)]

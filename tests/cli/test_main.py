@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -87,3 +88,24 @@ def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_LEVEL", "LOUD")
     with pytest.raises(UsageError, match="LOUD"):
         configure_console()
+
+
+@pytest.mark.parametrize("words", [("gpus",), ("gpus", "--json"), ("completion", "bash")])
+def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -> None:
+    def shell(how: str) -> subprocess.CompletedProcess[str]:
+        line = f'"$@" {how}'
+        command = ["sh", "-c", line, "sh", sys.executable, "-m", "gpuherd", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    for how in (">&-", "<&- >&- 2>&-"):
+        ended = shell(how)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    full = shell(">/dev/full")
+    assert full.returncode == ExitCode.CANNOT_WRITE
+    assert full.stderr == "gpuherd: can't write what there is to tell: No space left on device\n"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gpuherd", *words]
+    gone = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (gone.returncode, gone.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -33,6 +34,7 @@ COMMANDS = (
     "doctor",
     "completion",
 )
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.
@@ -102,6 +104,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Console entry point."""
+    _have_standard_streams()
     try:
         code = run()
         sys.stdout.flush()
@@ -111,8 +114,37 @@ def main() -> None:
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (gpuherd gpus | head): nothing is wrong. Keep the interpreter from
-        # complaining when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
+        code = _unread()
+    except SystemExit as end:
+        # This is how rich tells it.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = _unread()
+    except OSError as problem:
+        if problem.errno not in _NO_SPACE:
+            raise
+        _unread()
+        print(f"gpuherd: can't write what there is to tell: {problem.strerror}", file=sys.stderr)
+        code = ExitCode.CANNOT_WRITE
     sys.exit(code)
+
+
+def _have_standard_streams() -> None:
+    """Opens what was closed (``gpuherd status >&-``): a file of ours would else get its number and be written into."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.dup(2), "w")
+
+
+def _unread() -> ExitCode:
+    """The reader of our output has gone (``gpuherd gpus | head``): nothing is wrong. Keeps the interpreter from
+    complaining when it flushes at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
