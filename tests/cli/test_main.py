@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +111,29 @@ def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -
     gone = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (gone.returncode, gone.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "submit --json --needs nobody -- true",
+        "submit --json --dry-run --needs nobody -- true",
+        "run --json --dry-run -- no-such-program-anywhere",
+        "gpus --json --run nowhere",
+        "status --json nowhere",
+        "logs --json nowhere job",
+        "cancel --json --run nowhere --all",
+        "cancel --json",
+        "set --json",
+        "simulate --json nowhere",
+        "batch --json nowhere.txt",
+        "esd --json --model-list nowhere.csv",
+        "up --json --gpus 17",
+    ],
+)
+def test_with_json_an_error_is_json_too(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
+    ran = gpuherd(*words.split())
+    told = json.loads(ran.stdout)
+    assert ran.returncode == told["exit_code"] != 0
+    assert ran.stderr.splitlines()[-1].removeprefix("gpuherd: ") == told["error"]

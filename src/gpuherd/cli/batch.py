@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 
 if TYPE_CHECKING:
@@ -59,10 +59,6 @@ def run(args: argparse.Namespace) -> int:
             errors = [{"line": each.line or None, "error": each.text} for each in problem.problems]
             _print_json({"exit_code": int(problem.exit_code), "error": str(problem), "errors": errors})
         return problem.exit_code
-    except GpuherdError as problem:
-        if args.json:
-            _print_json({"exit_code": int(problem.exit_code), "error": str(problem)})
-        raise
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser
 from gpuherd.jobs.options import positive_int
 
@@ -60,10 +60,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not args.follow:
             raise
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}))
-        raise
     return ExitCode.OK
 
 

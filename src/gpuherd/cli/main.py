@@ -78,7 +78,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Parses ``argv`` and runs the command. Returns its exit code."""
+    """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is told as JSON too."""
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
@@ -99,7 +99,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         from gpuherd.standin import activate
 
         activate(args.simulate)
-    return int(args.run(args))
+    try:
+        return int(args.run(args))
+    except GpuherdError as problem:
+        if getattr(args, "json", False):
+            import json
+
+            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
+        raise
 
 
 def main() -> None:

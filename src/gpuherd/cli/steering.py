@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder_flag, meant
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ def ask(
     from gpuherd.jobs.control import send
     from gpuherd.jobs.wishes import Control, ControlKind
 
-    try:
-        answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"ok": False, "text": str(problem), "applied_by": None, "changed": []}, indent=2))
-        raise
+    answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))
     _tell(answer, as_json=args.json)
     if answer.applied_by is None:
         return ExitCode.BUSY
