@@ -146,6 +146,14 @@ def test_a_dry_run_refuses_what_submit_refuses_and_changes_nothing(own: Path, tm
         assert queue.states() == {"trian": JobState.WAITING}
 
 
+def test_a_program_that_is_not_there_is_told_and_taken(own: Path) -> None:
+    told = gpuherd("submit", "--", "python3 train.py").stderr
+    assert "there is no program 'python3 train.py' in any folder of PATH yet; write the words apart" in told
+    assert "no program" not in gpuherd("submit", "--", "sh", "-c", "true").stderr
+    with closing(queued(own)) as queue:
+        assert len(queue.states()) == 2
+
+
 def test_what_can_never_run_here_is_refused_by_a_dry_run(standin: Callable[..., Machine]) -> None:
     standin("2x40GB")
     for words, message in (
