@@ -137,3 +137,12 @@ def test_with_json_an_error_is_json_too(words: str, tmp_path: Path, monkeypatch:
     told = json.loads(ran.stdout)
     assert ran.returncode == told["exit_code"] != 0
     assert ran.stderr.splitlines()[-1].removeprefix("gpuherd: ") == told["error"]
+
+
+@pytest.mark.parametrize("words", ["submit -- true", "batch /dev/null", "status nowhere"])
+def test_a_folder_that_is_gone_is_told(words: str, tmp_path: Path) -> None:
+    line = f'mkdir "$0/gone" && cd "$0/gone" && rmdir "$0/gone" && exec "$@" {words}'
+    command = ["sh", "-c", line, str(tmp_path), sys.executable, "-P", "-m", "gpuherd"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == ExitCode.USAGE
+    assert ran.stderr == "gpuherd: the folder that you are in has been removed; go to another: cd\n"

@@ -128,11 +128,15 @@ def main() -> None:
             raise
         code = _unread()
     except OSError as problem:
-        if problem.errno not in _NO_SPACE:
+        if _folder_is_gone():
+            print("gpuherd: the folder that you are in has been removed; go to another: cd", file=sys.stderr)
+            code = ExitCode.USAGE
+        elif problem.errno in _NO_SPACE:
+            _unread()
+            print(f"gpuherd: can't write what there is to tell: {problem.strerror}", file=sys.stderr)
+            code = ExitCode.CANNOT_WRITE
+        else:
             raise
-        _unread()
-        print(f"gpuherd: can't write what there is to tell: {problem.strerror}", file=sys.stderr)
-        code = ExitCode.CANNOT_WRITE
     sys.exit(code)
 
 
@@ -147,6 +151,14 @@ def _have_standard_streams() -> None:
         sys.stdout = os.fdopen(os.dup(1), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.dup(2), "w")
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - asked for its error
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _unread() -> ExitCode:
