@@ -105,6 +105,7 @@ def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -
     full = shell(">/dev/full")
     assert full.returncode == ExitCode.CANNOT_WRITE
     assert full.stderr == "gpuherd: can't write what there is to tell: No space left on device\n"
+    assert shell(">/dev/full 2>&1").returncode == ExitCode.CANNOT_WRITE
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "gpuherd", *words]

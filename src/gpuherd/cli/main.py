@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gpuherd import __version__
 from gpuherd.errors import ExitCode, GpuherdError
@@ -116,7 +117,7 @@ def main() -> None:
         code = run()
         sys.stdout.flush()
     except GpuherdError as error:
-        print(f"gpuherd: {error}", file=sys.stderr)
+        _say(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
@@ -129,15 +130,21 @@ def main() -> None:
         code = _unread()
     except OSError as problem:
         if _folder_is_gone():
-            print("gpuherd: the folder that you are in has been removed; go to another: cd", file=sys.stderr)
+            _say("the folder that you are in has been removed; go to another: cd")
             code = ExitCode.USAGE
         elif problem.errno in _NO_SPACE:
             _unread()
-            print(f"gpuherd: can't write what there is to tell: {problem.strerror}", file=sys.stderr)
+            _say(f"can't write what there is to tell: {problem.strerror}")
             code = ExitCode.CANNOT_WRITE
         else:
             raise
     sys.exit(code)
+
+
+def _say(text: str) -> None:
+    # Where standard error is full too, the exit code says it.
+    with suppress(OSError):
+        print(f"gpuherd: {text}", file=sys.stderr, flush=True)
 
 
 def _have_standard_streams() -> None:
