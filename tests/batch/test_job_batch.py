@@ -89,6 +89,25 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".leases"] == ["jobs.yaml"]
 
 
+def test_a_file_with_an_error_in_each_line_does_not_flood_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text("a | b\n" * 5000)
+    ran = gpuherd("batch", "jobs.txt", "--json", cwd=tmp_path)
+    assert ran.returncode == ExitCode.BAD_INPUT
+    assert len(ran.stderr.splitlines()) == 101
+    assert ran.stderr.splitlines()[-1] == "gpuherd: … and 4900 more"
+    assert len(json.loads(ran.stdout)["errors"]) == 5000
+
+
+def test_jobs_whose_file_says_so_share_a_gpu(tmp_path: Path) -> None:
+    lines = [
+        f"#gpuherd mem=1GB share timeout=30s retries=0\ntouch {one}; until [ -e {other} ]; do sleep 0.05; done\n"
+        for one, other in (("a", "b"), ("b", "a"))
+    ]
+    (tmp_path / "jobs.txt").write_text("".join(lines))
+    ran = gpuherd("--simulate", "1x40GB", "batch", "jobs.txt", "--shell", *FAST, cwd=tmp_path)
+    assert ran.returncode == ExitCode.OK, ran.stdout
+
+
 def test_what_needs_a_job_that_can_not_run_is_refused_with_it(tmp_path: Path) -> None:
     text = "#gpuherd name=big gpus=9\ntrue\n#gpuherd name=b needs=a\ntrue\n#gpuherd name=a needs=big\ntrue\ntrue\n"
     (tmp_path / "jobs.txt").write_text(text)

@@ -100,6 +100,11 @@ def jobs_of(path: str | os.PathLike[str], options: BatchOptions) -> tuple[Job, .
     return _jobs(path, options, known)
 
 
+def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
+    """The options of a run of these jobs: jobs share GPUs where --share says so, and also where the file does."""
+    return replace(options, share=True) if any(job.share for job in jobs) else options
+
+
 def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequence[Job]) -> dict[str, Any]:
     """What run.json says: what was asked, when and where."""
     return {
