@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd import quantities
-from gpuherd.quantities import duration_s, gpu_range, size_mb
+from gpuherd.quantities import duration_s, gpu_range, size_mb, size_or_none_mb
 
 
 def test_examples() -> None:
@@ -20,6 +20,17 @@ def test_examples() -> None:
 def test_bad_sizes(word: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         size_mb(word)
+
+
+@pytest.mark.parametrize("word", ["0", "00", "0MB", "0 gb", "0.0"])
+def test_a_size_that_may_be_none(word: str) -> None:
+    assert size_or_none_mb(word) == 0
+
+
+@pytest.mark.parametrize("word", ["", "-0", "0x", "none", "0 0"])
+def test_what_is_no_size_is_not_none(word: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size_or_none_mb(word)
 
 
 @pytest.mark.parametrize(

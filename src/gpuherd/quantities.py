@@ -29,6 +29,17 @@ def size_mb(word: str) -> int:
     return -int(-value // 1)
 
 
+def size_or_none_mb(word: str) -> int:
+    """A size as ``size_mb`` reads it, or 0 for a limit that is switched off. Raises ValueError with a sentence.
+
+    >>> size_or_none_mb("2GB"), size_or_none_mb("0"), size_or_none_mb("0MB")
+    (2048, 0, 0)
+    """
+    return (
+        0 if re.fullmatch(r"0+(?:\.0+)?\s*(?:[kmgt]i?b?)?", word.strip(), re.IGNORECASE | re.ASCII) else size_mb(word)
+    )
+
+
 def duration_s(word: str) -> float:
     """A length of time in seconds, above 0. A number without a unit is one of seconds; SLURM's forms are known too.
     Raises ValueError with a sentence.

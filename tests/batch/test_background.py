@@ -65,6 +65,19 @@ def add(script: str, tmp_path: Path, **said: object) -> str:
     return submit(job, named=options.name is not None).job.name
 
 
+def test_jobs_that_were_submitted_so_share_a_gpu(
+    own: RunDirectory, tmp_path: Path, standin: Callable[..., Machine]
+) -> None:
+    standin("1x40GB")
+    # Each waits for the other, so that both end only if they run together.
+    for one, other in (("a", "b"), ("b", "a")):
+        script = f"touch {tmp_path}/{one}; until [ -e {tmp_path}/{other} ]; do sleep 0.05; done"
+        add(script, tmp_path, name=one, mem=1000, share=True, timeout=30.0, retries=0)
+    assert gpuherd("up", *FAST).returncode == 0
+    wait_until(lambda: all(state(own, name) not in (JobState.WAITING, JobState.RUNNING) for name in ("a", "b")))
+    assert (state(own, "a"), state(own, "b")) == (JobState.DONE, JobState.DONE)
+
+
 def test_it_works_off_what_was_there_and_what_comes(
     own: RunDirectory, tmp_path: Path, standin: Callable[..., Machine]
 ) -> None:

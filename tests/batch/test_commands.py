@@ -117,8 +117,19 @@ def test_a_name_given_twice_a_need_of_nothing_and_a_circle() -> None:
     assert problems("#gpuherd name=train\na\n#gpuherd needs=trian\nb\n") == [
         (4, "'line-0004' needs 'trian', and there is no such job; did you mean 'train'?")
     ]
-    [(_, circle)] = problems("#gpuherd name=x needs=y\na\n#gpuherd name=y needs=x\nb\n")
-    assert "'x' needs 'y' needs 'x'" in circle
+    [(line, circle)] = problems("#gpuherd name=x needs=y\na\n#gpuherd name=y needs=x\nb\n")
+    assert (line, circle) == (2, "jobs need each other in a circle: 'x' needs 'y' needs 'x' (lines 2, 4)")
+    assert problems("true\n#gpuherd name=x needs=x\na\n") == [(3, "jobs need each other in a circle: 'x' needs 'x'")]
+    [(line, late)] = problems("#gpuherd name=x round=1\na\n#gpuherd needs=x\nb\n")
+    assert line == 4
+    assert "'x' of round 1" in late
+
+
+def test_a_name_that_begins_as_a_flag_does() -> None:
+    for said in ("name=-f", "name=--all", "family=-", "needs=a,-b"):
+        [(line, text)] = problems(f"#gpuherd {said}\na\n")
+        assert line == 1
+        assert "begins with - would be taken for a flag" in text
     assert problems("#gpuherd share\na\n")[0][0] == 2
 
 

@@ -187,8 +187,8 @@ def test_a_dry_run_starts_nothing(standin: Callable[..., Machine], tmp_path: Pat
     ran = run("--dry-run", "--", "touch", str(tmp_path / "file"))
     assert ran.stdout == "would run on GPU 0 after 2 checks, 0.02 s apart\n"
     machine.set_ghost_memory(0, 30_000)
-    told = json.loads(run("--dry-run", "--json", "--num-gpus", "2", "--", "a b", fast=False).stdout or "null")
-    assert told is None  # no such program, whoever asks
+    told = json.loads(run("--dry-run", "--json", "--num-gpus", "2", "--", "a b", fast=False).stdout)
+    assert told["exit_code"] == 127  # no such program, whoever asks
     told = json.loads(run("--dry-run", "--json", "--num-gpus", "2", "--", "true").stdout)
     assert told["gpus"] == []
     assert "30000 MB" in told["waits_for"]

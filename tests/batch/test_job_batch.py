@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,8 +13,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from gpuherd.batch.job_batch import PlannedJob
+from gpuherd.batch.tables import print_plan
 from gpuherd.errors import ExitCode
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue import Queue
 
 FAST = ("--check-interval", "0.02", "--max-checks", "1")
@@ -82,6 +87,53 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert told["jobs"][1]["argv"] == ["echo", "2"]
     assert [job["state"] for job in told["jobs"]] == ["to do", "to do", "refused"]
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".leases"] == ["jobs.yaml"]
+
+
+def test_a_file_with_an_error_in_each_line_does_not_flood_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text("a | b\n" * 5000)
+    ran = gpuherd("batch", "jobs.txt", "--json", cwd=tmp_path)
+    assert ran.returncode == ExitCode.BAD_INPUT
+    assert len(ran.stderr.splitlines()) == 101
+    assert ran.stderr.splitlines()[-1] == "gpuherd: … and 4900 more"
+    assert len(json.loads(ran.stdout)["errors"]) == 5000
+
+
+def test_jobs_whose_file_says_so_share_a_gpu(tmp_path: Path) -> None:
+    lines = [
+        f"#gpuherd mem=1GB share timeout=30s retries=0\ntouch {one}; until [ -e {other} ]; do sleep 0.05; done\n"
+        for one, other in (("a", "b"), ("b", "a"))
+    ]
+    (tmp_path / "jobs.txt").write_text("".join(lines))
+    ran = gpuherd("--simulate", "1x40GB", "batch", "jobs.txt", "--shell", *FAST, cwd=tmp_path)
+    assert ran.returncode == ExitCode.OK, ran.stdout
+
+
+def test_what_needs_a_job_that_can_not_run_is_refused_with_it(tmp_path: Path) -> None:
+    text = "#gpuherd name=big gpus=9\ntrue\n#gpuherd name=b needs=a\ntrue\n#gpuherd name=a needs=big\ntrue\ntrue\n"
+    (tmp_path / "jobs.txt").write_text(text)
+    words = ("--simulate", "2x40GB", "batch", "jobs.txt", "--dry-run", "--json")
+    told = json.loads(gpuherd(*words, cwd=tmp_path).stdout)["jobs"]
+    assert [(job["name"], job["state"], job["reason"]) for job in told] == [
+        ("big", "refused", "asks for 9 GPUs; there are 2 to use"),
+        ("b", "refused", "needs a, which can't run"),
+        ("a", "refused", "needs big, which can't run"),
+        ("line-0007", "to do", None),
+    ]
+
+
+def test_a_plan_has_a_line_a_job_on_a_terminal_and_every_job_in_a_pipe() -> None:
+    name = "train-" + "a" * 50
+    jobs = [PlannedJob(Job(name=f"{name}{number:03d}", argv=("echo", "w " * 200))) for number in range(100)]
+    out = io.StringIO()
+    print_plan(Console(file=out, width=80, force_terminal=True, color_system=None), jobs)
+    told = out.getvalue().splitlines()
+    assert [line.split()[0] for line in told[1:61]] == [f"{name}{number:03d}" for number in range(60)]
+    assert max(map(len, told)) <= 80
+    assert "… and 40 more jobs" in out.getvalue()
+    out = io.StringIO()
+    print_plan(Console(file=out, width=80), jobs)
+    assert len(out.getvalue().splitlines()) == 1 + 100 + 2
+    assert out.getvalue().splitlines()[100].endswith("w w '")
 
 
 def test_commands_on_standard_input_with_a_shell(tmp_path: Path) -> None:

@@ -7,19 +7,25 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.background import down, up
+from gpuherd.batch.fitting import dispatchers_machine
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.batch.submitting import make_job, submit
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.jobs.job import JobState
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.standin.machine import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +121,82 @@ def test_a_dry_run_and_a_job_that_is_there_already(own: Path) -> None:
     elsewhere = make_job(JobOptions(name="x"), ["true"], {}, "/")
     with pytest.raises(UsageError, match="waiting"):
         submit(elsewhere, named=True)
+
+
+def test_a_dry_run_refuses_what_submit_refuses_and_changes_nothing(own: Path, tmp_path: Path) -> None:
+    refused = (
+        (("--cwd", str(tmp_path / "none"), "--", "z"), "there is no folder"),
+        (("--needs", "train", "--", "z"), "there is no such job"),
+    )
+    for words, message in refused:
+        for dry in ((), ("--dry-run",)):
+            ran = gpuherd("submit", *dry, *words)
+            assert (ran.returncode, ran.stdout) == (ExitCode.USAGE, "")
+            assert message in ran.stderr
+    assert gpuherd("submit", "--name", "trian", "--", "a").returncode == 0
+    before = sorted(path.name for path in own.iterdir())
+    assert "did you mean 'trian'" in gpuherd("submit", "--dry-run", "--needs", "train", "--", "z").stderr
+    assert "is taken" in gpuherd("submit", "--dry-run", "--name", "trian", "--", "other").stderr
+    assert (
+        gpuherd("submit", "--dry-run", "--needs", "trian", "--cwd", str(tmp_path / "later"), "--", "z").returncode == 0
+    )
+    assert gpuherd("submit", "--dry-run", "--name", "new", "--", "z").stdout == "would submit new: z\n"
+    assert sorted(path.name for path in own.iterdir()) == before
+    with closing(queued(own)) as queue:
+        assert queue.states() == {"trian": JobState.WAITING}
+
+
+def test_a_program_that_is_not_there_is_told_and_taken(own: Path) -> None:
+    told = gpuherd("submit", "--", "python3 train.py").stderr
+    assert "there is no program 'python3 train.py' in any folder of PATH yet; write the words apart" in told
+    assert "no program" not in gpuherd("submit", "--", "sh", "-c", "true").stderr
+    with closing(queued(own)) as queue:
+        assert len(queue.states()) == 2
+
+
+def test_what_can_never_run_here_is_refused_by_a_dry_run(standin: Callable[..., Machine]) -> None:
+    standin("2x40GB")
+    for words, message in (
+        (("--num-gpus", "3"), "the job asks for 3 GPUs; there are 2 to use"),
+        (("--mem", "50GB"), "the job asks for 51200 MB on a GPU; the largest has 40960 MB"),
+    ):
+        ran = gpuherd("submit", "--dry-run", *words, "--", "z")
+        assert (ran.returncode, ran.stdout) == (ExitCode.USAGE, "")
+        assert message in ran.stderr
+    assert gpuherd("submit", "--dry-run", "--num-gpus", "2", "--mem", "40GB", "--", "z").returncode == 0
+    # Nobody is at work who would have looked at the GPUs, and submit has no time to: it is taken.
+    assert gpuherd("submit", "--num-gpus", "3", "--", "z").returncode == 0
+
+
+def test_submit_refuses_what_the_dispatcher_at_work_could_never_run(own: Path, standin: Callable[..., Machine]) -> None:
+    standin("2x40GB")
+    assert gpuherd("submit", "--name", "first", "--", "true").returncode == 0
+    up(DispatchOptions(max_checks=1, check_interval=0.01, max_gpus=2))
+    try:
+        run = RunDirectory(own)
+        deadline = time.monotonic() + 60
+        while dispatchers_machine(run) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for words, message in (
+            (("--num-gpus", "3"), "asks for 3 GPUs; there are 2 to use"),
+            (("--mem", "50GB"), "the largest has 40960 MB"),
+        ):
+            ran = gpuherd("submit", *words, "--name", "never", "--", "true")
+            assert (ran.returncode, ran.stdout) == (ExitCode.USAGE, "")
+            assert message in ran.stderr
+        assert gpuherd("submit", "--num-gpus", "2", "--mem", "40GB", "--name", "second", "--", "true").returncode == 0
+        # What is set while it works counts from then on, also at once.
+        assert gpuherd("set", "--max-gpus", "1").returncode == 0
+        ran = gpuherd("submit", "--num-gpus", "2", "--name", "never", "--", "true")
+        while ran.returncode == 0 and time.monotonic() < deadline:
+            ran = gpuherd("submit", "--num-gpus", "2", "--name", "never", "--", "true")
+        assert "asks for 2 GPUs; max_gpus is 1" in ran.stderr
+        assert gpuherd("set", "--max-gpus", "2").returncode == 0
+        assert gpuherd("submit", "--num-gpus", "2", "--name", "third", "--", "true").returncode == 0
+        with closing(queued(own)) as queue:
+            assert {"first", "second", "third"} <= set(queue.states())
+    finally:
+        down(now=True)
 
 
 def test_many_submit_at_once_and_each_gets_a_name(tmp_path: Path) -> None:

@@ -12,14 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuherd.errors import ExitCode
 from gpuherd.gpus.lease import LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.quarantine import Health, to_json
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]
@@ -83,6 +88,36 @@ def test_the_table_is_whole_in_eighty_columns(standin: Standin) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for part in ("20000/40960", "20000 MB used", "(threshold 500)", "A100-SXM4", "240 W", "55 W", "61 C", "90 %"):
         assert part in flat(text)
+
+
+def test_gpus_that_ones_queues_leave_out_are_told(standin: Standin, tmp_path: Path) -> None:
+    machine = standin("3x40GB")
+    own, run = RunDirectory(tmp_path / "own"), RunDirectory(tmp_path / "results")
+    variables = {"GPUHERD_QUEUE": str(own.root), "COLUMNS": "200"}
+    assert "left out" not in table(**variables)
+    now = time.time()
+    fault = Health(faults=1, until=now + 540, reason="GPU fault (Xid 79)")
+    crashes = Health(until=now + 100, reason="3 different jobs in a row crashed on it (exit code 1)")
+    for place, states in ((own, {0: fault, 2: Health(until=now - 1, reason="over")}), (run, {0: crashes})):
+        place.create()
+        with closing(Queue(place.queue)) as queue:
+            queue.save_gpu_health({machine.uuids[number]: to_json(health) for number, health in states.items()})
+    text = flat(table(**variables))
+    assert f"left out for 9 min more: GPU fault (Xid 79) ({own.root})" in text
+    assert text.count("left out") == 1
+    both = flat(table("--run", str(run.root), **variables))
+    assert f"left out for 2 min more: 3 different jobs in a row crashed on it (exit code 1) ({run.root})" in both
+    first, second, third = as_json("--run", str(run.root), **variables)["gpus"]
+    assert first["left_out"] == [
+        {"queue": str(own.root), "until": now + 540, "reason": "GPU fault (Xid 79)"},
+        {"queue": str(run.root), "until": now + 100, "reason": crashes.reason},
+    ]
+    assert second["left_out"] == third["left_out"] == []
+    assert first["free"] is True  # it is, for others
+    own.queue.write_bytes(b"no queue at all, but a file of some length" * 100)
+    assert "damaged" in flat(table(**variables))
+    wrong = gpus("--run", str(tmp_path), **variables)
+    assert (wrong.returncode, wrong.stdout) == (ExitCode.USAGE, "")
 
 
 def test_the_threshold_is_the_users(standin: Standin) -> None:
@@ -173,6 +208,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
         "label",
         "visible",
         "excluded",
+        "left_out",
         "lease",
         "free",
         "reason",

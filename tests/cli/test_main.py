@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +90,61 @@ def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_LEVEL", "LOUD")
     with pytest.raises(UsageError, match="LOUD"):
         configure_console()
+
+
+@pytest.mark.parametrize("words", [("gpus",), ("gpus", "--json"), ("completion", "bash")])
+def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -> None:
+    def shell(how: str) -> subprocess.CompletedProcess[str]:
+        line = f'"$@" {how}'
+        command = ["sh", "-c", line, "sh", sys.executable, "-m", "gpuherd", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    for how in (">&-", "<&- >&- 2>&-"):
+        ended = shell(how)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    full = shell(">/dev/full")
+    assert full.returncode == ExitCode.CANNOT_WRITE
+    assert full.stderr == "gpuherd: can't write what there is to tell: No space left on device\n"
+    assert shell(">/dev/full 2>&1").returncode == ExitCode.CANNOT_WRITE
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gpuherd", *words]
+    gone = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (gone.returncode, gone.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "submit --json --needs nobody -- true",
+        "submit --json --dry-run --needs nobody -- true",
+        "run --json --dry-run -- no-such-program-anywhere",
+        "gpus --json --run nowhere",
+        "status --json nowhere",
+        "logs --json nowhere job",
+        "cancel --json --run nowhere --all",
+        "cancel --json",
+        "set --json",
+        "simulate --json nowhere",
+        "batch --json nowhere.txt",
+        "esd --json --model-list nowhere.csv",
+        "up --json --gpus 17",
+    ],
+)
+def test_with_json_an_error_is_json_too(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
+    monkeypatch.chdir(tmp_path)  # some make their folder before they look at the file
+    ran = gpuherd(*words.split())
+    told = json.loads(ran.stdout)
+    assert ran.returncode == told["exit_code"] != 0
+    assert ran.stderr.splitlines()[-1].removeprefix("gpuherd: ") == told["error"]
+
+
+@pytest.mark.parametrize("words", ["submit -- true", "batch /dev/null", "status nowhere"])
+def test_a_folder_that_is_gone_is_told(words: str, tmp_path: Path) -> None:
+    line = f'mkdir "$0/gone" && cd "$0/gone" && rmdir "$0/gone" && exec "$@" {words}'
+    command = ["sh", "-c", line, str(tmp_path), sys.executable, "-P", "-m", "gpuherd"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == ExitCode.USAGE
+    assert ran.stderr == "gpuherd: the folder that you are in has been removed; go to another: cd\n"

@@ -88,6 +88,37 @@ def _stands_still(file: Path) -> bool:
     return file.stat().st_size == size
 
 
+def test_a_folder_where_a_job_was_expected(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
+    own = {"GPUHERD_QUEUE": str(tmp_path / "own")}
+    assert gpuherd("submit", "--", "true", **own).code == 0
+    bench.start(job("first", "true"))
+    assert bench.ends() == 0
+    folder = str(bench.root)
+    for words, instead in (
+        (("cancel", folder, "first"), f"write --run {folder}"),
+        (("logs", folder), f"gpuherd logs {folder} JOB"),
+    ):
+        said = gpuherd(*words, **own)
+        assert said.code == ExitCode.USAGE
+        assert said.err.endswith(f"{folder} is the folder of a run: {instead}\n")
+    assert "folder of a run" not in gpuherd("cancel", "nosuch", **own).err
+    # Where no jobs are named the folder may stand by itself.
+    assert folder in gpuherd("set", folder, "--max-gpus", "2", **own).err
+    assert gpuherd("drain", folder, **own).err == gpuherd("drain", "--run", folder, **own).err
+    assert "not both" in gpuherd("drain", folder, "--run", folder, **own).err
+
+
+def test_a_name_that_begins_as_a_flag_does(bench: Any, job: NewJob, gpuherd: Command) -> None:
+    # No job file and no submit gives such a name, but a program may.
+    bench.start(job("-f", "echo said; exit 1"))
+    assert bench.ends() != 0
+    folder = str(bench.root)
+    assert "-f" in gpuherd("status", folder).out
+    assert gpuherd("logs", folder, "--", "-f").out == "said\n"
+    assert gpuherd("retry", "--run", folder, "--", "-f").out == "to be tried again: -f\n"
+    assert gpuherd("cancel", "--run", folder, "--", "-f").out == "cancelled -f\n"
+
+
 def test_drain(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
     bench.options["cpu_jobs"] = 1
     bench.start(job("first", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"), job("second", "true"))

@@ -145,7 +145,7 @@ def test_what_a_family_used_on_a_larger_gpu_keeps_no_job_from_a_smaller_one(
     standin: Standin, up: Callable[..., Up]
 ) -> None:
     standin("1x40GB")
-    served = up("--max-checks", "1", "--check-interval", "0.02", "--share")
+    served = up("--max-checks", "1", "--check-interval", "0.02")
     with Queue(served.run.queue, check=False) as queue:
         queue.learn("f", 70_000)
     served.add(Job(name="j", argv=("true",), gpus=1, memory_mb=5_000, share=True, family="f"))

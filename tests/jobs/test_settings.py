@@ -67,6 +67,15 @@ def test_defaults_are_for_what_the_command_line_leaves_open() -> None:
     assert build(GpuOptions, plain) == GpuOptions(max_checks=3, gpu_list=("4", "5,6"), check_interval=0.5)
 
 
+def test_the_disk_guard_can_be_switched_off() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, DispatchOptions)
+    assert build(DispatchOptions, parser.parse_args(["--min-disk", "0"])).min_disk == 0
+    for written in ("0", "'0'", "'0GB'"):
+        write(f"[defaults]\nmin_disk = {written}\n")
+        assert load().defaults["min_disk"] == 0
+
+
 def test_the_users_own_limits() -> None:
     write("[limits]\nmax_gpus = 2\nquiet_hours = ['Mon-Fri 09:00-18:00', 'Sat']\nquiet_max_gpus = 1\n")
     settings = load()

@@ -69,6 +69,20 @@ def test_a_plan() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_plan_has_a_line_a_model_on_a_terminal_and_all_of_it_in_a_pipe() -> None:
+    name = "an-organisation/a-model-of-a-very-long-name-indeed-8B-Instruct-v0.1"
+    lines = [PlanLine(name, "adapter", "b" * 400, None, 1, "to do")] * 30
+    out = io.StringIO()
+    print_plan(Console(file=out, width=80, force_terminal=True, color_system=None), lines, [], "30 to do")
+    told = out.getvalue().splitlines()
+    assert told[1:31] == [f"{name}     -  to do"] * 30
+    assert max(map(len, told)) <= 80
+    assert "no room for relation, GPUs, base" in out.getvalue()
+    screen, out = console()
+    print_plan(screen, lines, [], "30 to do")
+    assert out.getvalue().splitlines()[1].endswith("b" * 400)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "told"),
     [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KB"), (150 * 2**30, "150 GB"), (2**42, "4.0 TB")],

@@ -13,7 +13,7 @@ from gpuherd.batch.draft import BadJobFile, Draft, Problem
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.needs import check_needs
+from gpuherd.jobs.needs import BadNeeds, check_needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,18 @@ def assemble(
     if not problems:
         try:
             check_needs(jobs)
-        except UsageError as problem:
-            problems.append(Problem(0, str(problem)))
+        except BadNeeds as problem:
+            problems.append(_located(problem, {job.name: draft.line for job, draft in zip(jobs, drafts, strict=True)}))
     if problems:
         raise BadJobFile(problems)
     return tuple(jobs)
+
+
+def _located(problem: BadNeeds, lines: Mapping[str, int]) -> Problem:
+    """The problem at the line of its first job, with the lines of the others that it names."""
+    first, *others = (lines[name] for name in problem.jobs)
+    told = f" (lines {', '.join(str(line) for line in (first, *others))})" if others else ""
+    return Problem(first, f"{problem}{told}")
 
 
 def _options(drafts: Sequence[Draft]) -> list[JobOptions]:

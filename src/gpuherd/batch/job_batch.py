@@ -84,7 +84,7 @@ def plan(path: str | os.PathLike[str], options: BatchOptions) -> tuple[PlannedJo
     run = run_folder(path, options)
     states, known = _queued(run)
     jobs = _jobs(path, options, known)
-    never = _never(jobs, options)
+    never = _with_dependents(jobs, _never(jobs, options))
     return tuple(
         PlannedJob(job, done=_stays_done(job, states, known), never=reason)
         for job, reason in zip(jobs, never, strict=True)
@@ -98,6 +98,11 @@ def jobs_of(path: str | os.PathLike[str], options: BatchOptions) -> tuple[Job, .
     """
     _, known = _queued(run_folder(path, options))
     return _jobs(path, options, known)
+
+
+def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
+    """The options of a run of these jobs: jobs share GPUs where --share says so, and also where the file does."""
+    return replace(options, share=True) if any(job.share for job in jobs) else options
 
 
 def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequence[Job]) -> dict[str, Any]:
@@ -158,3 +163,20 @@ def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
         if kind not in reasons:
             reasons[kind] = why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, most)
     return [reasons[job.gpus, job.memory_mb] for job in jobs]
+
+
+def _with_dependents(jobs: Sequence[Job], never: Sequence[str | None]) -> list[str | None]:
+    """The same, with a reason also for jobs that need one that could never run, directly or by way of others."""
+    reasons = {job.name: reason for job, reason in zip(jobs, never, strict=True)}
+    needed_by: dict[str, list[str]] = {}
+    for job in jobs:
+        for need in job.needs:
+            needed_by.setdefault(need, []).append(job.name)
+    stack = [name for name, reason in reasons.items() if reason is not None]
+    while stack:
+        name = stack.pop()
+        for dependent in needed_by.get(name, ()):
+            if reasons[dependent] is None:
+                reasons[dependent] = f"needs {name}, which can't run"
+                stack.append(dependent)
+    return [reasons[job.name] for job in jobs]

@@ -24,9 +24,11 @@ _YES_NO = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false
 
 
 def job_name(word: str) -> str:
-    """A job's name: printable, without blanks and commas, so that ``needs=a,b`` can list names."""
+    """A job's name: printable, without blanks and commas, so that ``needs=a,b`` can list names, and no flag."""
     if not word or len(word) > LONGEST_NAME or not word.isprintable() or "," in word or " " in word:
         raise ValueError(f"{word!r} is no name; write up to {LONGEST_NAME} letters, without blanks and commas")
+    if word.startswith("-"):
+        raise ValueError(f"{word!r} is no name: one that begins with - would be taken for a flag")
     return word
 
 

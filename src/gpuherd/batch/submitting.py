@@ -9,21 +9,27 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
+from gpuherd.batch.fitting import look_at_machine, refuse_if_dispatcher_would, refuse_if_never, refuse_missing_folder
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.own_queue import open_folder
+from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.errors import UsageError
 from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.needs import check_needs
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.rundir import RunDirectory
 
 _UNFINISHED = frozenset({JobState.WAITING, JobState.RUNNING})
+
+
+class _Undone(Exception):
+    """Takes back what was done in a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,20 @@ def make_job(options: JobOptions, argv: Sequence[str], environment: Mapping[str,
     return replace(job, identity=json.dumps([words, folder]))
 
 
+def check(job: Job, *, named: bool, run: RunDirectory | None = None) -> None:
+    """Raises what ``submit`` would raise for this job, and JobCannotFit after a look at the GPUs. Changes nothing."""
+    directory = RunDirectory(folder()) if run is None else run
+    refuse_missing_folder(job)
+    refuse_if_never(job, look_at_machine())
+    refuse_if_dispatcher_would(job, directory)
+    if not directory.queue.exists():
+        check_needs([job])
+        return
+    with suppress(_Undone), closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
+        _enter(job, queue, named=named)
+        raise _Undone
+
+
 def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitted:
     """Adds the job to the queue and tells its dispatcher.
 
@@ -67,10 +87,13 @@ def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitt
         run: the queue's folder; the user's own if not given.
 
     Raises:
-        UsageError: the name belongs to another job that is not over, or ``needs`` names none.
+        UsageError: the name belongs to another job that is not over, ``needs`` names none, or its folder is not there.
+        JobCannotFit: the dispatcher at work has told that its GPUs are too few or too small.
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
     directory = open_folder() if run is None else run
+    refuse_missing_folder(job)
+    refuse_if_dispatcher_would(job, directory)
     try:
         found, job = _add(job, directory, named=named)
     except sqlite3.OperationalError as problem:
@@ -83,12 +106,16 @@ def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitt
 def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
     """The job as it stands in the queue afterwards, and with its name."""
     with closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
-        if named:
-            _refuse_other(queue, job)
-        else:
-            job = replace(job, name=_next_name(queue))
-        queue.add([job])
-        return queue.job(job.name), job
+        return _enter(job, queue, named=named)
+
+
+def _enter(job: Job, queue: Queue, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
+    if named:
+        _refuse_other(queue, job)
+    else:
+        job = replace(job, name=_next_name(queue))
+    queue.add([job])
+    return queue.job(job.name), job
 
 
 def _refuse_other(queue: Queue, job: Job) -> None:

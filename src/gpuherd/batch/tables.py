@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.batch.job_batch import PlannedJob
+from gpuherd.columns import Column, fitted, window
+from gpuherd.errors import printable
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.outcome import Outcome
@@ -17,27 +19,30 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 60
 MOST_FAILURES = 20
-_LONGEST_COMMAND = 200
+_PLAN = (
+    Column("job", 0, middle=True),
+    Column("GPUs", 3, right=True),
+    Column("MB", 4, right=True),
+    Column("state", 1),
+    Column("command", 2, least=16),
+)
 
 
 def print_plan(console: Console, planned: Sequence[PlannedJob]) -> None:
     """The jobs that would run, those that can't and why, and the counts."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    table.add_column("job", overflow="fold", ratio=2)
-    table.add_column("GPUs", justify="right", no_wrap=True)
-    table.add_column("MB", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("command", overflow="ellipsis", no_wrap=True, ratio=3)
-    for each in planned[:MOST_ROWS]:
-        cells = (each.job.name, gpus(each.job), memory(each.job), each.state, command(each.job))
-        table.add_row(*(Text(clean(cell)) for cell in cells))
-    console.print(table)
-    if len(planned) > MOST_ROWS:
-        console.print(Text(f"… and {len(planned) - MOST_ROWS} more jobs"))
+    # A pipe gets every job, in full.
+    width = window(console)
+    shown = planned if width is None else planned[:MOST_ROWS]
+    table = fitted(_PLAN, [_words(each) for each in shown], width)
+    console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
+    console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+    console.print()
+    if len(planned) > len(shown):
+        console.print(Text(f"… and {len(planned) - len(shown)} more jobs"))
+    if table.left_out:
+        console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
     for each in planned:
         if each.never is not None:
             console.print(Text.assemble(("refused  ", "red"), f"{clean(each.job.name)} {each.never}"), soft_wrap=True)
@@ -47,6 +52,11 @@ def print_plan(console: Console, planned: Sequence[PlannedJob]) -> None:
         Text(f"{states.count('to do')} to do, {states.count('done')} done{refused}; nothing was started"),
         soft_wrap=True,
     )
+
+
+def _words(planned: PlannedJob) -> tuple[str, ...]:
+    job = planned.job
+    return tuple(printable(word) for word in (job.name, gpus(job), memory(job), planned.state, command(job)))
 
 
 def print_outcome(console: Console, outcome: Outcome, run: RunDirectory) -> None:
@@ -83,4 +93,4 @@ def memory(job: Job) -> str:
 
 def command(job: Job) -> str:
     """The command as it could be typed."""
-    return shlex.join(job.argv)[:_LONGEST_COMMAND]
+    return shlex.join(job.argv)

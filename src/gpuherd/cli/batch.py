@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ In commands.txt a line above a command says what it needs:
 
 Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
 """
+_MOST_PROBLEMS = 100
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -53,16 +54,15 @@ def run(args: argparse.Namespace) -> int:
         options = build(BatchOptions, args)
         return _plan(args, options) if options.dry_run else _work_off(args, options)
     except BadJobFile as problem:
-        # All that is wrong, not only the first of it, which is what the error itself says.
-        print("\n".join(f"gpuherd: {line}" for line in problem.lines()), file=sys.stderr)
+        # All that is wrong, not only the first of it, which is what the error itself says; but some file that is no
+        # job file at all has an error in each line.
+        lines = problem.lines()
+        more = [f"… and {len(lines) - _MOST_PROBLEMS} more"] if len(lines) > _MOST_PROBLEMS else []
+        print("\n".join(f"gpuherd: {line}" for line in (*lines[:_MOST_PROBLEMS], *more)), file=sys.stderr)
         if args.json:
             errors = [{"line": each.line or None, "error": each.text} for each in problem.problems]
             _print_json({"exit_code": int(problem.exit_code), "error": str(problem), "errors": errors})
         return problem.exit_code
-    except GpuherdError as problem:
-        if args.json:
-            _print_json({"exit_code": int(problem.exit_code), "error": str(problem)})
-        raise
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
@@ -85,7 +85,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     from rich.console import Console
 
-    from gpuherd.batch.job_batch import jobs_of, run_folder, run_record
+    from gpuherd.batch.job_batch import jobs_of, run_folder, run_record, with_sharing
     from gpuherd.batch.tables import print_outcome
     from gpuherd.jobs.live import display
     from gpuherd.jobs.lock import DispatcherLock
@@ -95,6 +95,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
     jobs = jobs_of(args.file, options)
+    options = with_sharing(options, jobs)
     directory = run_folder(args.file, options)
     directory.create()
     with closing(DispatcherLock(directory.lock)):

@@ -13,7 +13,7 @@ waits stays in the queue for the next time.
 
 examples:
   gpuherd drain                                your own queue
-  gpuherd drain --run results
+  gpuherd drain results                        or --run results
 """
 
 

@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import GpuherdError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.flags import Parser, add_options, build
 
@@ -40,13 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the experiment. Returns its exit code."""
-    try:
-        experiment = _experiment(args)
-        outcome = experiment.run()
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"exit_code": int(problem.exit_code), "error": str(problem)}, indent=2))
-        raise
+    experiment = _experiment(args)
+    outcome = experiment.run()
     if args.json:
         print(json.dumps(experiment.to_dict(), indent=2, allow_nan=False))
     return outcome.exit_code

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gpuherd.gpus.nvml import Nvml
     from gpuherd.gpus.state import Gpu, Machine
     from gpuherd.jobs.allowance import Allowance
+    from gpuherd.jobs.leftout import LeftOut
+    from gpuherd.jobs.rundir import RunDirectory
 
 DESCRIPTION = """\
 Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
@@ -34,6 +37,7 @@ examples:
   gpuherd gpus                 a table
   gpuherd gpus --watch         the same, renewed every 2 seconds; Ctrl-C ends it
   gpuherd gpus --json          for scripts; with --watch one line a look
+  gpuherd gpus --run results   also which GPUs that run leaves out for a while (your own queue's are always told)
 """
 LONGEST_NAME = 22
 _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
@@ -51,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "gpus", "who uses which GPU, and which are free", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     add_watch(parser)
+    parser.add_argument("--run", dest="folder", metavar="DIR", help="a run's folder: tell which GPUs it leaves out")
     add_options(parser, ViewOptions)
     parser.set_defaults(run=run)
 
@@ -58,13 +63,14 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 @dataclass(frozen=True)
 class Row:
     """A GPU and what is to be said of it. ``visible``: CUDA_VISIBLE_DEVICES shows it to jobs started from here;
-    ``excluded``: the machine's policy keeps it from gpuherd."""
+    ``excluded``: the machine's policy keeps it from gpuherd; ``left_out``: queues that leave it out for a while."""
 
     gpu: Gpu
     check: Check
     holder: Holder | None
     visible: bool
     excluded: bool = False
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def free(self) -> bool:
@@ -92,19 +98,37 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.gpus.nvml import Nvml
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
+    queues = _queues(args)
     driver = Nvml()
     try:
         if args.json:
-            print_json(lambda: as_json(look(driver, threshold_mb)), args.watch)
+            print_json(lambda: as_json(look(driver, threshold_mb, queues)), args.watch)
         else:
-            print_tables(lambda: as_table(look(driver, threshold_mb)), args.watch)
+            print_tables(lambda: as_table(look(driver, threshold_mb, queues)), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
     return ExitCode.OK
 
 
-def look(driver: Nvml, threshold_mb: int) -> View:
+def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
+    """The queues of which is told what they leave out: the user's own, and that of the folder that was named.
+
+    Raises UsageError when there is no queue in that folder.
+    """
+    from gpuherd.batch.own_queue import folder
+    from gpuherd.cli.run_folder import meant
+    from gpuherd.jobs.rundir import RunDirectory
+
+    named = () if args.folder is None else (meant(args),)
+    try:
+        own = RunDirectory(folder())
+    except UsageError:  # a user without a home folder has no queue in it
+        return named
+    return named if own.root in [run.root for run in named] else (own, *named)
+
+
+def look(driver: Nvml, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> View:
     """What is known now."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
@@ -118,6 +142,7 @@ def look(driver: Nvml, threshold_mb: int) -> View:
     except (CannotWrite, UsageError) as problem:
         lease_problem = str(problem)
     limits, warnings = _limits()
+    left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     shown = {gpu.uuid for gpu in visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
@@ -128,10 +153,25 @@ def look(driver: Nvml, threshold_mb: int) -> View:
             holder=None if leases is None else leases.holder(gpu.uuid),
             visible=gpu.uuid in shown or not shown.isdisjoint(gpu.mig_instances),
             excluded=is_named(gpu, limits.excluded),
+            left_out=tuple(told[gpu.uuid] for told in left_out if gpu.uuid in told),
         )
         for gpu in machine.gpus
     )
-    return View(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, warnings)
+    return View(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread))
+
+
+def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
+    """What each queue leaves out, by UUID, and a sentence for each that can't be read."""
+    from gpuherd.errors import GpuherdError
+    from gpuherd.jobs.leftout import left_out
+
+    found, problems = [], []
+    for run in queues:
+        try:
+            found.append(left_out(run, time.time()))
+        except GpuherdError as problem:
+            problems.append(str(problem))
+    return found, problems
 
 
 def _limits() -> tuple[Allowance, tuple[str, ...]]:
@@ -182,6 +222,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         **gpu,
         "visible": row.visible,
         "excluded": row.excluded,
+        "left_out": [{"queue": each.queue, "until": each.until, "reason": each.reason} for each in row.left_out],
         "lease": holder,
         "free": row.free,
         "reason": row.check.reason or _why_not(row),
@@ -250,6 +291,8 @@ def _state(row: Row, now: float) -> Text:
         text.append(_why_not(row), style="yellow")
     if row.gpu.uncorrected_errors:
         text.append(f"\n{row.gpu.uncorrected_errors} uncorrectable memory errors", style="red")
+    for each in row.left_out:
+        text.append(f"\n{each.sentence} ({each.queue})", style="yellow")
     if row.holder is not None:
         unused = ", and nobody uses it now" if row.check.free else ""
         text.append(("\n" if text else "") + _told(row.holder, now) + unused, style="cyan")

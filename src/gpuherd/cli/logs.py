@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_folder, meant
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.cli.run_folder import add_folder, meant, told_of_folders
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser
 from gpuherd.jobs.options import positive_int
 
@@ -51,19 +51,16 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.jobs.joblog import follow, read
 
     try:
-        parts = (follow if args.follow else read)(meant(args), args.job, args.attempt, args.last_lines)
-        if args.json and not args.follow:
-            _print_whole(list(parts))
-        else:
-            for part in parts:
-                _print_part(part, as_json=args.json)
+        with told_of_folders(args, [args.job], "gpuherd logs {} JOB"):
+            parts = (follow if args.follow else read)(meant(args), args.job, args.attempt, args.last_lines)
+            if args.json and not args.follow:
+                _print_whole(list(parts))
+            else:
+                for part in parts:
+                    _print_part(part, as_json=args.json)
     except KeyboardInterrupt:
         if not args.follow:
             raise
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}))
-        raise
     return ExitCode.OK
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gpuherd import __version__
 from gpuherd.errors import ExitCode, GpuherdError
@@ -33,6 +35,7 @@ COMMANDS = (
     "doctor",
     "completion",
 )
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 DESCRIPTION = """\
 Runs LLM experiments on GPUs that people share.
@@ -76,7 +79,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Parses ``argv`` and runs the command. Returns its exit code."""
+    """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is told as JSON too."""
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
@@ -97,22 +100,77 @@ def run(argv: Sequence[str] | None = None) -> int:
         from gpuherd.standin import activate
 
         activate(args.simulate)
-    return int(args.run(args))
+    try:
+        return int(args.run(args))
+    except GpuherdError as problem:
+        if getattr(args, "json", False):
+            import json
+
+            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
+        raise
 
 
 def main() -> None:
     """Console entry point."""
+    _have_standard_streams()
     try:
         code = run()
         sys.stdout.flush()
     except GpuherdError as error:
-        print(f"gpuherd: {error}", file=sys.stderr)
+        _say(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (gpuherd gpus | head): nothing is wrong. Keep the interpreter from
-        # complaining when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
+        code = _unread()
+    except SystemExit as end:
+        # This is how rich tells it.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = _unread()
+    except OSError as problem:
+        if _folder_is_gone():
+            _say("the folder that you are in has been removed; go to another: cd")
+            code = ExitCode.USAGE
+        elif problem.errno in _NO_SPACE:
+            _unread()
+            _say(f"can't write what there is to tell: {problem.strerror}")
+            code = ExitCode.CANNOT_WRITE
+        else:
+            raise
     sys.exit(code)
+
+
+def _say(text: str) -> None:
+    # Where standard error is full too, the exit code says it.
+    with suppress(OSError):
+        print(f"gpuherd: {text}", file=sys.stderr, flush=True)
+
+
+def _have_standard_streams() -> None:
+    """Opens what was closed (``gpuherd status >&-``): a file of ours would else get its number and be written into."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.dup(2), "w")
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - asked for its error
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _unread() -> ExitCode:
+    """The reader of our output has gone (``gpuherd gpus | head``): nothing is wrong. Keeps the interpreter from
+    complaining when it flushes at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK

@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
             return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
         become(program, argv, Waiter(options, tell, settings).take(), inherited)
     except CannotBecome as problem:
+        if args.json:
+            print(json.dumps({"error": str(problem), "exit_code": problem.code}))
         print(f"gpuherd: {problem}", file=sys.stderr)
         return problem.code
     raise AssertionError("unreachable")

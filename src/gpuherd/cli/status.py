@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant
 from gpuherd.cli.watching import add_watch, print_json, print_tables
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -65,10 +64,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if args.watch is None:
             raise
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}))
-        raise
     return ExitCode.OK
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_folder_flag, meant
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.cli.run_folder import add_either, add_folder_flag, meant, told_of_folders
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def add_steering_command(
     if of_jobs:
         parser.add_argument("jobs", nargs="*", metavar="JOB", help="names of jobs, as gpuherd status tells them")
         parser.add_argument("--all", action="store_true", dest="all_jobs", help="all jobs that it can be done to")
-    add_folder_flag(parser)
+        add_folder_flag(parser)
+    else:
+        add_either(parser)
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     return parser
 
@@ -49,12 +51,8 @@ def ask(
     from gpuherd.jobs.control import send
     from gpuherd.jobs.wishes import Control, ControlKind
 
-    try:
+    with told_of_folders(args, jobs, "write --run {}"):
         answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))
-    except GpuherdError as problem:
-        if args.json:
-            print(json.dumps({"ok": False, "text": str(problem), "applied_by": None, "changed": []}, indent=2))
-        raise
     _tell(answer, as_json=args.json)
     if answer.applied_by is None:
         return ExitCode.BUSY

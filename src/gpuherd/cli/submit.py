@@ -40,12 +40,14 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
-    from gpuherd.batch.submitting import make_job, submit
+    from gpuherd.batch.submitting import check, make_job, submit
 
     argv = command_words(args)
+    _warn_of_missing_program(argv[0])
     options = build(JobOptions, args)
     job = make_job(options, argv, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:
+        check(job, named=options.name is not None)
         name = options.name or "(the next number)"
         told = {"name": options.name, "argv": argv, "cwd": job.cwd, "gpus": job.gpus, "memory_mb": job.memory_mb}
         print(json.dumps(told, indent=2) if args.json else f"would submit {name}: {printable(shlex.join(argv))}")
@@ -61,3 +63,11 @@ def run(args: argparse.Namespace) -> int:
     elif submitted.worker is None:
         print("gpuherd: nothing works the queue off yet; start it with: gpuherd up", file=sys.stderr)
     return ExitCode.OK
+
+
+def _warn_of_missing_program(word: str) -> None:
+    """Says so when there is no such program now. No error: an earlier job may make it."""
+    # Not shutil.which, which would cost as much time as a tenth of the whole command.
+    if "/" not in word and not any(os.access(f"{folder}/{word}", os.X_OK) for folder in os.get_exec_path()):
+        hint = "; write the words apart: -- python train.py" if " " in word else ""
+        print(f"gpuherd: there is no program {printable(word)!r} in any folder of PATH yet{hint}", file=sys.stderr)

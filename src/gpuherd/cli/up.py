@@ -32,6 +32,8 @@ Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 an
 class UpOptions(DispatchOptions):
     """How the queue is worked off."""
 
+    # No flag: a job shares its GPU when it was submitted so (gpuherd submit --share).
+    share: bool = True
     foreground: bool = option(False, help="stay in the foreground and show what happens")
 
     def dispatch_options(self) -> DispatchOptions:

@@ -393,8 +393,6 @@ class Dispatcher:
             mode=self.asked.mode,
             closed=self._closed(),
             waits={wait.job: clean(wait.reason) for wait in self._deciding.waits},
-            gpus=tuple(
-                GpuStanding(uuid=view.gpu.uuid, label=view.gpu.label, busy=view.busy, ours=view.ours) for view in views
-            ),
+            gpus=tuple(GpuStanding.of(view) for view in views),
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

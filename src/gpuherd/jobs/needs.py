@@ -13,6 +13,16 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 
 
+class BadNeeds(UsageError):
+    """Jobs whose names, needs or rounds don't go together. ``jobs`` are the names of those at fault, in the order in
+    which the message tells them.
+    """
+
+    def __init__(self, message: str, jobs: Sequence[str]):
+        super().__init__(message)
+        self.jobs = tuple(jobs)
+
+
 def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> None:
     """Checks needs and rounds of jobs that come together.
 
@@ -20,28 +30,30 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
         jobs: the newcomers.
         known: the round of each job that is there already, by name; newcomers may need those.
 
-    Raises UsageError for a name given twice, a need that names no job (with the nearest name) or one of a later round,
+    Raises BadNeeds for a name given twice, a need that names no job (with the nearest name) or one of a later round,
     and a circle (named in full).
     """
     there = known or {}
     by_name: dict[str, Job] = {}
     for job in jobs:
         if job.name in by_name:
-            raise UsageError(f"two jobs are named {job.name!r}; a name is given once")
+            raise BadNeeds(f"two jobs are named {job.name!r}; a name is given once", [job.name])
         by_name[job.name] = job
     for job in jobs:
         for need in job.needs:
             its_round = by_name[need].round if need in by_name else there.get(need)
             if its_round is None:
-                raise UsageError(_no_such(job.name, need, (*by_name, *there)))
+                raise BadNeeds(_no_such(job.name, need, (*by_name, *there)), [job.name])
             if its_round > job.round:
-                raise UsageError(
+                raise BadNeeds(
                     f"job {job.name!r} of round {job.round} needs {need!r} of round {its_round}, which starts only when"
-                    f" round {job.round} has ended; give it the same round or a later one"
+                    f" round {job.round} has ended; give it the same round or a later one",
+                    [job.name],
                 )
     circle = _circle(by_name)
     if circle:
-        raise UsageError("jobs need each other in a circle: " + " needs ".join(repr(name) for name in circle))
+        told = " needs ".join(repr(name) for name in circle)
+        raise BadNeeds(f"jobs need each other in a circle: {told}", circle[:-1])
 
 
 def _no_such(job: str, need: str, names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
-from gpuherd.quantities import duration_s, size_mb
+from gpuherd.quantities import duration_s, size_or_none_mb
 
 Order = Literal["age", "longest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -152,8 +152,8 @@ class DispatchOptions(GpuOptions):
     )
     min_disk: int = option(
         200,
-        help="with less free space than this, jobs are paused and none is started (MB, or like 2GB)",
-        parse=size_mb,
+        help="with less free space than this, jobs are paused and none is started (MB, or like 2GB; 0: never)",
+        parse=size_or_none_mb,
         metavar="SIZE",
         group="jobs",
     )

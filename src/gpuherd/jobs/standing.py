@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.decision import GpuView
 
 _MOST_BYTES = 4_000_000
 _EVERY_S = 1.0
@@ -21,12 +24,21 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuStanding:
-    """A GPU that the run may use. ``busy`` says why it is not free; ``ours``: a job of this queue runs on it."""
+    """A GPU that the run may use. ``busy`` says why it is not free; ``ours``: a job of this queue runs on it;
+    ``total_mb`` is None while the driver can't read it."""
 
     uuid: str
     label: str
     busy: str | None = None
     ours: bool = False
+    total_mb: int | None = None
+
+    @staticmethod
+    def of(view: GpuView) -> GpuStanding:
+        """What is told of a GPU with this verdict on it."""
+        gpu = view.gpu
+        total_mb = None if gpu.problem is not None else gpu.total_mb
+        return GpuStanding(uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +123,11 @@ def read(path: Path, pid: int) -> Standing | None:
 
 
 def _gpu(told: Mapping[str, Any]) -> GpuStanding:
-    busy = told["busy"]
+    busy, total_mb = told["busy"], told.get("total_mb")
     return GpuStanding(
         uuid=str(told["uuid"]),
         label=str(told["label"]),
         busy=None if busy is None else str(busy),
         ours=bool(told["ours"]),
+        total_mb=None if total_mb is None else int(total_mb),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from gpuherd.columns import Column, fitted, window
+from gpuherd.errors import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +25,34 @@ class PlanLine:
     state: str
 
 
+_COLUMNS = (
+    Column("model", 0, middle=True),
+    Column("relation", 3, least=9),
+    Column("size", 4, right=True),
+    Column("GPUs", 5, right=True),
+    Column("state", 1),
+    Column("base", 2, least=16, middle=True),
+)
+
+
 def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[str], headline: str) -> None:
-    """Prints the table, a line for each refused row, and the headline."""
+    """Prints a line a model, a line for each refused row, and the headline."""
     if lines:
-        console.print(_table(lines))
+        table = fitted(_COLUMNS, [_words(line) for line in lines], window(console))
+        console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
+        console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+        console.print()
+        if table.left_out:
+            console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
     for sentence in refused:
         console.print(Text.assemble(("refused  ", "red"), sentence), soft_wrap=True)
     console.print(Text(headline))
 
 
-def _table(lines: Sequence[PlanLine]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="fold", ratio=3)
-    table.add_column("relation", overflow="fold")
-    table.add_column("base", overflow="fold", ratio=2)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("GPUs", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for line in lines:
-        cells = (line.model, line.relation or "-", line.base or "-", size(line.size_bytes), str(line.gpus), line.state)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+def _words(line: PlanLine) -> tuple[str, ...]:
+    base = "-" if line.base is None else printable(line.base)
+    relation = printable(line.relation) or "-"
+    return (printable(line.model), relation, size(line.size_bytes), str(line.gpus), line.state, base)
 
 
 def size(nbytes: int | None) -> str:
