@@ -133,6 +133,19 @@ def test_a_limit_that_is_set_for_now_refuses_nothing_for_good(standin: Standin, 
     wait_until(lambda: served.states()["two"] == "done")
 
 
+def test_large_jobs_that_cannot_be_placed_hide_no_small_one(standin: Standin, up: Callable[..., Up]) -> None:
+    """More at the head of the queue than a decision looks at."""
+    standin("4x40GB")
+    served = up("--max-checks", "1", "--check-interval", "0.02")
+    gpuherd("set", "--max-gpus", "1")
+    wide = [Job(name=f"wide{number}", argv=("true",), gpus=2) for number in range(40)]
+    served.add(*wide, *(Job(name=f"one{number}", argv=("true",), gpus=1) for number in range(20)))
+    wait_until(lambda: sum(state == "done" for state in served.states().values()) == 20)
+    assert {served.states()[job.name] for job in wide} == {"waiting"}
+    gpuherd("set", "--max-gpus", "2")
+    wait_until(lambda: set(served.states().values()) == {"done"})
+
+
 def test_more_gpus_than_the_user_may_ever_hold_are_refused(standin: Standin, up: Callable[..., Up]) -> None:
     standin("4x40GB")
     settings("[limits]\nmax_gpus = 2\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import pool as pool_module
+from gpuherd.jobs.order import DOUBLES_EVERY_S, rank
 from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
@@ -274,13 +276,34 @@ def test_the_longest_first_where_costs_are_known_and_priority_before_all() -> No
     limits = Limits(max_gpus=9, cpu_slots=1, longest_first=True)
     jobs = [
         WaitingJob(1, 1),
-        WaitingJob(2, 1, cost=3.0),
-        WaitingJob(3, 1, cost=7.0),
-        WaitingJob(4, 1, cost=3.0),
-        WaitingJob(5, 1, cost=0.0, priority=1),
+        WaitingJob(2, 1, rank=rank(3.0, 0.0)),
+        WaitingJob(3, 1, rank=rank(7.0, 0.0)),
+        WaitingJob(4, 1, rank=rank(3.0, 0.0)),
+        WaitingJob(5, 1, rank=rank(0.0, 0.0), priority=1),
     ]
     assert started(decide(jobs, views(free=8), limits, pick)) == [5, 3, 2, 4, 1]
     assert started(decide(jobs, views(free=8), LARGE, pick)) == [5, 1, 2, 3, 4]
+
+
+@given(long=st.floats(1.0, 1e12), times=st.floats(1.0, 1e6), since=st.floats(0.0, 2e9), unit=st.floats(1e-3, 1e9))
+def test_no_short_job_starves_behind_longer_ones_whatever_the_unit(
+    long: float, times: float, since: float, unit: float
+) -> None:
+    short = WaitingJob(1, 1, rank=rank(long * unit / times, since))
+    passes_after = math.log2(times) * DOUBLES_EVERY_S
+    limits = Limits(max_gpus=1, cpu_slots=1, longest_first=True)
+    for wait, first in ((passes_after - 60.0, 2), (passes_after + 60.0, 1)):
+        if wait > 0:
+            newcomer = WaitingJob(2, 1, rank=rank(long * unit, since + wait))
+            assert started(decide([short, newcomer], views(free=1), limits, pick)) == [first]
+
+
+def test_a_job_of_unknown_cost_goes_last_and_ages_too() -> None:
+    limits = Limits(max_gpus=1, cpu_slots=1, longest_first=True)
+    unknown = WaitingJob(1, 1, rank=rank(None, 0.0))
+    assert started(decide([unknown, WaitingJob(2, 1, rank=rank(1e-6, 0.0))], views(free=1), limits, pick)) == [2]
+    late = WaitingJob(3, 1, rank=rank(1024.0, 41 * DOUBLES_EVERY_S))
+    assert started(decide([unknown, late], views(free=1), limits, pick)) == [1]
 
 
 # --- several machines -----------------------------------------------------------------------------------------

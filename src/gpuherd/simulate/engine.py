@@ -21,7 +21,8 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import quarantine, quiet_hours
 from gpuherd.jobs.allowance import allowance
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.policy import Limits, Start, Wait, WaitingJob, decide_with
+from gpuherd.jobs.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
+from gpuherd.jobs.reach import BEYOND, SEARCHED, Reach
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.jobs.yielding import PRESENCE_S
 from gpuherd.simulate.attempt import Attempt
@@ -36,10 +37,6 @@ from gpuherd.simulate.rules import Rules
 from gpuherd.simulate.strangers import Session, Strangers
 from gpuherd.simulate.workload import Work
 
-# How many jobs more than there are places one decision looks at, and how many more when kept GPUs could be lent: as in
-# jobs.deciding.
-_BEYOND = 8
-_SEARCHED = 64
 # What a limit is where there is none.
 _NO_LIMIT = 1_000_000
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
@@ -104,7 +101,7 @@ class Simulation:
         self._visiting: dict[int, float] = {}
         self._never: dict[int, str] = {}
         self._decisions = 0
-        self._lends = False
+        self._reach = Reach()
         self._plans: list[Iterator[Session]] = []
         if background is not None:
             for slot in self._floor.slots:
@@ -214,8 +211,7 @@ class Simulation:
             self._refuse(decision.refused)
             for start in decision.starts:
                 self._start(start)
-            searched, self._lends = self._lends, decision.lends_for_s is not None
-            searches = self._lends and not searched
+            searches = self._looks_further(decision)
             if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
                 break
         if not len(backlog.on_gpus):
@@ -231,14 +227,24 @@ class Simulation:
     def _head(self) -> list[WaitingJob]:
         """The waiting jobs on GPUs that a decision looks at.
 
-        On one machine as many as there are free GPUs, and some beyond, as a dispatcher does. In a cluster the first of
-        each kind, as many as could start: behind those that wait for a machine there is always somebody who fits.
+        On one machine as far as a dispatcher looks. In a cluster the first of each kind, as many as could start: behind
+        those that wait for a machine there is always somebody who fits.
         """
         pool, line = self._floor.pool, self._backlog.on_gpus
-        beyond = _SEARCHED if self._lends else 0
         if len(self._machines) == 1:
-            return line.head(_BEYOND + pool.free + beyond)
-        return line.head_of_kinds(pool.free, beyond + (_BEYOND if pool.open_count else self._limits.keep_for))
+            foremost = line.head(self._reach.foremost(pool.free))
+            if not self._reach.by_kind:
+                return foremost
+            both = {job.id: job for job in (*foremost, *line.head_of_kinds(pool.free, 1, sharing=BEYOND))}
+            return list(both.values())
+        beyond = SEARCHED if self._reach.lends else 0
+        return line.head_of_kinds(pool.free, beyond + (BEYOND if pool.open_count else self._limits.keep_for))
+
+    def _looks_further(self, decision: Decision) -> bool:
+        """Whether another decision should see more of the queue than this one did."""
+        unseen = len(self._machines) == 1 and len(self._backlog.on_gpus) > self._reach.foremost(0)
+        before, self._reach = self._reach, self._reach.after(decision, unseen=unseen)
+        return self._reach.is_beyond(before)
 
     def _has_seen_all(self) -> bool:
         """Whether nobody who was not looked at could start: where nothing is shared, of each kind were enough."""
