@@ -74,6 +74,7 @@ class Deciding:
         self.options = self._at_start = options
         self._user = user_name(os.geteuid())
         self._most_ever = most_ever(settings, self._user)
+        self._kept_from_us = self._kept_at_start = frozenset(settings.policy.exclude_gpus)
         self.due_at: float | None = 0.0
         self.waiting_for: str | None = None
         self.waits: Sequence[Wait] = ()
@@ -101,6 +102,7 @@ class Deciding:
         """Other options and settings from now on."""
         self.options = options
         self._most_ever = most_ever(settings, self._user)
+        self._kept_from_us = frozenset(settings.policy.exclude_gpus)
 
     def soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
@@ -121,8 +123,11 @@ class Deciding:
         """How much at once, now."""
         gpus = self._desk.gpus if self._desk.is_open else None
         most, why = self._gpus_now()
+        bounds = limits(self.options, gpus, self._cores, self._most_ever)
         return replace(
-            limits(self.options, gpus, self._cores, self._most_ever),
+            bounds,
+            # Jobs on GPUs wait for those that were taken away from the run, and don't go to the CPU.
+            cpu_only=bounds.cpu_only and not self._is_narrowed,
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -167,7 +172,7 @@ class Deciding:
         decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
         # What was set in mid-run may be set back, and nothing is refused for good by a limit of the moment.
         refused = () if self._is_narrowed else decision.refused
-        waits = (*decision.refused, *decision.waits) if self._is_narrowed else decision.waits
+        waits = (*self._for_now(decision.refused), *decision.waits) if self._is_narrowed else decision.waits
         for wait in refused:
             starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
         running: tuple[Attempt, ...] = ()
@@ -196,7 +201,12 @@ class Deciding:
     @property
     def _is_narrowed(self) -> bool:
         now, start = self.options, self._at_start
-        return now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+        fewer = now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+        return fewer or not self._kept_from_us <= self._kept_at_start
+
+    def _for_now(self, refused: Sequence[Wait]) -> Sequence[Wait]:
+        problem = None if self._desk.gpus else self._desk.problem
+        return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         peaks = self._queue.families() if any(queued.share for queued in head) else {}
