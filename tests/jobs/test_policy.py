@@ -306,6 +306,25 @@ def test_a_job_of_unknown_cost_goes_last_and_ages_too() -> None:
     assert started(decide([unknown, late], views(free=1), limits, pick)) == [1]
 
 
+def shared_view(number: int, room_mb: int) -> GpuView:
+    return GpuView(gpu(number), "we", ours=True, shareable_mb=room_mb)
+
+
+def test_a_sharing_job_is_told_how_much_room_there_is_and_how_much_it_asks_for() -> None:
+    job = WaitingJob(1, 1, 8_000, share=True)
+    pool = [shared_view(0, 1_500), shared_view(1, 2_500), *(GpuView(gpu(number)) for number in (2, 3))]
+    full = decide([job], pool, Limits(max_gpus=2, cpu_slots=1), pick)
+    assert full.waits[0].reason == (
+        "asks for 8000 MB; at most 2500 MB are left on a shared GPU, and no other may be used (2 at most)"
+    )
+    many = [shared_view(number, 100 + number) for number in range(80)]
+    told = decide([job], many, Limits(max_gpus=99, cpu_slots=1), pick).waits[0].reason
+    assert told == "asks for 8000 MB; at most 179 MB are left on a shared GPU, and no other is free"
+    before = WaitingJob(0, 1, 9_000, share=True)
+    kept = decide([before, job], [shared_view(0, 1_500)], Limits(max_gpus=1, cpu_slots=1), pick).waits[1].reason
+    assert kept.startswith("asks for 8000 MB; nothing more is promised on the shared GPUs, which are kept")
+
+
 # --- several machines -----------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ class Draft:
 
     Attributes:
         budget: GPUs that may still be taken into use; below 0 when a large job's part of the limit is kept for it.
+        shared: there are GPUs on which sharing jobs run.
         ranks: how good machines are, by what jobs ask for and the machine's place; forgotten when something changes
             there.
     """
@@ -32,6 +33,7 @@ class Draft:
         self.pool = pool
         self.limits = limits
         self.budget = limits.most_gpus - pool.in_use
+        self.shared = pool.open_count > 0
         self.ranks: dict[tuple[int, int | None, frozenset[str]], dict[int, Rank]] = {}
         self._changed: set[str] = set()
         self._originals: list[GpuView] = []
