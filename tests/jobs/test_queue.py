@@ -387,6 +387,24 @@ def test_the_lowest_round_that_has_not_ended_goes_first(queue: Queue, start: Cal
     assert [q.job.name for q in queue.head(9, time.time())] == ["x"]
 
 
+def test_a_job_of_a_later_round_waits_only_since_its_round_is_open(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.add([job("a"), job("b", round=3), job("c", round=5)])
+    opened = time.time() + 1000.0
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE, ended_at=opened)
+    assert [(q.job.name, q.ready_at) for q in queue.head(9, time.time())] == [("b", opened)]
+    queue.add([job("late")])  # of an earlier round: that of b is closed again
+    assert [q.job.name for q in queue.head(9, time.time())] == ["late"]
+    end(queue, start("late"), AttemptState.DONE, JobState.DONE, ended_at=opened + 500.0)
+    assert [(q.job.name, q.ready_at) for q in queue.head(9, time.time())] == [("b", opened + 500.0)]
+    before = time.time()
+    queue.cancel(("b",), "me")
+    (c,) = queue.head(9, time.time())
+    assert (c.job.name, c.ready_at >= before) == ("c", True)
+    assert [q.ready_at for q in queue.first_of_kinds(1, time.time())] == [c.ready_at]
+
+
 def test_longest_first_is_by_priority_then_cost_then_age(queue: Queue) -> None:
     queue.add([job("a", cost=1), job("b"), job("c", cost=9), job("d", cost=9), job("e", priority=1)])
     assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["e", "c", "d", "a", "b"]

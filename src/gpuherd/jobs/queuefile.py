@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -100,7 +101,7 @@ class QueueFile:
                 f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
                 (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
             ).fetchall()
-        return tuple(rows.queued(row) for row in found)
+        return self._queued(found)
 
     def first_of_kinds(self, gpus: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
         """Of the jobs that need GPUs, the first of each kind: those that ask for as many GPUs and as much memory, and
@@ -121,7 +122,13 @@ class QueueFile:
                 f" ORDER BY {_ORDER[order]} LIMIT ?",
                 (unfinished, *kind, now, now + _LONGEST_BACK_OFF_S, most),
             ).fetchall()
-        return tuple(rows.queued(row) for row in found)
+        return self._queued(found)
+
+    def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
+        """Jobs of the round that is open now: none of them could run before it was."""
+        opened_at = self.round_opened()[1]
+        jobs = (rows.queued(row) for row in found)
+        return tuple(job if job.ready_at >= opened_at else replace(job, ready_at=opened_at) for job in jobs)
 
     def _kinds_of(self, unfinished: int) -> Iterator[tuple[int, int, int]]:
         """GPUs, share and MB of the kinds of a round: each is the next in the index, however long the queue is."""
@@ -149,6 +156,13 @@ class QueueFile:
         """The lowest round of which a job waits or runs, None when none does."""
         row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
         return None if row[0] is None else int(row[0])
+
+    def round_opened(self) -> tuple[int | None, float]:
+        """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
+        where nobody has written it down."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
+        number, _, at = ("" if row is None else row[0]).partition(" ")
+        return (int(number), float(at)) if at else (None, 0.0)
 
     def held(self) -> int:
         """How many waiting jobs are paused."""

@@ -254,10 +254,18 @@ def _job(
         priority=row["priority"],
         tries=row["tries"],
         attempts=row["attempts"],
-        ready_at=row["ready_at"],
+        ready_at=_ready_at(reader, row, facts) if state is JobState.WAITING and not held else None,
         command=tuple(spec["argv"]),
         attempt=attempt,
     )
+
+
+def _ready_at(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts) -> float | None:
+    """Since when a job that waits could have run: when its needs were met, and its round was opened."""
+    if row["blocked"] or (reader.has("jobs", "round") and row["round"] != facts.lowest_round):
+        return None
+    opened = reader.one("SELECT value FROM meta WHERE key = 'round'")
+    return float(max(row["ready_at"], 0.0 if opened is None else float(opened["value"].split()[1])))
 
 
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
