@@ -18,6 +18,7 @@ from gpuherd.jobs.records import AttemptEnd, AttemptState
 from gpuherd.jobs.schema import VERSION
 
 _INDEXES_OF_2 = """
+CREATE INDEX jobs_count ON jobs (submission, state);
 CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from gpuherd.jobs import mailbox, rows
+from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
@@ -23,6 +24,7 @@ from gpuherd.jobs.reach import BEYOND, MOST_KINDS
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
 from gpuherd.jobs.schema import connect
 
+COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
 _COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
@@ -183,6 +185,11 @@ class QueueFile:
             "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
         )
         return Counts.of({row["state"]: row["n"] for row in found})
+
+    def those_waiting(self) -> Waiting:
+        """How many jobs of the latest submission wait, and what they cost; from an index."""
+        row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
+        return Waiting(row[0], row[1], row[2])
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""

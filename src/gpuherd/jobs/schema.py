@@ -69,7 +69,6 @@ CREATE TABLE jobs (
     doomed INTEGER NOT NULL DEFAULT 0,
     rank REAL NOT NULL DEFAULT 0
 );
-CREATE INDEX jobs_count ON jobs (submission, state);
 CREATE TABLE needs (
     job INTEGER NOT NULL REFERENCES jobs (id),
     needed INTEGER NOT NULL REFERENCES jobs (id),
@@ -161,8 +160,10 @@ ALTER TABLE attempts ADD COLUMN paused_s REAL NOT NULL DEFAULT 0;
     + _SINCE_2
 )
 
-# What version 3 has beside the column: the order 'longest' by rank, and the first jobs of each kind in either order.
+# What version 3 has beside the column: counts with costs, the order 'longest' by rank, and the first jobs of each kind
+# in either order.
 _SINCE_3 = """
+CREATE INDEX jobs_count ON jobs (submission, state, cost);
 CREATE INDEX jobs_by_rank ON jobs ((gpus > 0), round, priority DESC, rank DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_of_kind ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, id)
@@ -174,6 +175,7 @@ CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_m
 _FROM_2_TO_3 = (
     """
 DROP INDEX IF EXISTS jobs_by_cost;
+DROP INDEX IF EXISTS jobs_count;
 ALTER TABLE jobs ADD COLUMN rank REAL NOT NULL DEFAULT 0;
 """
     + _SINCE_3
