@@ -7,7 +7,6 @@ and when the job surely has enough there is decided here; who may borrow what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuherd.gpus.state import Gpu
@@ -112,29 +111,22 @@ class Keeping:
         """How good a machine is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
         known = self._draft.ranks.setdefault((job.gpus, job.memory_mb, barred), {})
         if machine.place not in known:
-            usable = list(machine.usable(job, barred))
-            free = sum(view.is_free and comes(view, job) for view in usable)
-            lacks = self._lacks(job, machine, usable) if self._draft.pool.open_count else 0
-            rooms = sorted((view.shareable_mb or 0 for view in usable if view.is_open), reverse=True) if lacks else []
-            known[machine.place] = (free, -lacks, sum(rooms[:lacks]))
+            lacks = self._lacks(job, barred, machine) if self._draft.pool.open_count else 0
+            rooms = sum(view.shareable_mb or 0 for view in machine.emptiest(job, barred, lacks))
+            known[machine.place] = (machine.tally(job, barred).free, -lacks, rooms)
         return known[machine.place]
 
-    def _lacks(self, job: WaitingJob, machine: Machine, usable: Sequence[GpuView]) -> int:
+    def _lacks(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> int:
         """How many shared GPUs of the machine must be closed for the job, beside those that come anyway."""
-        coming = sum(comes(view, job) and not view.is_open for view in usable)
-        return max(0, job.gpus + self._claims.get(machine.place, 0) - coming)
+        return max(0, job.gpus + self._claims.get(machine.place, 0) - machine.tally(job, barred).come)
 
     def _close_shared(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> None:
         """Closes shared GPUs, those with the most room first, until enough will come and the limit allows them."""
-        usable = list(machine.usable(job, barred))
-        shared = [view for view in usable if view.is_open]
-        shared.sort(key=lambda view: (-(view.shareable_mb or 0), view.gpu.uuid))
-        for view in shared[: self._lacks(job, machine, usable)]:
+        for view in machine.emptiest(job, barred, self._lacks(job, barred, machine)):
             self._draft.close(view)
-        while (
-            self._draft.pool.open_count and self._draft.pool.open_count + self._promised > self._draft.limits.most_gpus
-        ):
-            self._draft.close(next(self._draft.pool.emptiest_open()))
+        pool, most = self._draft.pool, self._draft.limits.most_gpus
+        while pool.open_count and pool.open_count + self._promised > most:
+            self._draft.close(next(pool.emptiest_open()))
 
 
 def _kept(view: GpuView) -> GpuView:
