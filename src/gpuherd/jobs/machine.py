@@ -15,6 +15,8 @@ from gpuherd.jobs.decision import GpuView, WaitingJob, fits
 
 # For so many kinds of jobs counts are kept.
 _MOST_TALLIES = 64
+# On a machine of so few GPUs it is cheaper to count anew.
+_SMALL = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,7 @@ class Machine:
     least_mb: float = math.inf
     # Where more may be promised: (minus the MB, UUID), in order, so that the emptiest come first.
     _open: list[tuple[int, str]] = field(default_factory=list)
-    # By GPUs and memory asked for. The one is emptied when a GPU of the machine changes, the other is kept right.
+    # By GPUs and memory asked for. The one is emptied when a GPU of the machine changes, the other kept right.
     _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
     _tallies: dict[tuple[int, int | None], Tally] = field(default_factory=dict)
 
@@ -57,23 +59,31 @@ class Machine:
 
     def put(self, view: GpuView) -> None:
         """Takes in what is now known of one of its GPUs."""
-        uuid = view.gpu.uuid
+        # The hottest code of a simulation, with Pool.update: properties of the views are written out.
+        gpu = view.gpu
+        uuid = gpu.uuid
         old = self.views.get(uuid)
         self.views[uuid] = view
         if self._sure:
             self._sure.clear()
-        least_mb = min(view.gpu.total_mb, view.gpu.free_mb if view.is_free else view.largest_mb)
+        if view.busy is None and not view.ours:
+            least_mb = gpu.free_mb
+        else:
+            least_mb = gpu.total_mb if view.room_mb is None else view.room_mb
         if least_mb < self.least_mb:
             self.least_mb = least_mb
             self._tallies.clear()
-        if old is not None and old.is_open:
+        if old is not None and old.shareable_mb is not None and old.ours:
             del self._open[bisect_left(self._open, (-(old.shareable_mb or 0), uuid))]
-        if view.is_open:
+        if view.shareable_mb is not None and view.ours:
             insort(self._open, (-(view.shareable_mb or 0), uuid))
-        for kind, tally in self._tallies.items():
-            if old is not None:
-                tally.count(old, kind, -1)
-            tally.count(view, kind, 1)
+        if self._tallies and len(self.views) <= _SMALL:
+            self._tallies.clear()
+        elif self._tallies:
+            for kind, tally in self._tallies.items():
+                if old is not None:
+                    tally.count(old, kind, -1)
+                tally.count(view, kind, 1)
 
     def take_out(self, uuid: str) -> GpuView:
         """Forgets one of its GPUs, and returns what was known of it."""
