@@ -274,7 +274,8 @@ def _ready_at(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts) -> float 
     if row["blocked"] or (reader.has("jobs", "round") and row["round"] != facts.lowest_round):
         return None
     opened = reader.one("SELECT value FROM meta WHERE key = 'round'")
-    return float(max(row["ready_at"], 0.0 if opened is None else float(opened["value"].split()[1])))
+    number, _, at = ("" if opened is None else opened["value"]).partition(" ")
+    return max(float(row["ready_at"]), float(at) if number == str(facts.lowest_round) else 0.0)
 
 
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
