@@ -64,6 +64,9 @@ class Up:
         with Queue(self.run.queue, check=False) as queue:
             return {name: str(state) for name, state in queue.states().items()}
 
+    def out_text(self) -> str:
+        return " ".join(Path(self.out.name).read_text(errors="replace").split())
+
     def end(self) -> None:
         self.process.terminate()
         self.process.wait(30)
@@ -133,12 +136,62 @@ def test_a_limit_that_is_set_for_now_refuses_nothing_for_good(standin: Standin, 
     wait_until(lambda: served.states()["two"] == "done")
 
 
+def test_large_jobs_that_cannot_be_placed_hide_no_small_one(standin: Standin, up: Callable[..., Up]) -> None:
+    """More at the head of the queue than a decision looks at."""
+    standin("4x40GB")
+    served = up("--max-checks", "1", "--check-interval", "0.02")
+    gpuherd("set", "--max-gpus", "1")
+    wide = [Job(name=f"wide{number}", argv=("true",), gpus=2) for number in range(40)]
+    served.add(*wide, *(Job(name=f"one{number}", argv=("true",), gpus=1) for number in range(20)))
+    wait_until(lambda: sum(state == "done" for state in served.states().values()) == 20)
+    assert {served.states()[job.name] for job in wide} == {"waiting"}
+    gpuherd("set", "--max-gpus", "2")
+    wait_until(lambda: set(served.states().values()) == {"done"})
+
+
 def test_more_gpus_than_the_user_may_ever_hold_are_refused(standin: Standin, up: Callable[..., Up]) -> None:
     standin("4x40GB")
     settings("[limits]\nmax_gpus = 2\n")
     served = up("--max-checks", "1", "--check-interval", "0.02")
     served.add(Job(name="three", argv=("true",), gpus=3), Job(name="two", argv=("true",), gpus=2))
     wait_until(lambda: served.states() == {"three": "failed", "two": "done"})
+
+
+def test_a_policy_that_comes_to_exclude_a_gpu_takes_it_out_of_the_runs_own_list(
+    tmp_path: Path, standin: Standin, up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = standin("2x40GB")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    monkeypatch.setenv("GPUHERD_POLICY", str(policy))
+    served = up("--max-checks", "1", "--check-interval", "0.02", "--gpus", "0,1", "--max-gpus", "2")
+    end = tmp_path / "end"
+    wait_for_it = ("/bin/sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done', str(end))
+    served.add(*(Job(name=f"long{number}", argv=wait_for_it, gpus=1) for number in range(2)))
+    wait_until(lambda: served.states() == {"long0": "running", "long1": "running"})
+
+    policy.write_text("exclude_gpus = [1]\n")
+    served.process.send_signal(1)
+    wait_until(lambda: "nothing new is started there" in served.out_text())
+    assert "GPU 1 is not for gpuherd to use any more" in served.out_text()
+    assert served.states() == {"long0": "running", "long1": "running"}
+    end.touch()
+    served.add(*(Job(name=f"one{number}", argv=("sleep", "0.1"), gpus=1) for number in range(4)))
+    served.add(Job(name="two", argv=("true",), gpus=2))
+    wait_until(lambda: sum(state == "done" for state in served.states().values()) == 6)
+    with Queue(served.run.queue, check=False) as queue:
+        used = [attempt.gpus for attempt in queue.attempts() if attempt.job.startswith("one")]
+    assert used == [(machine.uuid(0),)] * 4
+    assert served.states()["two"] == "waiting"  # not given up: the policy may be changed back
+
+    policy.write_text("exclude_gpus = [0, 1]\n")  # not one is left: no job goes to the CPU instead
+    served.process.send_signal(1)
+    wait_until(lambda: "GPU 0 is not for gpuherd to use any more" in served.out_text())
+    served.add(Job(name="later", argv=("true",), gpus=1))
+    wait_until(lambda: "keeps all GPUs from gpuherd" in gpuherd("status", str(served.run.root)))
+    policy.write_text("")
+    served.process.send_signal(1)
+    wait_until(lambda: set(served.states().values()) == {"done"})
 
 
 def test_what_a_family_used_on_a_larger_gpu_keeps_no_job_from_a_smaller_one(

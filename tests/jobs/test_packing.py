@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -137,3 +138,40 @@ def test_a_decision_on_a_thousand_gpus_costs_no_look_at_each() -> None:
         pool.update(view)
     cost_ms = (time.process_time() - began) / 300 * 1_000
     assert cost_ms < 2
+
+
+def calls_of_a_decision(gpus: int, jobs: Sequence[WaitingJob]) -> int:
+    """How many functions one more decision calls on a pool of GPUs that are all shared and have some room: what it
+    costs, however fast the machine is."""
+    chance = random.Random(gpus)
+    pool = Pool(
+        GpuView(
+            Gpu(n, f"GPU-{n:04}", "G", TOTAL_MB, 0, TOTAL_MB), "we", ours=True, shareable_mb=chance.randrange(20_000)
+        )
+        for n in range(gpus)
+    )
+    limits = Limits(10_000, 1)
+    decide_with(pool, jobs, limits, pick)
+    count = 0
+
+    def note(_frame: object, event: str, _value: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        decide_with(pool, jobs, limits, pick)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_on_a_thousand_shared_gpus_a_decision_costs_no_more_than_on_a_hundred(share: bool) -> None:
+    for memory_mb in (3_000, 30_000):
+        jobs = [WaitingJob(n, 1, memory_mb + n, share=share) for n in range(24)]
+        jobs += [WaitingJob(30, 4), WaitingJob(31, 8, 30_000)]
+        few, many = (calls_of_a_decision(gpus, jobs) for gpus in (100, 1_000))
+        assert few > 50
+        # For the one large job for which GPUs are kept, all are gone through.
+        assert many < few + 8 * 1_000, (few, many)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import eta as eta_module
+from gpuherd.jobs import order as order_module
 from gpuherd.jobs import pool as pool_module
+from gpuherd.jobs.order import DOUBLES_EVERY_S, rank
 from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
@@ -274,13 +278,53 @@ def test_the_longest_first_where_costs_are_known_and_priority_before_all() -> No
     limits = Limits(max_gpus=9, cpu_slots=1, longest_first=True)
     jobs = [
         WaitingJob(1, 1),
-        WaitingJob(2, 1, cost=3.0),
-        WaitingJob(3, 1, cost=7.0),
-        WaitingJob(4, 1, cost=3.0),
-        WaitingJob(5, 1, cost=0.0, priority=1),
+        WaitingJob(2, 1, rank=rank(3.0, 0.0)),
+        WaitingJob(3, 1, rank=rank(7.0, 0.0)),
+        WaitingJob(4, 1, rank=rank(3.0, 0.0)),
+        WaitingJob(5, 1, rank=rank(0.0, 0.0), priority=1),
     ]
     assert started(decide(jobs, views(free=8), limits, pick)) == [5, 3, 2, 4, 1]
     assert started(decide(jobs, views(free=8), LARGE, pick)) == [5, 1, 2, 3, 4]
+
+
+@given(long=st.floats(1.0, 1e12), times=st.floats(1.0, 1e6), since=st.floats(0.0, 2e9), unit=st.floats(1e-3, 1e9))
+def test_no_short_job_starves_behind_longer_ones_whatever_the_unit(
+    long: float, times: float, since: float, unit: float
+) -> None:
+    short = WaitingJob(1, 1, rank=rank(long * unit / times, since))
+    passes_after = math.log2(times) * DOUBLES_EVERY_S
+    limits = Limits(max_gpus=1, cpu_slots=1, longest_first=True)
+    for wait, first in ((passes_after - 60.0, 2), (passes_after + 60.0, 1)):
+        if wait > 0:
+            newcomer = WaitingJob(2, 1, rank=rank(long * unit, since + wait))
+            assert started(decide([short, newcomer], views(free=1), limits, pick)) == [first]
+
+
+def test_a_job_of_unknown_cost_goes_last_and_ages_too() -> None:
+    limits = Limits(max_gpus=1, cpu_slots=1, longest_first=True)
+    unknown = WaitingJob(1, 1, rank=rank(None, 0.0))
+    assert started(decide([unknown, WaitingJob(2, 1, rank=rank(1e-6, 0.0))], views(free=1), limits, pick)) == [2]
+    late = WaitingJob(3, 1, rank=rank(1024.0, 41 * DOUBLES_EVERY_S))
+    assert started(decide([unknown, late], views(free=1), limits, pick)) == [1]
+
+
+def shared_view(number: int, room_mb: int) -> GpuView:
+    return GpuView(gpu(number), "we", ours=True, shareable_mb=room_mb)
+
+
+def test_a_sharing_job_is_told_how_much_room_there_is_and_how_much_it_asks_for() -> None:
+    job = WaitingJob(1, 1, 8_000, share=True)
+    pool = [shared_view(0, 1_500), shared_view(1, 2_500), *(GpuView(gpu(number)) for number in (2, 3))]
+    full = decide([job], pool, Limits(max_gpus=2, cpu_slots=1), pick)
+    assert full.waits[0].reason == (
+        "asks for 8000 MB; at most 2500 MB are left on a shared GPU, and no other may be used (2 at most)"
+    )
+    many = [shared_view(number, 100 + number) for number in range(80)]
+    told = decide([job], many, Limits(max_gpus=99, cpu_slots=1), pick).waits[0].reason
+    assert told == "asks for 8000 MB; at most 179 MB are left on a shared GPU, and no other is free"
+    before = WaitingJob(0, 1, 9_000, share=True)
+    kept = decide([before, job], [shared_view(0, 1_500)], Limits(max_gpus=1, cpu_slots=1), pick).waits[1].reason
+    assert kept.startswith("asks for 8000 MB; nothing more is promised on the shared GPUs, which are kept")
 
 
 # --- several machines -----------------------------------------------------------------------------------------
@@ -417,7 +461,7 @@ def test_a_gpu_whose_rest_a_stranger_holds_is_not_kept_for_a_job_that_needs_all_
 
 
 def test_documented_example_of_a_pool() -> None:
-    assert doctest.testmod(pool_module).failed == 0
+    assert sum(doctest.testmod(module).failed for module in (pool_module, order_module, eta_module)) == 0
 
 
 def test_a_gpu_that_is_taken_out_of_the_pool_is_given_to_nobody() -> None:

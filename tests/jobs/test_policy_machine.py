@@ -13,7 +13,8 @@ the oracle goes through the jobs in order, once more and by trying all sets of G
 When a large job is the first of all, and time limits say when it surely has its GPUs, then it has started by then, over
 all later decisions, unless strangers, older jobs, or changed limits come between. The pool that is kept over all steps
 gives the same decision as a fresh one. In the end the strangers go, small jobs
-keep coming without end, and every job that waits must start all the same.
+keep coming without end, and every job that waits must start all the same: also where each decision sees only a part of
+the queue, by ``Reach``. After such decisions, one on the whole queue finds nobody who could start.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, Start, WaitingJob, decide, decide_with
+from gpuherd.jobs.reach import Reach
 
 SMALL_MB, LARGE_MB = 24_000, 80_000
 BASELINE_MB = 300
+
+
+def kind_of(job: WaitingJob) -> tuple[int, int | None, bool]:
+    return (job.gpus, job.memory_mb, job.share)
 
 
 def pick(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
@@ -303,6 +309,8 @@ class World(RuleBasedStateMachine):
         self.waiting: dict[int, WaitingJob] = {}
         self.running: dict[int, WaitingJob] = {}
         self.limits = Limits(99, 2)
+        # How many of the foremost jobs are looked at in the end; None for all.
+        self.part: int | None = None
         self.pool = Pool()
         self.next_id = 1
         # When jobs with a time limit are killed, by id; and the first large job with the time by which it must start.
@@ -317,8 +325,12 @@ class World(RuleBasedStateMachine):
         max_gpus=st.integers(1, 8),
         cpu_slots=st.integers(1, 2),
         keep_for=st.integers(1, 3),
+        part=st.none() | st.integers(1, 2),
     )
-    def build(self, sizes: list[list[int]], max_gpus: int, cpu_slots: int, keep_for: int) -> None:
+    def build(
+        self, sizes: list[list[int]], max_gpus: int, cpu_slots: int, keep_for: int, part: int | None = None
+    ) -> None:
+        self.part = part
         for number, machine in enumerate(sizes):
             for index, total_mb in enumerate(machine):
                 uuid = f"GPU-{number}-{index}"
@@ -414,6 +426,43 @@ class World(RuleBasedStateMachine):
         self.carry_out(decision)
         self.keep_the_promise()
 
+    @rule(few=st.integers(1, 3))
+    def decide_on_a_part(self, few: int) -> None:
+        """As a dispatcher does, which never looks at a whole long queue: nobody stays hidden who could start."""
+        self.promise = None
+        self.limits = replace(self.limits, keep_for=1)
+        self.start_by_parts(few)
+        jobs = list(self.waiting.values())
+        whole = decide_with(self.pool, jobs, self.limits_now(), pick, cpu_running=self.on_cpu())
+        for start in whole.starts:
+            # Of one kind all are alike, but for where they failed, and what short ones may borrow.
+            job = self.waiting[start.job]
+            alike = [other for other in jobs if kind_of(other) == kind_of(job)]
+            assert job.limit_s is not None or any(other.avoid for other in alike), f"{job} stayed hidden"
+
+    def start_by_parts(self, few: int) -> None:
+        """Decisions on ``few`` of the foremost, and on as many more as each time seems worth while."""
+        reach = Reach()
+        while True:
+            jobs, unseen = self.seen(reach, few)
+            decision = decide_with(self.pool, jobs, self.limits_now(), pick, cpu_running=self.on_cpu())
+            self.oracle().check(jobs, decision)
+            self.carry_out(decision)
+            before, reach = reach, reach.after(decision, unseen=unseen)
+            if not (decision.starts or decision.refused or reach.is_beyond(before)):
+                return
+
+    def seen(self, reach: Reach, few: int) -> tuple[list[WaitingJob], bool]:
+        """The jobs that one decision looks at, and whether there are others on GPUs."""
+        ordered = sorted(self.waiting.values(), key=lambda job: (-job.priority, job.id))
+        on_gpus = [job for job in ordered if job.gpus]
+        seen = on_gpus[: few + (64 if reach.lends else 0)]
+        if reach.by_kind:
+            for kind in {kind_of(job) for job in on_gpus}:
+                seen += [job for job in on_gpus if kind_of(job) == kind][:2]
+        jobs = {job.id: job for job in (*seen, *(job for job in ordered if not job.gpus))}
+        return list(jobs.values()), len(on_gpus) > few
+
     def keep_the_promise(self) -> None:
         """The first large job starts by the time that an earlier decision let it expect, or earlier."""
         if self.promise is not None and self.promise[0] in self.waiting:
@@ -495,13 +544,19 @@ class World(RuleBasedStateMachine):
                     self.end(job)
                 self.time_passes(4.0)
                 self.flood()
-                self.carry_out(self.decision())
+                self.start_all()
             self.flood()
-            self.carry_out(self.decision())
+            self.start_all()
             old &= self.waiting.keys()
             if not old:
                 return
         raise AssertionError(f"starved: {[self.waiting[job] for job in old]}")
+
+    def start_all(self) -> None:
+        if self.part is None:
+            self.carry_out(self.decision())
+        else:
+            self.start_by_parts(self.part)
 
     def flood(self) -> None:
         """Small jobs wait at all times, sharing ones, short ones and others."""

@@ -18,6 +18,7 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import ImpossibleTransition, Queue
+from gpuherd.jobs.reach import MOST_KINDS
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason, Request
 
 
@@ -386,6 +387,24 @@ def test_the_lowest_round_that_has_not_ended_goes_first(queue: Queue, start: Cal
     assert [q.job.name for q in queue.head(9, time.time())] == ["x"]
 
 
+def test_a_job_of_a_later_round_waits_only_since_its_round_is_open(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    queue.add([job("a"), job("b", round=3), job("c", round=5)])
+    opened = time.time() + 1000.0
+    end(queue, start("a"), AttemptState.DONE, JobState.DONE, ended_at=opened)
+    assert [(q.job.name, q.ready_at) for q in queue.head(9, time.time())] == [("b", opened)]
+    queue.add([job("late")])  # of an earlier round: that of b is closed again
+    assert [q.job.name for q in queue.head(9, time.time())] == ["late"]
+    end(queue, start("late"), AttemptState.DONE, JobState.DONE, ended_at=opened + 500.0)
+    assert [(q.job.name, q.ready_at) for q in queue.head(9, time.time())] == [("b", opened + 500.0)]
+    before = time.time()
+    queue.cancel(("b",), "me")
+    (c,) = queue.head(9, time.time())
+    assert (c.job.name, c.ready_at >= before) == ("c", True)
+    assert [q.ready_at for q in queue.first_of_kinds(1, time.time())] == [c.ready_at]
+
+
 def test_longest_first_is_by_priority_then_cost_then_age(queue: Queue) -> None:
     queue.add([job("a", cost=1), job("b"), job("c", cost=9), job("d", cost=9), job("e", priority=1)])
     assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["e", "c", "d", "a", "b"]
@@ -394,7 +413,7 @@ def test_longest_first_is_by_priority_then_cost_then_age(queue: Queue) -> None:
 
 @pytest.mark.parametrize("order", ["age", "longest"])
 def test_the_head_is_found_by_an_index_in_either_order(queue: Queue, order: Order) -> None:
-    index = {"age": "jobs_by_age", "longest": "jobs_by_cost"}[order]
+    index = {"age": "jobs_by_age", "longest": "jobs_by_rank"}[order]
     seen: list[str] = []
     queue.add([job("a")])
     queue._db.set_trace_callback(seen.append)
@@ -405,6 +424,29 @@ def test_the_head_is_found_by_an_index_in_either_order(queue: Queue, order: Orde
     assert sum(index in detail for detail in details) == 2
     assert "jobs_unfinished" in details[0]
     assert not any("TEMP B-TREE" in detail or detail.startswith("SCAN jobs") for detail in details[1:])
+
+
+@pytest.mark.parametrize("order", ["age", "longest"])
+def test_the_first_of_each_kind_are_found_by_an_index_in_either_order(queue: Queue, order: Order) -> None:
+    queue.add([job(f"wide{number}", gpus=4, cost=number) for number in range(20)])
+    queue.add([job(f"fat{number}", memory_mb=80_000, cost=number) for number in range(20)])
+    queue.add([job("cpu", gpus=0), job("thin", memory_mb=10_000), job("shared", memory_mb=3_000, share=True)])
+    seen: list[str] = []
+    queue._db.set_trace_callback(seen.append)
+    found = [q.job.name for q in queue.first_of_kinds(2, time.time(), order)]
+    queue._db.set_trace_callback(None)
+    first = {"age": ["fat0", "fat1", "fat2", "wide0"], "longest": ["fat19", "fat18", "fat17", "wide19"]}[order]
+    assert found == ["thin", *first[:3], "shared", first[3]]
+    details = [row["detail"] for each in seen for row in queue._db.execute(f"EXPLAIN QUERY PLAN {each}")]
+    assert not any("TEMP B-TREE" in detail or detail.startswith("SCAN jobs") for detail in details[1:])
+    index = {"age": "jobs_of_kind ", "longest": "jobs_of_kind_by_rank "}[order]
+    assert sum(index in detail and "share=?" in detail and "priority" not in detail for detail in details) >= 4
+
+
+def test_however_many_kinds_there_are_few_are_looked_at(queue: Queue) -> None:
+    queue.add([job(f"j{number}", memory_mb=1 + number) for number in range(3 * MOST_KINDS)])
+    found = [q.memory_mb for q in queue.first_of_kinds(0, time.time())]
+    assert found == list(range(1, MOST_KINDS + 1))  # those that fit most easily
 
 
 # --- what people do ----------------------------------------------------------------------------------------------

@@ -19,10 +19,17 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.schema import connect, passing_through
+from gpuherd.jobs.schema import VERSION, connect, passing_through
 from gpuherd.jobs.status import attempts_of, opened
 from gpuherd.jobs.wishes import Control, ControlKind
 
+_INDEXES_OF_2 = """
+CREATE INDEX jobs_count ON jobs (submission, state);
+CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+"""
 _V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
 
 
@@ -66,10 +73,10 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
         assert [(q.job.name, q.memory_mb) for q in queue.head(9, time.time())] == [("c", 300)]
         queue.add([Job(name="d", argv=("true",), needs=("a",))])
         assert queue.families() == {}
-    with Queue(path) as queue:  # a second time it is one of version 2
+    with Queue(path) as queue:  # a second time it is one of this version
         assert queue.states() == {"a": "done", "b": "done", "c": "waiting", "d": "waiting"}
     with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+        assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
     db.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -93,6 +100,31 @@ def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as queue:
+        queue.add([Job(name=name, argv=("true",), cost=cost) for name, cost in (("a", 1.0), ("b", None), ("c", 9.0))])
+    with sqlite3.connect(path) as db:
+        for index in ("jobs_by_rank", "jobs_of_kind", "jobs_of_kind_by_rank"):
+            db.execute(f"DROP INDEX {index}")
+        columns = "id, name, spec, gpus, priority, submission, state, blocked, tries, attempts, not_before, avoid,"
+        columns += " ready_at, reason, held, memory_mb, share, cost, round, cancelled_by, doomed"
+        kept = db.execute(f"SELECT {columns} FROM jobs").fetchall()
+        db.executescript("PRAGMA legacy_alter_table = ON; ALTER TABLE jobs RENAME TO with_rank;")
+        table = db.execute("SELECT sql FROM sqlite_master WHERE name = 'with_rank'").fetchone()[0]
+        table = table.replace("with_rank", "jobs").replace('"', "").replace(",\n    rank REAL NOT NULL DEFAULT 0", "")
+        assert "rank" not in table
+        db.executescript(f"DROP TABLE with_rank; {table};")
+        db.executemany(f"INSERT INTO jobs ({columns}) VALUES ({','.join('?' * 21)})", kept)
+        db.executescript(_INDEXES_OF_2)
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    with Queue(path) as queue:
+        assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["c", "a", "b"]
+        names = {row[0] for row in queue._db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert "jobs_of_kind" in names and "jobs_by_cost" not in names
 
 
 def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:

@@ -113,6 +113,15 @@ def test_max_concurrent_and_longest_first(run: Run) -> None:
     assert [event.job for event in run.told(EventKind.STARTED)] == ["j5", "j3", "j1"]
 
 
+def test_the_run_time_of_an_earlier_round_is_no_wait_of_a_later_one(run: Run) -> None:
+    run([sh("a", "sleep 1.5"), sh("b", "true", round=1)])
+    with Queue(run.directory.queue, check=False) as queue:
+        attempts = {attempt.job: attempt for attempt in queue.attempts()}
+    ended_at = attempts["a"].ended_at
+    assert ended_at is not None
+    assert attempts["b"].wait_s <= attempts["b"].started_at - ended_at + 0.01
+
+
 # --- sharing -------------------------------------------------------------------------------------------------------
 
 

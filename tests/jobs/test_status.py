@@ -206,6 +206,46 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert scene.reason("c") == "1 waiting job is before it", "that file is of another dispatcher"
 
 
+def test_the_place_in_the_queue_is_by_the_order_that_the_dispatcher_has(scene: Scene) -> None:
+    scene.queue.submit(
+        [job("short", cost=1.0), job("long", cost=9.0), job("first", priority=1), job("longest", cost=99)]
+    )
+    scene.begin()
+    by_age = [each.name for each in scene.status().jobs]
+    file = StandingFile(scene.run.standing)
+    file.touch()
+    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), settings={"order": "longest"}))
+    assert [each.name for each in scene.status().jobs] == ["first", "longest", "long", "short"]
+    assert scene.reason("short") == "3 waiting jobs are before it"
+    assert by_age == ["first", "short", "long", "longest"]
+    page = Page(states=(JobState.WAITING,), offset=2, limit=1)
+    assert [(each.name, each.reason) for each in scene.status(page).jobs] == [("long", "2 waiting jobs are before it")]
+
+
+def test_what_is_left_goes_by_the_cost_of_the_jobs(scene: Scene) -> None:
+    scene.queue.submit([job("a", cost=1.0), job("b", cost=2.0), job("c", cost=100.0), job("d")])
+    scene.begin()
+    scene.end(scene.start("a", ago_s=10.0), JobState.DONE)
+    scene.start("b", ago_s=5.0)
+    # 10 s for a unit: 15 s of b are left, and 1000 s of c; for d 10 s, the mean.
+    assert scene.status().eta_s == pytest.approx(1025.0, abs=2.0)
+
+
+def test_since_when_a_waiting_job_could_have_run(scene: Scene) -> None:
+    scene.queue.submit([job("a"), job("b", needs=("a",)), job("c", round=1), job("held")])
+    scene.queue.pause(("held",), "me", 0.0)
+    told = {each.name: each.ready_at for each in scene.status().jobs}
+    assert told["a"] == pytest.approx(clock.wall(), abs=30.0)
+    assert (told["b"], told["c"], told["held"]) == (None, None, None)
+    scene.begin()
+    scene.queue.cancel(("held",), "me")
+    scene.end(scene.start("a"), JobState.DONE)
+    scene.end(scene.start("b"), JobState.DONE)
+    later = next(each.ready_at for each in scene.status().jobs if each.name == "c")
+    assert later is not None
+    assert later > (told["a"] or 0.0)
+
+
 def test_pages(scene: Scene) -> None:
     scene.queue.submit([job(f"job-{i:02}", priority=i % 3) for i in range(20)])
     scene.begin()

@@ -154,6 +154,18 @@ def test_a_limit_in_quiet_hours_leaves_some_gpus() -> None:
     assert history.makespan_s == pytest.approx(8 * 1800, rel=0.01)
 
 
+def test_large_jobs_that_wait_for_the_evening_hide_no_small_one() -> None:
+    """More of them at the head of the queue than a decision looks at."""
+    works = [work(f"wide-{number}", 60.0, gpus=2) for number in range(30)]
+    works += [work(f"small-{number}", 60.0) for number in range(10)]
+    rules = Rules(max_checks=1, quiet_hours="Mon", quiet_max_gpus=1)
+    history = run(machine("4x80GB"), works, rules)
+    assert history.done == 40
+    ran = by_name(history, works)
+    assert max(ran[f"small-{number}"][0].end for number in range(10)) < 3600
+    assert min(ran[f"wide-{number}"][0].start for number in range(30)) >= 24 * 3600
+
+
 # --- strangers ------------------------------------------------------------------------------------------------
 
 ALWAYS_IN_THE_WAY = Background(busy=0.5, mean_s=600.0, barge=1.0)

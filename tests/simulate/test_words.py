@@ -20,7 +20,8 @@ from gpuherd.simulate.workload import failure_shares, mix
 
 
 @pytest.mark.parametrize(
-    "name", ["begin", "cluster", "figures", "lengths", "options", "rules", "strangers", "timeline", "workload"]
+    "name",
+    ["agenda", "begin", "cluster", "figures", "lengths", "options", "rules", "strangers", "timeline", "workload"],
 )
 def test_examples_in_the_code_hold(name: str) -> None:
     result = doctest.testmod(import_module(f"gpuherd.simulate.{name}"))

@@ -21,6 +21,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.reach import Reach
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
@@ -28,10 +29,6 @@ from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.supervisor import Attempt, Supervisor
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
-# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
-_BEYOND = 8
-# And when GPUs that are kept for a large job could be lent to a short one: so many, among which one may be.
-_SEARCHED = 64
 # A dispatcher that serves does not know how many jobs will come.
 _MANY = 1_000_000
 
@@ -77,11 +74,12 @@ class Deciding:
         self.options = self._at_start = options
         self._user = user_name(os.geteuid())
         self._most_ever = most_ever(settings, self._user)
+        self._kept_from_us = self._kept_at_start = frozenset(settings.policy.exclude_gpus)
         self.due_at: float | None = 0.0
         self.waiting_for: str | None = None
         self.waits: Sequence[Wait] = ()
         self._changes_at: float | None = None
-        self._lends = False
+        self._reach = Reach()
         self._cores = len(os.sched_getaffinity(0))
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
@@ -104,6 +102,7 @@ class Deciding:
         """Other options and settings from now on."""
         self.options = options
         self._most_ever = most_ever(settings, self._user)
+        self._kept_from_us = frozenset(settings.policy.exclude_gpus)
 
     def soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
@@ -124,8 +123,11 @@ class Deciding:
         """How much at once, now."""
         gpus = self._desk.gpus if self._desk.is_open else None
         most, why = self._gpus_now()
+        bounds = limits(self.options, gpus, self._cores, self._most_ever)
         return replace(
-            limits(self.options, gpus, self._cores, self._most_ever),
+            bounds,
+            # Jobs on GPUs wait for those that were taken away from the run, and don't go to the CPU.
+            cpu_only=bounds.cpu_only and not self._is_narrowed,
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -155,8 +157,13 @@ class Deciding:
         bounds = self.limits()
         gpus = sum(view.is_free for view in views)
         slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
-        limit = _BEYOND + gpus + slots + (_SEARCHED if self._lends else 0)
+        limit = self._reach.foremost(gpus + slots)
         head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
+        on_gpus = sum(queued.gpus > 0 for queued in head.values())
+        on_cpu = len(head) - on_gpus
+        if self._reach.by_kind:
+            first = self._queue.first_of_kinds(gpus, wall, self.options.order)
+            head |= {queued.id: queued for queued in first}
         if not self._desk.is_open and any(queued.gpus for queued in head.values()):
             self._desk.open()
             self.look_at_queue()
@@ -165,7 +172,7 @@ class Deciding:
         decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
         # What was set in mid-run may be set back, and nothing is refused for good by a limit of the moment.
         refused = () if self._is_narrowed else decision.refused
-        waits = (*decision.refused, *decision.waits) if self._is_narrowed else decision.waits
+        waits = (*self._for_now(decision.refused), *decision.waits) if self._is_narrowed else decision.waits
         for wait in refused:
             starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
         running: tuple[Attempt, ...] = ()
@@ -183,19 +190,23 @@ class Deciding:
         # Else only jobs behind those that were looked at could start, where places are left for their kind.
         gpus -= sum(len(start.gpus) for start in decision.starts)
         slots -= sum(not start.gpus for start in decision.starts)
-        on_gpus = sum(job.gpus > 0 for job in waiting)
-        # Short jobs are searched for among more of the queue, once for each decision that lets any be lent to.
-        searched, self._lends = self._lends, decision.lends_for_s is not None
-        if self._lends and not searched and len(head) == limit:
+        # More of the queue is searched once for each decision that leaves something over.
+        before, self._reach = self._reach, self._reach.after(decision, unseen=on_gpus == limit)
+        if self._reach.is_beyond(before) and on_gpus == limit:
             return True
         open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
-        unseen = (open_gpus and on_gpus == limit) or (slots > 0 and len(waiting) - on_gpus == limit)
+        unseen = (open_gpus and on_gpus == limit) or (slots > 0 and on_cpu == limit)
         return bool(decision.starts) and unseen
 
     @property
     def _is_narrowed(self) -> bool:
         now, start = self.options, self._at_start
-        return now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+        fewer = now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+        return fewer or not self._kept_from_us <= self._kept_at_start
+
+    def _for_now(self, refused: Sequence[Wait]) -> Sequence[Wait]:
+        problem = None if self._desk.gpus else self._desk.problem
+        return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         peaks = self._queue.families() if any(queued.share for queued in head) else {}
@@ -217,7 +228,7 @@ class Deciding:
             job.priority,
             queued.avoid,
             share=share,
-            cost=job.cost,
+            rank=queued.rank,
             limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
         )
 

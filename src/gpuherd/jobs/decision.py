@@ -27,7 +27,7 @@ class WaitingJob:
         priority: higher first.
         avoid: UUIDs of GPUs on which it failed.
         share: it may have a GPU together with others that share.
-        cost: how long it takes, in any unit; None if unknown. Read when ``Limits.longest_first``.
+        rank: the higher goes first (``order.rank``). Read when ``Limits.longest_first``.
         limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
     """
 
@@ -37,7 +37,7 @@ class WaitingJob:
     priority: int = 0
     avoid: frozenset[str] = frozenset()
     share: bool = False
-    cost: float | None = None
+    rank: float = 0.0
     limit_s: float | None = None
 
 
@@ -103,7 +103,7 @@ class Limits:
         gpus_now: only so many GPUs for the time being (quiet hours): a job that asks for more waits for better times.
         gpus_now_why: the sentence for that.
         most_ever: the most GPUs that the user may hold at the best of times; None for no such limit.
-        longest_first: of one priority, jobs of known cost first, the costliest before all; else the oldest.
+        longest_first: of one priority the job of the highest rank goes first; else the oldest.
         keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
         now: the moment of the decision, by the clock of ``GpuView.over_at``.
     """
@@ -148,14 +148,18 @@ class Wait:
 class Decision:
     """What to do now. ``starts``, ``waits`` and ``refused`` together name every waiting job that was looked at, once.
 
-    ``lends_for_s``: GPUs are kept that a job could have which is over in so many seconds; None when none are to be had.
-    It may be worth while to look at more of the queue then.
+    Some GPUs may be left over, so that it may be worth while to look at more of the queue. ``lends_for_s``: GPUs are
+    kept that a job could have which is over in so many seconds; None when none are to be had. ``gpus_left``: so many
+    GPUs one more job could have as far as their number goes. ``room_left_mb``: so much could be promised on a shared
+    GPU.
     """
 
     starts: tuple[Start, ...] = ()
     waits: tuple[Wait, ...] = ()
     refused: tuple[Wait, ...] = ()
     lends_for_s: float | None = None
+    gpus_left: int = 0
+    room_left_mb: int = 0
 
 
 def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:

@@ -61,6 +61,7 @@ class GpuWatch:
         self._haste: dict[str, float] = {}
         # What is free on a GPU that nobody uses: less than all, by the driver's own part.
         self._room_mb: dict[str, int] = {}
+        self._notices: list[str] = []
         self._options, self._settings = options, settings
         # As of the last look that gave a verdict: the driver is asked for other reasons as well.
         self._was_low: dict[str, bool] = {}
@@ -70,7 +71,7 @@ class GpuWatch:
         machine = self._first_look()
         self._faults = GpuFaults(machine.gpus)
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
-        self._choose_gpus(machine, options, settings)
+        self._choose_gpus(machine, options, settings, named_now=True)
 
     def _first_look(self) -> Machine:
         """The machine; a driver that fails gets some seconds, or all would run on the CPU for want of a moment."""
@@ -83,20 +84,30 @@ class GpuWatch:
 
     def change(self, options: GpuOptions, settings: Settings) -> None:
         """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
-        stays as it was."""
+        stays as it was. A GPU that was named before, and that the policy has come to keep for others, is left out."""
         machine = self._nvml.snapshot(processes=True, topology=True)
         self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
-        self._choose_gpus(machine, options, settings)
+        before = self.gpus
+        self._choose_gpus(machine, options, settings, named_now=options.gpu_ids != self._options.gpu_ids)
+        excluded = settings.policy.exclude_gpus
+        lost = [gpu.label for gpu in before if gpu.uuid not in self._gpus and is_named(gpu, excluded)]
+        if lost:
+            self._notices.append(
+                f"GPU {', '.join(lost)} is not for gpuherd to use any more (exclude_gpus in {settings.policy.path}):"
+                " nothing new is started there, and what runs there goes on"
+            )
         self._options, self._settings = options, settings
         self._users.change(options.gpu_memory_threshold)
         self._leases.change(settings)
 
-    def _choose_gpus(self, machine: Machine, options: GpuOptions, settings: Settings) -> None:
+    def _choose_gpus(
+        self, machine: Machine, options: GpuOptions, settings: Settings, *, named_now: bool = False
+    ) -> None:
         excluded = settings.policy.exclude_gpus
         seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
         kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
-        if options.gpu_ids and len(kept) < len(chosen):
+        if named_now and options.gpu_ids and len(kept) < len(chosen):
             labels = ", ".join(gpu.label for gpu in chosen if gpu not in kept)
             raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
         self._preference = tuple(gpu.uuid for gpu in kept) if options.gpu_ids else ()
@@ -243,7 +254,8 @@ class GpuWatch:
 
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each: leases that were passed over."""
-        return self._leases.fetch_notices()
+        notices, self._notices = self._notices, []
+        return (*notices, *self._leases.fetch_notices())
 
     # --- while our jobs run -----------------------------------------------------------------------------------
 

@@ -10,73 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from gpuherd.jobs.decision import GpuView, Limits, WaitingJob, fits, why_never
+from gpuherd.jobs.decision import GpuView, Limits, WaitingJob, why_never
+from gpuherd.jobs.machine import Machine, comes
 
-
-@dataclass(slots=True, eq=False)
-class Machine:
-    """GPUs that one job may have together. ``place``: its rank among the machines, in order of appearance."""
-
-    name: str
-    place: int
-    views: dict[str, GpuView] = field(default_factory=dict)
-    free: int = 0
-    # By GPUs and memory asked for; emptied when a GPU of the machine changes.
-    _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
-
-    def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
-        """How many GPUs the job could use are free, or will be when our own jobs have ended."""
-        return sum(comes(view, job) for view in self.usable(job, barred))
-
-    def put(self, view: GpuView) -> None:
-        """Takes in what is now known of one of its GPUs."""
-        self.views[view.gpu.uuid] = view
-        if self._sure:
-            self._sure.clear()
-
-    def take_out(self, uuid: str) -> GpuView:
-        """Forgets one of its GPUs, and returns what was known of it."""
-        self._sure.clear()
-        return self.views.pop(uuid)
-
-    def sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
-        """When the job surely has enough GPUs here, if none is given to others: by the time limits of our jobs. Minus
-        infinity when there are enough now, or in a moment; infinity when nobody knows."""
-        if barred:
-            return self._sure_at(job, barred)
-        kind = (job.gpus, job.memory_mb)
-        if kind not in self._sure:
-            self._sure[kind] = self._sure_at(job, barred)
-        return self._sure[kind]
-
-    def _sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
-        times = []
-        for view in self.usable(job, barred):
-            if not view.ours and comes(view, job):
-                times.append(-math.inf)
-            elif view.over_at is not None and not view.is_open:
-                times.append(view.over_at)
-        times.sort()
-        return times[job.gpus - 1] if len(times) >= job.gpus else math.inf
-
-    def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
-        """Its GPUs that are large enough for the job, without ``barred``."""
-        for uuid, view in self.views.items():
-            if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
-                yield view
-
-
-def comes(view: GpuView, job: WaitingJob) -> bool:
-    """Whether a GPU that is large enough for the job is free for it, or will be when our own jobs have ended.
-
-    One that is free, but of whose memory somebody holds a little too much, is not one that comes; nor is one that had
-    too little when it was last free.
-    """
-    if job.memory_mb is None or not view.will_come:
-        return view.will_come
-    return (view.gpu.free_mb if view.is_free else view.largest_mb) >= job.memory_mb
+__all__ = ["Machine", "Pool", "comes"]
 
 
 class Pool:
@@ -108,6 +46,7 @@ class Pool:
         self._open: list[tuple[int, int, str]] = []
         self._never: dict[tuple[int, int | None, int, bool, int | None], str | None] = {}
         self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
+        self._least_mb = math.inf
         for view in views:
             self.update(view)
 
@@ -142,6 +81,8 @@ class Pool:
                 self._count_free(machine, free - was_free)
             if old.ours and old.shareable_mb is not None:
                 del self._open[bisect_left(self._open, _room(old, machine))]
+        if machine.least_mb < self._least_mb:
+            self._least_mb = machine.least_mb
         if is_open:
             insort(self._open, _room(view, machine))
 
@@ -176,7 +117,7 @@ class Pool:
 
     def why_never(self, job: WaitingJob, limits: Limits) -> str | None:
         """Why the job could never run on any of the machines, or None when it could."""
-        kind = (job.gpus, job.memory_mb, limits.max_gpus, limits.cpu_only, limits.most_ever)
+        kind = (*self._kind(job), limits.max_gpus, limits.cpu_only, limits.most_ever)
         if kind not in self._never:
             largest = sorted(self.machines, key=lambda machine: -len(machine.views)) or [Machine("", 0)]
             reasons = [why_never(job, [view.gpu for view in machine.views.values()], limits) for machine in largest]
@@ -250,8 +191,12 @@ class Pool:
             self._by_free.append([])
         insort(self._by_free[machine.free], machine.place)
 
+    def _kind(self, job: WaitingJob) -> tuple[int, int | None]:
+        """What the job asks for: no memory where every GPU always has as much, so that there are few kinds."""
+        return (job.gpus, None if job.memory_mb is None or job.memory_mb <= self._least_mb else job.memory_mb)
+
     def _with_enough(self, job: WaitingJob) -> frozenset[int]:
-        kind = (job.gpus, job.memory_mb)
+        kind = self._kind(job)
         if kind not in self._enough:
             nothing: frozenset[str] = frozenset()
             self._enough[kind] = frozenset(

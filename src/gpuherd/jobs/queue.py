@@ -70,6 +70,7 @@ class Queue(QueueFile):
                 " WHERE submission < ? AND state = 'waiting'",
                 (latest,),
             )
+            self._note_round(time.time())
 
     def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
         """Puts jobs into the queue beside those that are there, also while a dispatcher works it off (then ``poke``).
@@ -89,6 +90,7 @@ class Queue(QueueFile):
                 ).fetchall()
                 for row in bad:
                     interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
+            self._note_round(time.time())
 
     # --- transitions ------------------------------------------------------------------------------------------
 
@@ -172,7 +174,9 @@ class Queue(QueueFile):
         Returns for each the names of jobs that can't run any more because they need this one; they are cancelled.
         """
         with self.transaction():
-            return tuple(self._record_end(end) for end in ends)
+            doomed = tuple(self._record_end(end) for end in ends)
+            self._note_round(max((end.ended_at for end in ends), default=0.0))
+            return doomed
 
     def _record_end(self, end: AttemptEnd) -> tuple[str, ...]:
         self._change(
@@ -224,13 +228,21 @@ class Queue(QueueFile):
                 "UPDATE jobs SET state = 'failed', reason = ? WHERE id = ? AND state = 'waiting'",
                 (reason, job),
             )
-            return interventions.doom(self._db, job, "failed")
+            doomed = interventions.doom(self._db, job, "failed")
+            self._note_round(time.time())
+            return doomed
 
     def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
         """Adds an event to the queue's own diary."""
         self._db.execute(
             "INSERT INTO events (at, kind, job, attempt, text) VALUES (?,?,?,?,?)", (at, kind, job, attempt, text)
         )
+
+    def _note_round(self, now: float) -> None:
+        """Writes down since when the lowest unfinished round is so: its jobs could not run before, and did not wait."""
+        current = self.round()
+        if current is not None and current != self.round_opened()[0]:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('round', ?)", (f"{current} {now!r}",))
 
     def _unblock(self, job: int, now: float) -> None:
         # Those that need nothing else could run from now on: the time before is none that they waited for a GPU.
@@ -259,12 +271,16 @@ class Queue(QueueFile):
         Here and below ``names`` are jobs that are there; () means all that it can be done to.
         """
         with self.transaction():
-            return interventions.cancel(self._db, self._rows(names, ("waiting", "running")), by)
+            changed = interventions.cancel(self._db, self._rows(names, ("waiting", "running")), by)
+            self._note_round(time.time())
+            return changed
 
     def retry(self, names: Sequence[str], now: float) -> Changed:
         """Failed and cancelled jobs wait again, with fresh tries, and so do those cancelled because of them."""
         with self.transaction():
-            return interventions.retry(self._db, self._rows(names, ("failed", "cancelled")), now)
+            changed = interventions.retry(self._db, self._rows(names, ("failed", "cancelled")), now)
+            self._note_round(now)
+            return changed
 
     def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
         """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""

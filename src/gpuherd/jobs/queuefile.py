@@ -9,20 +9,25 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gpuherd.jobs import mailbox, rows
+from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import Order
+from gpuherd.jobs.reach import BEYOND, MOST_KINDS
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
 from gpuherd.jobs.schema import connect, passing_through
 
+COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
-_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, cost DESC, id"}
+_COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
+_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
 
 
 class QueueFile:
@@ -86,7 +91,7 @@ class QueueFile:
 
     def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
         """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
-        not ended: by priority, then age, or then cost (the highest first, unknown ones last), then age.
+        not ended: by priority, then age, or then the longest first (``order.rank``), then age.
 
         Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
         back-off that is far in the future is one from before the clock was set back, and counts as passed.)
@@ -95,16 +100,72 @@ class QueueFile:
         found: list[sqlite3.Row] = []
         for needs_gpu in (1, 0) if unfinished is not None else ():
             found += self._db.execute(
-                "SELECT * FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0 AND (gpus > 0) = ?"  # noqa: S608
+                f"SELECT * FROM jobs WHERE {_COULD_RUN} AND (gpus > 0) = ?"  # noqa: S608
                 f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
                 (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
             ).fetchall()
-        return tuple(rows.queued(row) for row in found)
+        return self._queued(found)
+
+    def first_of_kinds(self, gpus: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
+        """Of the jobs that need GPUs, the first of each kind: those that ask for as many GPUs and as much memory, and
+        share or not. Of one kind as many as could start on ``gpus`` GPUs, within limits, and one more; of sharing jobs
+        a few more.
+
+        Which jobs are among them is as with ``head``. For each number of GPUs at most ``MOST_KINDS`` kinds, those that
+        ask for the least memory.
+        """
+        unfinished = self.round()
+        found: list[sqlite3.Row] = []
+        for kind in self._kinds_of(unfinished) if unfinished is not None else ():
+            size, share, _ = kind
+            most = 1 + (BEYOND if share else min(gpus // size, BEYOND))
+            found += self._db.execute(
+                f"SELECT * FROM jobs WHERE {_COULD_RUN} AND round = ? AND gpus = ? AND share = ?"  # noqa: S608
+                " AND coalesce(memory_mb, 0) = ? AND (not_before <= ? OR not_before > ?)"
+                f" ORDER BY {_ORDER[order]} LIMIT ?",
+                (unfinished, *kind, now, now + _LONGEST_BACK_OFF_S, most),
+            ).fetchall()
+        return self._queued(found)
+
+    def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
+        """Jobs of the round that is open now: none of them could run before it was."""
+        opened_at = self.round_opened()[1]
+        jobs = (rows.queued(row) for row in found)
+        return tuple(job if job.ready_at >= opened_at else replace(job, ready_at=opened_at) for job in jobs)
+
+    def _kinds_of(self, unfinished: int) -> Iterator[tuple[int, int, int]]:
+        """GPUs, share and MB of the kinds of a round: each is the next in the index, however long the queue is."""
+        waiting = f"FROM jobs WHERE {_COULD_RUN} AND round = ?"
+        size = 0
+        while True:
+            row = self._db.execute(f"SELECT min(gpus) {waiting} AND gpus > ?", (unfinished, size)).fetchone()
+            if row[0] is None:
+                return
+            size = int(row[0])
+            for share in (0, 1):
+                memory_mb = -1
+                for _ in range(MOST_KINDS):
+                    row = self._db.execute(
+                        f"SELECT min(coalesce(memory_mb, 0)) {waiting} AND gpus = ? AND share = ?"
+                        " AND coalesce(memory_mb, 0) > ?",
+                        (unfinished, size, share, memory_mb),
+                    ).fetchone()
+                    if row[0] is None:
+                        break
+                    memory_mb = int(row[0])
+                    yield size, share, memory_mb
 
     def round(self) -> int | None:
         """The lowest round of which a job waits or runs, None when none does."""
         row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
         return None if row[0] is None else int(row[0])
+
+    def round_opened(self) -> tuple[int | None, float]:
+        """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
+        where nobody has written it down."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
+        number, _, at = ("" if row is None else row[0]).partition(" ")
+        return (int(number), float(at)) if at else (None, 0.0)
 
     def held(self) -> int:
         """How many waiting jobs are paused."""
@@ -136,6 +197,11 @@ class QueueFile:
     def _stamp(self) -> tuple[int, int]:
         """Another one whenever the file has been changed: by other processes, or by this connection."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
+
+    def those_waiting(self) -> Waiting:
+        """How many jobs of the latest submission wait, and what they cost; from an index."""
+        row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
+        return Waiting(row[0], row[1], row[2])
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""

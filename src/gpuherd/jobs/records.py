@@ -29,9 +29,10 @@ class QueuedJob:
         attempts: starts so far, over all runs.
         not_before: wall-clock second before which it is not started again.
         avoid: UUIDs of GPUs on which it failed.
-        ready_at: wall-clock second since which it could have run.
+        ready_at: wall-clock second since which it could have run: its needs were met, and its round was open.
         adapted: what it asks for after a retry changed that; None while it is what the job says.
         cancelled_by: who wants it to end for good while it runs; else None.
+        rank: what goes first in the order ``longest`` (``order.rank``).
     """
 
     id: int
@@ -43,6 +44,7 @@ class QueuedJob:
     ready_at: float
     adapted: Request | None = None
     cancelled_by: str | None = None
+    rank: float = 0.0
 
     @property
     def request(self) -> Request:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line
+from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.failures import Diagnosis, clean
 from gpuherd.jobs.job import JobState
@@ -60,7 +61,8 @@ class Reporter:
         self._run = run
         self._display = display
         self._on_event = on_event
-        self._done_s: list[float] = []
+        self._pace = Pace()
+        self._waiting: tuple[int, Waiting] = (0, Waiting(0))
         self.failures: list[Failure] = []
 
     @property
@@ -79,8 +81,6 @@ class Reporter:
             except sqlite3.OperationalError as problem:
                 # A full disk, usually: the diary is for people, and the run must not end for it.
                 logger.warning("can't write to the queue's diary: %s", problem)
-        if event.kind is EventKind.DONE and event.run_s is not None:
-            self._done_s.append(event.run_s)
         if self._display is not None:
             self._display.event(event)
         if self._on_event is not None:
@@ -109,6 +109,7 @@ class Reporter:
     def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float) -> None:
         """An attempt has ended, and this became of its job."""
         if settlement.job is JobState.DONE:
+            self._pace = self._pace.after(run_s, attempt.queued.job.cost)
             self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
         elif settlement.job is JobState.CANCELLED:
             self.about(EventKind.CANCELLED, attempt, settlement.reason or "cancelled", run_s)
@@ -169,15 +170,29 @@ class Reporter:
         now = clock.mono()
         counts = self._queue.counts()
         lines = tuple(_line(attempt, now) for attempt in running)
+        costs = (attempt.record.queued.job.cost for attempt in running)
         self._display.snapshot(
             RunSnapshot(
                 counts=counts,
                 running=lines,
                 waiting_for=waiting_for,
-                eta_s=_time_left(self._done_s, counts.waiting, lines, at_once),
+                eta_s=time_left(
+                    self._pace,
+                    self._those_waiting(counts.waiting),
+                    [Running(line.elapsed_s, cost, line.eta_s) for line, cost in zip(lines, costs, strict=True)],
+                    at_once,
+                ),
                 paused=self._queue.held() + sum(line.paused for line in lines),
             )
         )
+
+    def _those_waiting(self, jobs: int) -> Waiting:
+        """Their costs are asked for only when there are others than before: a display draws four times a second."""
+        if not self._pace.cost:
+            return Waiting(jobs)
+        if self._waiting[0] != jobs:
+            self._waiting = (jobs, self._queue.those_waiting())
+        return self._waiting[1]
 
 
 def _line(attempt: Attempt, now: float) -> RunningLine:
@@ -189,12 +204,3 @@ def _line(attempt: Attempt, now: float) -> RunningLine:
     return RunningLine(
         clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta, paused=bool(attempt.paused)
     )
-
-
-def _time_left(done_s: Sequence[float], waiting: int, running: Sequence[RunningLine], at_once: int) -> float | None:
-    """Seconds until all is done, by the mean of the jobs that are done; None while none is."""
-    if not done_s:
-        return None
-    mean = sum(done_s) / len(done_s)
-    ahead = sum(line.eta_s if line.eta_s is not None else max(0.0, mean - line.elapsed_s) for line in running)
-    return (ahead + mean * waiting) / max(1, min(at_once, waiting + len(running)))

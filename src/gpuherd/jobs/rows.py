@@ -49,6 +49,7 @@ def queued(row: sqlite3.Row) -> QueuedJob:
         ready_at=row["ready_at"],
         adapted=None if request == Request(job.gpus, job.memory_mb, job.share) else request,
         cancelled_by=row["cancelled_by"],
+        rank=row["rank"],
     )
 
 

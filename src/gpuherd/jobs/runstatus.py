@@ -50,6 +50,7 @@ class JobStatus:
     """A job and how it stands. ``reason``: why it waits, or how it failed, or why it was cancelled.
 
     ``gpus`` is how many it asks for now, ``paused`` that it was told to wait (or stands still while running).
+    ``ready_at``: of a waiting job, the wall-clock second since which it could have run; None while it can't.
     """
 
     id: int
@@ -62,7 +63,7 @@ class JobStatus:
     priority: int
     tries: int
     attempts: int
-    ready_at: float
+    ready_at: float | None
     command: tuple[str, ...]
     attempt: AttemptStatus | None
 

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.order import rank
 
-VERSION = 2
+VERSION = 3
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 _LOCK_WITHIN_S = 30.0
 # Pages that a look through the whole file keeps in memory meanwhile.
@@ -30,6 +31,7 @@ _PASSING_PAGES = 64
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
 # gpus, memory_mb, share: what the job asks for now; a retry may have made it more than what its spec says.
+# rank: what goes first in the order 'longest' (``order.rank``), written down once: all jobs age alike.
 # cancelled_by: who wants a running job to end for good; kept here so that it ends also when its dispatcher dies.
 # doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
 # attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,
@@ -67,9 +69,9 @@ CREATE TABLE jobs (
     cost REAL,
     round INTEGER NOT NULL DEFAULT 0,
     cancelled_by TEXT,
-    doomed INTEGER NOT NULL DEFAULT 0
+    doomed INTEGER NOT NULL DEFAULT 0,
+    rank REAL NOT NULL DEFAULT 0
 );
-CREATE INDEX jobs_count ON jobs (submission, state);
 CREATE TABLE needs (
     job INTEGER NOT NULL REFERENCES jobs (id),
     needed INTEGER NOT NULL REFERENCES jobs (id),
@@ -120,8 +122,6 @@ CREATE TABLE events (
 _SINCE_2 = """
 CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
-CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)
-    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_held ON jobs (id) WHERE held = 1;
 CREATE INDEX jobs_unfinished ON jobs (round) WHERE state IN ('waiting', 'running');
@@ -161,6 +161,27 @@ ALTER TABLE attempts ADD COLUMN paused_mono REAL;
 ALTER TABLE attempts ADD COLUMN paused_s REAL NOT NULL DEFAULT 0;
 """
     + _SINCE_2
+)
+
+# What version 3 has beside the column: counts with costs, the order 'longest' by rank, and the first jobs of each kind
+# in either order.
+_SINCE_3 = """
+CREATE INDEX jobs_count ON jobs (submission, state, cost);
+CREATE INDEX jobs_by_rank ON jobs ((gpus > 0), round, priority DESC, rank DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_of_kind ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, rank DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+"""
+
+_FROM_2_TO_3 = (
+    """
+DROP INDEX IF EXISTS jobs_by_cost;
+DROP INDEX IF EXISTS jobs_count;
+ALTER TABLE jobs ADD COLUMN rank REAL NOT NULL DEFAULT 0;
+"""
+    + _SINCE_3
 )
 
 
@@ -269,31 +290,43 @@ def _keep_a_journal(connection: sqlite3.Connection) -> None:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the tables, or changes those of version 1, in one transaction."""
+    """Makes the tables, or changes those of an older version, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have done it between our look and our lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _execute_all(connection, _SCHEMA + _SINCE_2)
+            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3)
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
             )
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:
-            with suppress(PermissionError):  # somebody else's, in a folder that several work in
-                path.chmod(0o600)
-            _execute_all(connection, _FROM_1_TO_2)
-            rows = connection.execute("SELECT id, spec FROM jobs")
-            connection.executemany(
-                "UPDATE jobs SET memory_mb = ? WHERE id = ?",
-                [(json.loads(row["spec"])["memory_mb"], row["id"]) for row in rows],
-            )
+        else:
+            _change_old(connection, path, int(connection.execute("PRAGMA user_version").fetchone()[0]))
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _change_old(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    if version < 2:
+        with suppress(PermissionError):  # somebody else's, in a folder that several work in
+            path.chmod(0o600)
+        _execute_all(connection, _FROM_1_TO_2)
+        rows = connection.execute("SELECT id, spec FROM jobs")
+        connection.executemany(
+            "UPDATE jobs SET memory_mb = ? WHERE id = ?",
+            [(json.loads(row["spec"])["memory_mb"], row["id"]) for row in rows],
+        )
+    if version < 3:
+        _execute_all(connection, _FROM_2_TO_3)
+        rows = connection.execute("SELECT id, cost, ready_at FROM jobs")
+        connection.executemany(
+            "UPDATE jobs SET rank = ? WHERE id = ?",
+            [(rank(row["cost"], row["ready_at"]), row["id"]) for row in rows.fetchall()],
+        )
 
 
 def _execute_all(connection: sqlite3.Connection, script: str) -> None:

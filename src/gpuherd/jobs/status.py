@@ -18,14 +18,16 @@ from pathlib import Path
 from gpuherd.engines.processes import boot_id, identify
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
+from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.job import JobState
+from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts, PauseReason
 from gpuherd.jobs.rows import pause_reasons
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, Page, RunStatus
 from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
-from gpuherd.jobs.wording import time_left
+from gpuherd.jobs.wording import time_left as job_time_left
 
 # The mean length of jobs is taken over so many of the latest.
 _LATEST = 1000
@@ -65,7 +67,7 @@ def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     submission = _submission(reader)
     counts = read_counts(reader)
     dispatcher = _dispatcher(run, reader)
-    rows, matching = _page(reader, page, submission)
+    rows, matching = _page(reader, page, submission, _longest_first(dispatcher))
     facts = _wait_facts(reader, dispatcher)
     places = _places(page)
     jobs = tuple(
@@ -175,7 +177,7 @@ def _is_in_lock(lock: Path, pid: int) -> bool:
 # --- jobs -----------------------------------------------------------------------------------------------------
 
 
-def _page(reader: QueueReader, page: Page, submission: int) -> tuple[list[sqlite3.Row], int]:
+def _page(reader: QueueReader, page: Page, submission: int, longest_first: bool) -> tuple[list[sqlite3.Row], int]:
     """The rows of the page, and how many there are in all."""
     rows: list[sqlite3.Row] = []
     matching, skip = 0, page.offset
@@ -189,20 +191,27 @@ def _page(reader: QueueReader, page: Page, submission: int) -> tuple[list[sqlite
         # What runs is never many: as much as there are GPUs.
         most = min(page.limit - len(rows), here if page.each is None or state is JobState.RUNNING else page.each)
         if most > 0 and skip < here:
-            query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state)} LIMIT ? OFFSET ?"  # noqa: S608
+            query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state, longest_first)} LIMIT ? OFFSET ?"  # noqa: S608
             rows += reader.rows(query, (*values, most, skip))
         skip = max(0, skip - here)
     return rows, matching
 
 
-def _order(reader: QueueReader, state: JobState) -> str:
+def _longest_first(dispatcher: DispatcherStatus | None) -> bool:
+    """Whether the one at work takes the longest first, as far as it has told."""
+    told = None if dispatcher is None else dispatcher.standing
+    return told is not None and told.settings.get("order") == "longest"
+
+
+def _order(reader: QueueReader, state: JobState, longest_first: bool) -> str:
     """The waiting in the order in which they will run, those that can't run yet last; of the ended the latest first."""
     if state is JobState.RUNNING:
         return "id"
     if state is not JobState.WAITING:
         return "id DESC"
     if reader.has("jobs", "held") and reader.has("jobs", "round"):
-        return "blocked > 0 OR held, round, priority DESC, id"
+        longest = "rank DESC, " if longest_first and reader.has("jobs", "rank") else ""
+        return f"blocked > 0 OR held, round, priority DESC, {longest}id"
     return "blocked > 0, priority DESC, id"
 
 
@@ -254,10 +263,19 @@ def _job(
         priority=row["priority"],
         tries=row["tries"],
         attempts=row["attempts"],
-        ready_at=row["ready_at"],
+        ready_at=_ready_at(reader, row, facts) if state is JobState.WAITING and not held else None,
         command=tuple(spec["argv"]),
         attempt=attempt,
     )
+
+
+def _ready_at(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts) -> float | None:
+    """Since when a job that waits could have run: when its needs were met, and its round was opened."""
+    if row["blocked"] or (reader.has("jobs", "round") and row["round"] != facts.lowest_round):
+        return None
+    opened = reader.one("SELECT value FROM meta WHERE key = 'round'")
+    number, _, at = ("" if opened is None else opened["value"]).partition(" ")
+    return max(float(row["ready_at"]), float(at) if number == str(facts.lowest_round) else 0.0)
 
 
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
@@ -302,7 +320,7 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         paused=paused,
         paused_s=paused_s,
         progress=progress,
-        eta_s=None if run_s is None else time_left(progress, run_s - paused_s),
+        eta_s=None if run_s is None else job_time_left(progress, run_s - paused_s),
     )
 
 
@@ -322,20 +340,27 @@ def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> Wai
 
 
 def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None) -> float | None:
-    """By the mean length of the latest jobs that are done, and as many side by side as run now."""
+    """By the latest jobs that are done, and as many side by side as run now."""
     if dispatcher is None or not counts.waiting + counts.running:
         return None
+    cost = reader.column("jobs", "cost", "j")
     row = reader.one(
-        "SELECT avg(run_s) FROM (SELECT ended_mono - started_mono AS run_s FROM attempts WHERE state = 'done'"
-        " AND ended_mono IS NOT NULL ORDER BY id DESC LIMIT ?)",
+        "SELECT count(*), total(run_s), total(CASE WHEN cost > 0 THEN run_s END), total(cost) FROM"  # noqa: S608
+        f" (SELECT a.ended_mono - a.started_mono AS run_s, {cost} FROM attempts a JOIN jobs j ON j.id = a.job"
+        " WHERE a.state = 'done' AND a.ended_mono IS NOT NULL ORDER BY a.id DESC LIMIT ?)",
         (_LATEST,),
     )
-    if row is None or row[0] is None:
+    if row is None or not row[0]:
         return None
-    mean = float(row[0])
-    running = reader.rows("SELECT started_mono FROM attempts WHERE state = 'running'")
-    ahead: float = sum(max(0.0, mean - (clock.mono() - each["started_mono"])) for each in running)
-    return (ahead + mean * counts.waiting) / max(1, len(running))
+    pace = Pace(*row)
+    there = reader.rows(
+        f"SELECT a.started_mono, {cost} FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'"  # noqa: S608
+    )
+    now = clock.mono()
+    running = [Running(max(0.0, now - each["started_mono"]), each["cost"]) for each in there]
+    costs = reader.one(COSTS_WAITING, (_submission(reader),)) if pace.cost else None
+    waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
+    return time_left(pace, waiting, running, max(1, len(running)))
 
 
 def nearest_names(wanted: str, names: Sequence[str]) -> list[str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.needs import check_needs
+from gpuherd.jobs.order import rank
 from gpuherd.jobs.rows import job_of, spec_of
 
 _INSERT = (
-    "INSERT INTO jobs (name, spec, gpus, memory_mb, share, cost, round, priority, submission, state, ready_at)"
-    " VALUES (?,?,?,?,?,?,?,?,?,'waiting',?)"
+    "INSERT INTO jobs (name, spec, gpus, memory_mb, share, cost, round, priority, rank, submission, state, ready_at)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,'waiting',?)"
 )
 
 
@@ -79,6 +80,7 @@ def _row(job: Job, submission: int, now: float) -> tuple[object, ...]:
         job.cost,
         job.round,
         job.priority,
+        rank(job.cost, now),
         submission,
         now,
     )
@@ -99,7 +101,7 @@ def _go_on(db: sqlite3.Connection, job: Job, known: sqlite3.Row, again: bool, su
     )
     ready = "" if stays or known["state"] == JobState.WAITING else f", ready_at = {now!r}"
     db.execute(
-        "UPDATE jobs SET spec = ?, gpus = ?, memory_mb = ?, share = ?, cost = ?, round = ?, priority = ?,"  # noqa: S608
+        "UPDATE jobs SET spec = ?, gpus = ?, memory_mb = ?, share = ?, cost = ?, round = ?, priority = ?, rank = ?,"  # noqa: S608
         f" submission = ?, state = ?{fresh}{ready} WHERE id = ?",
         (*_row(job, submission, now)[1:-1], state, known["id"]),
     )

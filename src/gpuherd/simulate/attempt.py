@@ -1,14 +1,38 @@
-"""An attempt of a job in virtual time: it runs, may be paused for strangers, and knows when it will end."""
+"""An attempt of a job in virtual time, and the GPUs on which it runs: each knows the other.
+
+An attempt may be paused for strangers, and knows when it will end.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.simulate.standing import Standing
 
-if TYPE_CHECKING:
-    from gpuherd.simulate.floor import Slot
+
+class Slot:
+    """A GPU, by its number over all machines, and who is on it.
+
+    ``left``: who used it last was a job of ours. ``attempts``: ours on it now; more than one when they share it.
+    ``left_out``: nothing of ours is started on it for now.
+    """
+
+    __slots__ = ("attempts", "clean_since", "gpu", "left", "left_out", "machine", "number", "stranger")
+
+    def __init__(self, number: int, gpu: Gpu, machine: str):
+        self.number = number
+        self.gpu = gpu
+        self.machine = machine
+        self.attempts: list[Attempt] = []
+        self.stranger = False
+        self.clean_since = 0.0
+        self.left = False
+        self.left_out = False
+
+    @property
+    def clean(self) -> bool:
+        """Whether nobody uses it."""
+        return not self.attempts and not self.stranger
 
 
 class Attempt:

@@ -113,7 +113,9 @@ class Backlog:
                 continue
             if standing.ready_at < now:
                 self._standings[number] = standing = standing.ready(now)
-            (on_gpus if standing.gpus else on_cpu).append(standing.waiting(self._timeout))
+            (on_gpus if standing.gpus else on_cpu).append(
+                standing.waiting(self._timeout, self._works[number].arrives_s)
+            )
         for line, jobs in ((self.on_gpus, on_gpus), (self.on_cpu, on_cpu)):
             if len(jobs) > 1:
                 line.add_all(jobs)

@@ -8,12 +8,10 @@ same history. The machines of a cluster take their jobs from one common queue; a
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.idle import IdleRule
@@ -21,25 +19,24 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import quarantine, quiet_hours
 from gpuherd.jobs.allowance import allowance
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.policy import Limits, Start, Wait, WaitingJob, decide_with
+from gpuherd.jobs.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
+from gpuherd.jobs.reach import BEYOND, SEARCHED, Reach
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.jobs.yielding import PRESENCE_S
-from gpuherd.simulate.attempt import Attempt
+from gpuherd.simulate.agenda import Agenda
+from gpuherd.simulate.attempt import Attempt, Slot
 from gpuherd.simulate.backlog import Backlog
 from gpuherd.simulate.begin import MONDAY
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.ends import diagnosis
-from gpuherd.simulate.floor import Floor, Slot
-from gpuherd.simulate.history import Ending, History, Ran, Visit
+from gpuherd.simulate.floor import Floor
+from gpuherd.simulate.history import Ending, History, Ran
 from gpuherd.simulate.quiet import Quiet
 from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.strangers import Session, Strangers
+from gpuherd.simulate.strangers import Strangers
+from gpuherd.simulate.visitors import Visitors
 from gpuherd.simulate.workload import Work
 
-# How many jobs more than there are places one decision looks at, and how many more when kept GPUs could be lent: as in
-# jobs.deciding.
-_BEYOND = 8
-_SEARCHED = 64
 # What a limit is where there is none.
 _NO_LIMIT = 1_000_000
 # When for so long nothing of ours has run although jobs wait, none of them ever will.
@@ -91,35 +88,26 @@ class Simulation:
         self._left_out: set[str] = set()
         self._uuids = tuple(slot.gpu.uuid for slot in self._floor.slots)
         self._largest_mb = max(slot.gpu.total_mb for slot in self._floor.slots)
-        self._now = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._counter = 0
+        self._agenda = Agenda()
         self._running = self._on_cpu = 0
         self._idle_since = 0.0
         # Looks are made while a job waits for a GPU: since when, and until when if none waits now.
         self._looking_since: float | None = None
         self._looked_until: float | None = None
         self._attempts: list[Ran] = []
-        self._visits: list[Visit] = []
-        self._visiting: dict[int, float] = {}
         self._never: dict[int, str] = {}
         self._decisions = 0
-        self._lends = False
-        self._plans: list[Iterator[Session]] = []
+        self._reach = Reach()
+        self._visitors = Visitors(self._agenda, self._floor, self._stranger_has_come, self._stranger_has_gone)
         if background is not None:
-            for slot in self._floor.slots:
-                self._plans.append(background.sessions(seed, slot.gpu.uuid))
-                self._plan_next(slot)
+            self._visitors.begin(background, seed)
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> History:
         """Runs to the end. ``progress`` is told now and then how many of how many jobs have ended."""
         self._submit()
         total, steps = len(self._works), 0
-        while self._backlog.unfinished and self._events and not self._is_hopeless():
-            self._now = self._events[0][0]
-            while self._events and self._events[0][0] <= self._now:
-                _, _, happen, details = heapq.heappop(self._events)
-                happen(*details)
+        while self._backlog.unfinished and self._agenda and not self._is_hopeless():
+            self._agenda.step()
             self._start_what_can()
             steps += 1
             if progress is not None and steps % _TELL_EVERY == 0:
@@ -128,46 +116,32 @@ class Simulation:
             progress(total - self._backlog.unfinished, total)
         return self._history()
 
-    def _at(self, time: float, happen: Callable[..., None], *details: Any) -> None:
-        self._counter += 1
-        heapq.heappush(self._events, (time, self._counter, happen, details))
+    @property
+    def _now(self) -> float:
+        return self._agenda.now
 
     def _submit(self) -> None:
         together: dict[float, list[int]] = defaultdict(list)
         for number, work in enumerate(self._works):
             together[work.arrives_s].append(number)
         for time, numbers in together.items():
-            self._at(time, self._backlog.arrive, numbers, time)
+            self._agenda.at(time, self._backlog.arrive, numbers, time)
         if self._settings.hours.quiet:
-            self._at(0.0, self._hours_change)
+            self._agenda.at(0.0, self._hours_change)
 
     def _is_hopeless(self) -> bool:
         return not self._running and self._backlog.waiting > 0 and self._now - self._idle_since > _HOPELESS_S
 
     # --- strangers ---------------------------------------------------------------------------------------------
 
-    def _plan_next(self, slot: Slot) -> None:
-        session = next(self._plans[slot.number], None)
-        if session is not None:
-            self._at(session.start, self._stranger_comes, slot, session)
-
-    def _stranger_comes(self, slot: Slot, session: Session) -> None:
-        if slot.attempts and not session.barges:
-            self._plan_next(slot)
-            return
-        self._visiting[slot.number] = self._now
-        self._floor.come(slot)
-        self._at(session.end, self._stranger_goes, slot)
+    def _stranger_has_come(self, slot: Slot) -> None:
         if slot.attempts and self._rules.yield_to_others != "ignore":
-            self._at(self._now + PRESENCE_S, self._give_way, slot)
+            self._agenda.at(self._now + PRESENCE_S, self._give_way, slot)
 
-    def _stranger_goes(self, slot: Slot) -> None:
-        self._visits.append(Visit(slot.number, self._visiting.pop(slot.number), self._now))
-        self._wake(self._floor.go(slot, self._now))
+    def _stranger_has_gone(self, slot: Slot) -> None:
         for attempt in slot.attempts:
             if attempt.ends_at is None:
-                self._at(self._now + self._quiet.rule.quiet_s, self._go_on, attempt)
-        self._plan_next(slot)
+                self._agenda.at(self._now + self._quiet.rule.quiet_s, self._go_on, attempt)
 
     def _give_way(self, slot: Slot) -> None:
         """A stranger on GPUs of ours has been noticed: who runs there is paused, or goes back into the queue."""
@@ -184,9 +158,9 @@ class Simulation:
     def _go_on(self, attempt: Attempt) -> None:
         """A paused attempt goes on when no stranger has been on any of its GPUs for the quiet time."""
         slots = attempt.slots
-        if attempt.ends_at is not None or any(slot.number in self._visiting for slot in slots):
+        if attempt.ends_at is not None or any(self._visitors.are_on(slot) for slot in slots):
             return
-        self._at(attempt.resume(self._now), self._ends, attempt, attempt.ends_at)
+        self._agenda.at(attempt.resume(self._now), self._ends, attempt, attempt.ends_at)
         self._floor.show(slots)
 
     # --- what starts now ---------------------------------------------------------------------------------------
@@ -214,8 +188,7 @@ class Simulation:
             self._refuse(decision.refused)
             for start in decision.starts:
                 self._start(start)
-            searched, self._lends = self._lends, decision.lends_for_s is not None
-            searches = self._lends and not searched
+            searches = self._looks_further(decision)
             if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
                 break
         if not len(backlog.on_gpus):
@@ -231,14 +204,24 @@ class Simulation:
     def _head(self) -> list[WaitingJob]:
         """The waiting jobs on GPUs that a decision looks at.
 
-        On one machine as many as there are free GPUs, and some beyond, as a dispatcher does. In a cluster the first of
-        each kind, as many as could start: behind those that wait for a machine there is always somebody who fits.
+        On one machine as far as a dispatcher looks. In a cluster the first of each kind, as many as could start: behind
+        those that wait for a machine there is always somebody who fits.
         """
         pool, line = self._floor.pool, self._backlog.on_gpus
-        beyond = _SEARCHED if self._lends else 0
         if len(self._machines) == 1:
-            return line.head(_BEYOND + pool.free + beyond)
-        return line.head_of_kinds(pool.free, beyond + (_BEYOND if pool.open_count else self._limits.keep_for))
+            foremost = line.head(self._reach.foremost(pool.free))
+            if not self._reach.by_kind:
+                return foremost
+            both = {job.id: job for job in (*foremost, *line.head_of_kinds(pool.free, 1, sharing=BEYOND))}
+            return list(both.values())
+        beyond = SEARCHED if self._reach.lends else 0
+        return line.head_of_kinds(pool.free, beyond + (BEYOND if pool.open_count else self._limits.keep_for))
+
+    def _looks_further(self, decision: Decision) -> bool:
+        """Whether another decision should see more of the queue than this one did."""
+        unseen = len(self._machines) == 1 and len(self._backlog.on_gpus) > self._reach.foremost(0)
+        before, self._reach = self._reach, self._reach.after(decision, unseen=unseen)
+        return self._reach.is_beyond(before)
 
     def _has_seen_all(self) -> bool:
         """Whether nobody who was not looked at could start: where nothing is shared, of each kind were enough."""
@@ -266,7 +249,7 @@ class Simulation:
         local = self._begin + timedelta(seconds=self._now)
         change = quiet_hours.next_change(self._settings.hours.quiet, local)
         if change is not None:
-            self._at((change - self._begin).total_seconds(), self._hours_change)
+            self._agenda.at((change - self._begin).total_seconds(), self._hours_change)
 
     # --- our attempts ------------------------------------------------------------------------------------------
 
@@ -283,7 +266,7 @@ class Simulation:
             self._floor.take(slot, attempt)
         self._running += 1
         self._on_cpu += not slots
-        self._at(self._now + seconds, self._ends, attempt, attempt.ends_at)
+        self._agenda.at(self._now + seconds, self._ends, attempt, attempt.ends_at)
 
     def _ends(self, attempt: Attempt, expected: float) -> None:
         # One that was paused or stopped meanwhile does not end now.
@@ -314,7 +297,7 @@ class Simulation:
         if again is None:
             self._backlog.gave_up(standing.number, self._now)
         else:
-            self._at(again.not_before, self._backlog.back, standing.for_next(again))
+            self._agenda.at(again.not_before, self._backlog.back, standing.for_next(again))
 
     def _leave_out(self) -> None:
         """Nothing is started on the GPUs that are left out now, and again on those that were."""
@@ -324,12 +307,12 @@ class Simulation:
         self._left_out = out
         back_at = quarantine.next_return(self._healths, self._now)
         if back_at is not None:
-            self._at(back_at, self._leave_out)
+            self._agenda.at(back_at, self._leave_out)
 
     def _finish(self, attempt: Attempt, ending: Ending, failure: FailureClass | None = None) -> None:
         attempt.over = True
         for slot in attempt.slots:
-            self._wake(self._floor.leave(slot, attempt, self._now))
+            self._agenda.wake(self._floor.leave(slot, attempt, self._now))
         self._running -= 1
         self._on_cpu -= not attempt.slots
         self._idle_since = self._now
@@ -359,7 +342,7 @@ class Simulation:
         since, until = self._looking_since, self._looked_until
         if since is None or (until is not None and self._now - until > self._quiet.rule.hole_s):
             since = self._now
-            self._at(since + self._quiet.rule.quiet_s, _nothing)
+            self._agenda.wake(since + self._quiet.rule.quiet_s)
         self._looking_since, self._looked_until = since, None
         self._floor.look(self._now, since)
 
@@ -367,17 +350,11 @@ class Simulation:
         if self._looking_since is not None and self._looked_until is None:
             self._looked_until = self._now
 
-    def _wake(self, time: float | None) -> None:
-        """Something may start at this time, because a GPU has then been free for long enough."""
-        if time is not None:
-            self._at(time, _nothing)
-
     def _history(self) -> History:
-        visits = [*self._visits, *(Visit(number, begun, self._now) for number, begun in self._visiting.items())]
         return History(
             machines=tuple(len(gpus) for gpus in self._machines),
             attempts=tuple(self._attempts),
-            visits=tuple(visits),
+            visits=self._visitors.visits(),
             done=self._backlog.done,
             failed=self._backlog.failed,
             cancelled=self._backlog.cancelled,
@@ -385,10 +362,6 @@ class Simulation:
             stuck=self._backlog.unfinished,
             decisions=self._decisions,
         )
-
-
-def _nothing() -> None:
-    """An event that is there for the decision after it."""
 
 
 def _choose(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:

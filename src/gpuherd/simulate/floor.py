@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.policy import GpuView, Pool
 from gpuherd.jobs.sharing import Tenant, shareable_mb
-from gpuherd.simulate.attempt import Attempt
+from gpuherd.simulate.attempt import Attempt, Slot
 from gpuherd.simulate.cluster import Machine
 from gpuherd.simulate.quiet import Quiet
 
@@ -18,31 +17,6 @@ _STRANGER = "someone uses it"
 _SETTLING = "not yet free for long enough"
 _OURS = "our own job runs on it"
 _LEFT_OUT = "left out for a while, because jobs failed on it"
-
-
-class Slot:
-    """A GPU, by its number over all machines, and who is on it.
-
-    ``left``: who used it last was a job of ours. ``attempts``: ours on it now; more than one when they share it.
-    ``left_out``: nothing of ours is started on it for now.
-    """
-
-    __slots__ = ("attempts", "clean_since", "gpu", "left", "left_out", "machine", "number", "stranger")
-
-    def __init__(self, number: int, gpu: Gpu, machine: str):
-        self.number = number
-        self.gpu = gpu
-        self.machine = machine
-        self.attempts: list[Attempt] = []
-        self.stranger = False
-        self.clean_since = 0.0
-        self.left = False
-        self.left_out = False
-
-    @property
-    def clean(self) -> bool:
-        """Whether nobody uses it."""
-        return not self.attempts and not self.stranger
 
 
 class Floor:

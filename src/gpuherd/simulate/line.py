@@ -65,11 +65,13 @@ class Line:
             ordered = heapq.merge(*(reversed(places) for places in self._places.values()), reverse=True)
         return [self._jobs[-place[2]] for place in islice(ordered, max(0, count))]
 
-    def head_of_kinds(self, gpus: int, beyond: int) -> list[WaitingJob]:
-        """Of each kind the first: as many as could start on so many GPUs, and some beyond. In no order."""
+    def head_of_kinds(self, gpus: int, beyond: int, sharing: int | None = None) -> list[WaitingJob]:
+        """Of each kind the first: as many as could start on so many GPUs, and some beyond (``sharing``: of those that
+        share). In no order."""
         found = []
         for kind, places in self._places.items():
-            found += [self._jobs[-place[2]] for place in places[-(gpus // kind[0] + beyond) :]]
+            more = beyond if sharing is None or not kind[2] else sharing
+            found += [self._jobs[-place[2]] for place in places[-(gpus // kind[0] + more) :]]
         return found
 
     def __contains__(self, number: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.order import rank
 from gpuherd.jobs.policy import WaitingJob
 from gpuherd.jobs.retry import NextTry
 
@@ -63,11 +64,12 @@ class Standing:
             try_.avoid,
         )
 
-    def waiting(self, timeout: float | None) -> WaitingJob:
+    def waiting(self, timeout: float | None, arrived_s: float) -> WaitingJob:
         """What the policy is told of it. ``timeout``: the time limit of jobs that have none of their own."""
         limit_s = self.job.timeout_s or timeout
+        place = rank(self.job.cost, arrived_s)
         return WaitingJob(
-            self.number, self.gpus, self.memory_mb, self.job.priority, self.avoid, self.share, self.job.cost, limit_s
+            self.number, self.gpus, self.memory_mb, self.job.priority, self.avoid, self.share, place, limit_s
         )
 
     def _with(self, *, ready_at: float | None = None, attempts: int | None = None) -> Standing:

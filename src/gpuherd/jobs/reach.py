@@ -1,0 +1,45 @@
+"""How far into the queue a decision looks: a bounded number of jobs, and yet none stays hidden that could start. Pure.
+
+At first the foremost jobs: as many as there are places, and a few beyond. That is not enough in two cases, and then a
+decision looks further:
+
+* GPUs are left over that none of those can have (they ask for more GPUs or memory than may be had just now, in quiet
+  hours or beside other people): then also the first jobs of every *kind*. Jobs that ask for the same are alike: where
+  the first can't start, the next can't either. Those of the kinds that are too large just now are among them, so that a
+  large one which waits for our own GPUs is seen, and GPUs are kept for it.
+* GPUs that are kept for a large job could be lent to a short one: then more of the foremost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuherd.jobs.decision import Decision
+
+# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
+BEYOND = 8
+# And when kept GPUs could be lent.
+SEARCHED = 64
+# Of how many kinds the first jobs are looked at, for one number of GPUs: those that ask for the least memory.
+MOST_KINDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far. ``lends``: kept GPUs can be lent. ``by_kind``: also the first of every kind."""
+
+    lends: bool = False
+    by_kind: bool = False
+
+    def foremost(self, places: int) -> int:
+        """How many of the foremost jobs to look at, with so many free places."""
+        return BEYOND + places + (SEARCHED if self.lends else 0)
+
+    def after(self, decision: Decision, *, unseen: bool) -> Reach:
+        """How far the next decision looks. ``unseen``: there may be jobs on GPUs behind the foremost."""
+        left = decision.gpus_left > 0 or decision.room_left_mb > 0
+        return Reach(decision.lends_for_s is not None, unseen and left)
+
+    def is_beyond(self, other: Reach) -> bool:
+        """Whether it sees more than the other."""
+        return (self.lends and not other.lends) or (self.by_kind and not other.by_kind)
