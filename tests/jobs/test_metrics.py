@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
+from gpuherd.engines.local import Exit
+from gpuherd.engines.processes import ProcessId
+from gpuherd.jobs import Job, Queue, RunDirectory
+from gpuherd.jobs.ending import lost
 from gpuherd.jobs.metrics import metrics, percentile
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Counts, QueuedJob
+from gpuherd.jobs.supervisor import LostAttempt
 
 
 def row(job: str, state: str, gpus: str, wait_s: float, run_s: float | None, number: int = 1) -> AttemptRow:
@@ -69,3 +76,52 @@ def test_a_shared_gpu_is_busy_once() -> None:
     got = metrics(Counts(done=4), attempts, [(0.0, 50.0)], 50.0)
     assert got["gpus"]["0"]["busy_seconds"] == 25.0
     assert got["gpu_hours"] == round(25 / 3600, 6)
+
+
+def test_gpus_that_had_one_label_after_another() -> None:
+    """A GPU was replaced: what was done on the old one is not lost."""
+    old, new = row("a", "done", "0", 0.0, 10.0), replace(row("b", "done", "0", 0.0, 20.0), gpus=("GPU-new",))
+    other = row("c", "done", "10", 0.0, 1.0), row("d", "done", "2", 0.0, 1.0)
+    got = metrics(Counts(done=4), [old, new, *other], [(0.0, 100.0)], 100.0)
+    assert [(label, gpu["uuid"]) for label, gpu in got["gpus"].items()] == [
+        ("0", "GPU-new"),
+        ("2", "GPU-2"),
+        ("10", "GPU-10"),
+        ("GPU-0", "GPU-0"),
+    ]
+    assert sum(gpu["busy_seconds"] for gpu in got["gpus"].values()) == 32.0
+
+
+def test_a_run_that_was_killed_ends_before_the_next_begins(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    with Queue(run.queue) as queue:
+        queue.submit([Job(name="a", argv=("true",))])
+        queue.begin_run(1000.0, 0.0)  # killed at once
+        queue.begin_run(5000.0, 4000.0)
+        with sqlite3.connect(run.queue) as db:  # its job, as the second recorded its end
+            db.execute(
+                "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+                " started_at, started_mono, ended_at, ended_mono)"
+                " VALUES (1, 1, 1, 'done', '[]', '[]', 1, 1, 'b', 'l', 0, 1001, 1, 5001, 4001)"
+            )
+        db.close()
+        assert queue.runs() == ((1000.0, 5000.0), (5000.0, 5000.0))
+
+
+def test_an_end_that_nobody_saw_is_dated_back_to_when_it_was() -> None:
+    """By the job's status file: hours without a dispatcher are not the job's."""
+    queued = QueuedJob(1, Job(name="a", argv=("true",)), 0, 1, 0.0, frozenset(), 0.0)
+    record = AttemptRecord(
+        id=1,
+        queued=queued,
+        number=1,
+        gpus=(),
+        labels=(),
+        process=ProcessId(1, 1, "b"),
+        log="l",
+        started_at=1000.0,
+        started_mono=50.0,
+    )
+    end = lost(LostAttempt(record, Exit(started=True, code=0, ran_s=7.0), None), at=8000.0, now=7050.0)
+    assert (end.mono, end.at) == (57.0, 1007.0)
