@@ -29,8 +29,8 @@ NewJob = Callable[..., dict[str, Any]]
 def test_a_log_as_it_is_in_a_pipe(bench: Any, job: NewJob, gpuherd: Command) -> None:
     bench.start(job("one", r"printf 'a\n\033[31mred\033[0m\tb\r\nlast'"))
     assert bench.ends() == 0
-    assert gpuherd("logs", str(bench.root), "one").out == "a\n\x1b[31mred\x1b[0m\tb\r\nlast\n"
-    assert gpuherd("logs", str(bench.root), "one", "--last-lines", "1").out == "last\n"
+    assert gpuherd("logs", str(bench.root), "one").out == "a\n\x1b[31mred\x1b[0m\tb\r\nlast"
+    assert gpuherd("logs", str(bench.root), "one", "--last-lines", "1").out == "last"
     told = gpuherd("logs", str(bench.root), "one", "--json").json
     assert (told["job"], told["attempt"], told["state"]) == ("one", 1, "done")
     assert told["lines"][0] == "a" and told["log"].endswith("one.1.log")
@@ -164,6 +164,37 @@ def test_a_log_that_is_emptied_begins_anew(tmp_path: Path) -> None:
     assert growing.more() == ["one", "two"]
     path.write_text("x\n")
     assert growing.more() == ["x"]
+
+
+def test_a_log_in_the_place_of_another_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\n")
+    growing = Growing(path)
+    assert growing.more() == ["one"]
+    path.rename(tmp_path / "log.1")  # as a log is rotated; the new one has grown longer meanwhile
+    path.write_text("two\nthree\n")
+    assert growing.more() == ["two", "three"]
+
+
+def test_a_long_line_comes_out_of_a_pipe_as_it_went_in(bench: Any, job: NewJob) -> None:
+    bench.start(job("one", r"head -c 5000000 /dev/zero | tr '\0' x; printf '\ny'"))
+    assert bench.ends() == 0
+    words = [sys.executable, "-m", "gpuherd", "logs", str(bench.root), "one"]
+    for more in ([], ["--follow"]):
+        said = subprocess.run([*words, *more], stdout=subprocess.PIPE, check=True, timeout=60).stdout
+        assert said == b"x" * 5_000_000 + b"\ny"
+
+
+def test_a_job_that_never_stops_writing_can_be_read_to_where_it_is(bench: Any, job: NewJob) -> None:
+    bench.start(job("one", "while :; do echo xxxxxxxx; done"))
+    log = Path(bench.run.attempt_log("one", 1))
+    bench.wait_until(lambda: log.exists() and log.stat().st_size > 10_000)
+    parts = read(bench.run, "one")
+    first = next(parts)
+    there = log.stat().st_size
+    bench.wait_until(lambda: log.stat().st_size > there + 100_000)
+    read_on = sum(len(line) + 1 for part in (first, *parts) for line in part.lines)
+    assert read_on <= there
 
 
 def test_a_line_without_end_is_passed_on_in_parts(tmp_path: Path) -> None:

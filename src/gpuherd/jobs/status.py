@@ -153,7 +153,11 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
         return None
     inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
-    if inode is None or inode["value"] != str(reader.path.stat().st_ino):
+    try:
+        here = reader.path.stat().st_ino
+    except OSError:
+        return None  # the folder was removed or moved under our eyes
+    if inode is None or inode["value"] != str(here):
         return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
     if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:
