@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.queue import Queue
@@ -149,10 +149,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "commands.txt").write_text("sh -c 'echo one >>log; sleep 1; echo end >>log'\nsh -c 'echo two >>log'\n")
     words = [sys.executable, "-m", "gpuherd", "batch", "commands.txt", "--cpu-jobs", "1"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "log").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((tmp_path / "log").exists)
     process.send_signal(signal.SIGKILL)
     process.wait()
     ran = gpuherd("batch", "commands.txt", "--cpu-jobs", "1", cwd=tmp_path)

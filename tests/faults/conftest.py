@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.engines.processes import tagged
 from gpuherd.jobs import Queue
@@ -96,12 +96,9 @@ class User:
         queue.close()
         return [found.process.pid for found in tagged(f"{tag}/")]
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for something to come true; fails when it does not."""
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.005)
+        wait_until(condition, every_s=0.005)
 
 
 def overlaps(lines: list[list[str]]) -> list[str]:

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory, run_jobs
@@ -37,13 +37,6 @@ from gpuherd.jobs.outcome import Outcome
 NOTICE = Notice(kind="failed", text="gpuherd: 1 job of run has failed: x", run="run", host="here", at=0.0)
 DATA = NOTICE.to_json()
 ENDED = Outcome(done=3, failed=1, waiting=0, cancelled=0)
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 40.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def failed(text: str) -> Event:

