@@ -30,8 +30,8 @@ if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
     import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
     import gpuherd.gpus.processes, gpuherd.jobs.gpuwatch
-    from gpuherd.standin.machine import load_driver
-    load_driver()
+    from gpuherd.standin import driver
+    driver.load()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of user takes away and exec gives back
 jobs = [Job(**{**job, "argv": tuple(job["argv"]), "needs": tuple(job.get("needs", ()))}) for job in plan["jobs"]]
