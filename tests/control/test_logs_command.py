@@ -111,7 +111,7 @@ def test_unknown_jobs(bench: Any, job: NewJob, gpuherd: Command) -> None:
 
 
 def test_ctrl_c_ends_following_and_nothing_else(bench: Any, job: NewJob) -> None:
-    bench.start(job("one", "echo x; sleep 60"))
+    bench.start(job("one", "echo x; sleep 300"))
     words = [sys.executable, "-m", "gpuherd", "logs", str(bench.root), "one", "-f"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None

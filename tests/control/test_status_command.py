@@ -29,7 +29,7 @@ def busy(bench: Any, job: NewJob) -> Any:
     bench.start(
         job("bad", "echo it broke; exit 65", priority=2),
         job("good", "true", priority=2),
-        job("long", "sleep 60", title="the long one"),
+        job("long", "sleep 300", title="the long one"),
         job("after", "true", needs=["bad"]),
         job("later", "true", needs=["long"]),
     )
@@ -75,7 +75,7 @@ def test_json(busy: Any, gpuherd: Command) -> None:
     assert told["dispatcher"]["pid"] == busy.process.pid
     jobs = {job["name"]: job for job in told["jobs"]}
     assert jobs["long"]["title"] == "the long one"
-    assert jobs["long"]["command"] == ["/bin/sh", "-c", "sleep 60"]
+    assert jobs["long"]["command"] == ["/bin/sh", "-c", "sleep 300"]
     assert jobs["long"]["attempt"]["state"] == "running"
     assert jobs["bad"]["attempt"]["exit_code"] == 65
     assert jobs["bad"]["attempt"]["failure_class"] == "bad input"

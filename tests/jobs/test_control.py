@@ -280,6 +280,18 @@ def test_what_was_asked_of_a_dispatcher_that_died_first_is_done_by_the_next_once
     served.end()
 
 
+def test_a_wish_of_a_newer_gpuherd_is_answered_and_ends_nothing(served: Served) -> None:
+    with Queue(served.run.queue, check=False) as queue:
+        number = queue.post(Letter(0, time.time(), "hibernate", "me", ("a",)))
+    served.add(sh("a", "true"))
+    served.wait_for("a", "done")
+    with Queue(served.run.queue, check=False) as queue:
+        reply = queue.reply_to(number)
+    assert reply is not None
+    assert not reply.ok
+    assert "is an older one and can't hibernate" in reply.text
+
+
 def test_a_dispatcher_that_does_not_react_is_said_so_and_the_wish_stands(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gpuherd.engines.processes import identify
 from gpuherd.errors import QueueUnreadable, UsageError
@@ -20,7 +24,8 @@ from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
 from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.status import attempts_of, job_names, opened, read_status
+from gpuherd.jobs.status import attempts_of, job_names, opened, read_status, status_of
+from gpuherd.jobs.statustext import as_table
 
 
 def job(name: str, **more: object) -> Job:
@@ -338,3 +343,40 @@ def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:
     file.remove()
     file.remove()
     assert standing.read(path, 1) is None
+
+
+@pytest.mark.parametrize("height", [12, 24, 60])
+def test_on_a_screen_all_states_are_seen_however_many_jobs_run(scene: Scene, height: int) -> None:
+    scene.queue.submit([job(f"job-{i}", title=f"a title that is too long for a line {i} " * 3) for i in range(60)])
+    scene.begin()
+    records = [scene.start(f"job-{i}") for i in range(40)]
+    scene.end(records[0], JobState.FAILED, reason="it broke " * 30)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(as_table(scene.status(Page(each=8)), height))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    # One for when it was made, and one for the cursor.
+    assert len(lines) <= height - 2 or height == 12
+    shown = Counter(line.split()[0] for line in lines[5:-1])
+    assert shown["running"] and shown["failed"] == 1 and (shown["waiting"] or height == 12)
+    left = {word: int(number) for number, word in re.findall(r"(\d+) (running|waiting)", " ".join(lines[-2:]))}
+    assert shown["running"] + left.get("running", 0) == 39
+    assert shown["waiting"] + left["waiting"] == 20
+
+
+def test_a_folder_that_is_moved_away_while_it_is_read(scene: Scene, tmp_path: Path) -> None:
+    scene.queue.submit([job("a")])
+    scene.begin()
+    with opened(scene.run) as reader:
+        scene.run.root.rename(tmp_path / "elsewhere")
+        assert status_of(scene.run, reader, EVERYTHING).dispatcher is None
+
+
+def test_a_standing_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    """The disk was full for a while."""
+    file = StandingFile(tmp_path / "folder" / "standing.json")
+    for now in (100.0, 102.0):
+        file.touch()
+        file.keep_time(now, lambda: Standing(pid=1))
+        assert (standing.read(tmp_path / "folder" / "standing.json", 1) is not None) == (now == 102.0)
+        (tmp_path / "folder").mkdir(exist_ok=True)

@@ -64,9 +64,7 @@ def _apply(queue: Queue, letter: Letter, hands: Hands) -> Reply:
     try:
         kind = ControlKind(letter.kind)
     except ValueError:
-        raise UsageError(
-            f"{clean(letter.kind)!r} is not known to the gpuherd that works here; it is an older one"
-        ) from None
+        raise UsageError(f"the gpuherd that works here is an older one and can't {clean(letter.kind)}") from None
     if kind in OF_JOBS:
         changed = _change_jobs(queue, kind, letter)
         ok = not changed.refused

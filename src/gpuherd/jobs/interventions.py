@@ -54,7 +54,11 @@ def cancel(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str) -> Chan
 def retry(db: sqlite3.Connection, rows: Sequence[sqlite3.Row], now: float) -> Changed:
     """Failed and cancelled jobs wait again with fresh tries, and so do those that were cancelled because of them."""
     wanted = {row["id"]: row["name"] for row in rows if row["state"] in ENDED_BADLY}
-    refused = [f"{row['name']} is {row['state']}" for row in rows if row["id"] not in wanted]
+    refused = [
+        f"{row['name']} is {row['state']}; only failed and cancelled jobs can be tried again"
+        for row in rows
+        if row["id"] not in wanted
+    ]
     while stuck := _stuck(db, wanted):
         refused += [
             f"{wanted.pop(job)} needs {need}, which is {state}: retry that one too" for job, need, state in stuck
@@ -81,7 +85,7 @@ def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: fl
         elif row["state"] == JobState.RUNNING:
             mark_paused(db, _running_attempt(db, row["id"]), PauseReason.USER, mono)
         else:
-            refused.append(f"{row['name']} is {row['state']}")
+            refused.append(f"{row['name']} is {row['state']}; only what waits or runs can be paused")
             continue
         changed.append(row["name"])
     return Changed(tuple(changed), refused=tuple(refused))

@@ -18,6 +18,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control import send
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import JobState
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.jobs.wishes import Control, ControlKind
@@ -230,8 +231,10 @@ class TopApp(App[None]):
     def action_cancel_job(self) -> None:
         """Asks first: what was done so far is lost."""
         job = self._job()
-        if job is not None:
+        if job is not None and job.state in (JobState.WAITING, JobState.RUNNING):
             self._ask_first(f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it.", job)
+        elif job is not None:
+            self._answered(f"{clean(job.title)} is {job.state} already", "warning")
 
     def _ask_first(self, question: str, job: JobStatus) -> None:
         def answered(yes: bool | None) -> None:
