@@ -50,7 +50,7 @@ class Served:
         poke(self.run)
 
     def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Answer:
-        return send(self.run, Control(kind, jobs, settings))
+        return send(self.run, Control(kind, jobs, settings), wait_s=60.0)
 
     def state(self, name: str) -> str:
         with Queue(self.run.queue, check=False) as queue:

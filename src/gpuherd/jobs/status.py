@@ -112,12 +112,6 @@ def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptStatus, ...]:
     return tuple(_attempt(row, None) for row in rows)
 
 
-def dispatcher_of(run: RunDirectory) -> DispatcherStatus | None:
-    """Who works on the run now, or None."""
-    with opened(run) as reader:
-        return _dispatcher(run, reader)
-
-
 def _submission(reader: QueueReader) -> int:
     row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
     return 0 if row is None else int(row["value"])
