@@ -25,7 +25,7 @@ from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
 from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
 from gpuherd.jobs.status import attempts_of, job_names, opened, read_status, status_of
-from gpuherd.jobs.statustext import as_table
+from gpuherd.jobs.statustext import as_table, what
 
 
 def job(name: str, **more: object) -> Job:
@@ -380,3 +380,19 @@ def test_a_standing_that_could_not_be_written_is_written_later(tmp_path: Path) -
         file.keep_time(now, lambda: Standing(pid=1))
         assert (standing.read(tmp_path / "folder" / "standing.json", 1) is not None) == (now == 102.0)
         (tmp_path / "folder").mkdir(exist_ok=True)
+
+
+def test_a_job_that_ended_while_no_dispatcher_was_there(scene: Scene) -> None:
+    scene.queue.submit([job("a"), job("b")])
+    scene.begin()
+    lives, dead = scene.start("a"), scene.start("b")
+    with sqlite3.connect(scene.run.queue) as db:
+        db.execute("UPDATE attempts SET start_ticks = start_ticks + 1 WHERE id = ?", (dead.id,))
+        db.execute("UPDATE runs SET pid = 1, boot = 'before'")
+    db.close()
+    told = {each.name: each for each in scene.status().jobs}
+    assert told["a"].reason is None and told["a"].attempt is not None and told["a"].attempt.run_s is not None
+    assert told["b"].reason == "has ended; how is told when a gpuherd works on it again"
+    assert told["b"].attempt is not None and told["b"].attempt.run_s is None
+    assert what(told["b"]) == told["b"].reason
+    assert lives.process.is_alive()

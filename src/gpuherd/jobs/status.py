@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuherd.engines.processes import boot_id, identify
+from gpuherd.engines.processes import ProcessId, boot_id, identify
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.job import JobState
@@ -226,6 +226,8 @@ def _job(
     reason = row["reason"]
     if state is JobState.RUNNING and attempt is not None:
         reason = "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+        if not facts.dispatcher and attempt.run_s is None:
+            reason = "has ended; how is told when a gpuherd works on it again"
         if reader.has("jobs", "cancelled_by") and row["cancelled_by"]:
             reason = f"is being cancelled by {row['cancelled_by']}"
     if state is JobState.WAITING:
@@ -258,6 +260,10 @@ def _job(
     )
 
 
+def _process(attempt: sqlite3.Row) -> ProcessId:
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+
+
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
     rows = reader.rows(
         "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
@@ -272,7 +278,7 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-    if running and row["boot"] == boot_id():
+    if running and _process(row).is_alive():
         run_s = max(0.0, clock.mono() - row["started_mono"])
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0

@@ -125,7 +125,9 @@ def what(job: JobStatus) -> str:
 
 
 def _running(job: JobStatus, attempt: AttemptStatus) -> str:
-    run_s = max(0.0, (attempt.run_s or 0.0) - attempt.paused_s)
+    if attempt.run_s is None:  # its process is gone, and its end not recorded yet
+        return "" if job.reason is None else clean(job.reason)
+    run_s = max(0.0, attempt.run_s - attempt.paused_s)
     if job.reason:  # it stands still or is being ended: how long yet is anybody's guess
         time_told = f"ran for {duration(run_s)}"
     else:
