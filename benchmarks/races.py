@@ -66,8 +66,8 @@ for package in ("gpuherd.gpus", "gpuherd.engines", "gpuherd.jobs"):
         importlib.import_module(module.name)
 from gpuherd.jobs import Job, RunDirectory, run_jobs
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.standin.machine import load_driver
-load_driver()
+from gpuherd.standin import driver
+driver.load()
 plan = json.loads(Path(sys.argv[1]).read_text())
 if plan["uid"] is not None:
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuherd.standin.machine import Machine, load_driver
+from gpuherd.standin import driver
+from gpuherd.standin.machine import Machine
 
 MakeModel = Callable[..., Path]
 
@@ -20,7 +21,7 @@ def _driver_library() -> None:
     """The stand-in comes first, so that a test process never loads a real driver: there are no GPUs until a test
     asks for some, on any machine.
     """
-    load_driver()
+    driver.load()
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.batch.background import CannotStartUp, down, up
 from gpuherd.batch.job_options import JobOptions
@@ -44,13 +44,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirector
 def gpuherd(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuherd", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)  # type: ignore[call-overload,no-any-return]
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def state(run: RunDirectory, name: str) -> JobState | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.lease import LeaseFolder
@@ -60,10 +61,7 @@ def test_the_gpus_are_held_until_the_last_process_has_ended(standin: Callable[..
     assert holder.job == "mine"
     assert held(machine) == [machine.uuids[0]]
     fifo.write_text("")
-    deadline = time.monotonic() + 10
-    while held(machine):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not held(machine))
     process.communicate()
 
 

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.patience import wait_until
 
 from gpuherd.batch.job_batch import PlannedJob
 from gpuherd.batch.tables import print_plan
@@ -201,10 +201,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "commands.txt").write_text("sh -c 'echo one >>log; sleep 1; echo end >>log'\nsh -c 'echo two >>log'\n")
     words = [sys.executable, "-m", "gpuherd", "batch", "commands.txt", "--cpu-jobs", "1"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "log").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((tmp_path / "log").exists)
     process.send_signal(signal.SIGKILL)
     process.wait()
     ran = gpuherd("batch", "commands.txt", "--cpu-jobs", "1", cwd=tmp_path)

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import JobState, RunDirectory
@@ -74,17 +74,14 @@ class Bench:
         """Waits until the job is in this state."""
         self.wait_until(lambda: self.job(name).state is state)
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for something to come true; fails when it does not."""
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.01)
+        wait_until(condition)
 
     def ends(self) -> int:
         """Waits for gpuherd's end; its exit code."""
         assert self.process is not None
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -93,7 +90,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.process.terminate()
-        made.process.wait(timeout=30)
+        made.process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -121,7 +118,7 @@ def gpuherd(tmp_path: Path) -> Callable[..., Said]:
     def call(*words: str, **variables: str) -> Said:
         environment = {**os.environ, "HOME": str(tmp_path), "COLUMNS": "100", **variables}
         done = subprocess.run(
-            [sys.executable, "-m", "gpuherd", *words], capture_output=True, check=False, env=environment, timeout=60
+            [sys.executable, "-m", "gpuherd", *words], capture_output=True, check=False, env=environment, timeout=100
         )
         return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
 

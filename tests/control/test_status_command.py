@@ -29,7 +29,7 @@ def busy(bench: Any, job: NewJob) -> Any:
     bench.start(
         job("bad", "echo it broke; exit 65", priority=2),
         job("good", "true", priority=2),
-        job("long", "sleep 60", title="the long one"),
+        job("long", "sleep 300", title="the long one"),
         job("after", "true", needs=["bad"]),
         job("later", "true", needs=["long"]),
     )
@@ -75,7 +75,7 @@ def test_json(busy: Any, gpuherd: Command) -> None:
     assert told["dispatcher"]["pid"] == busy.process.pid
     jobs = {job["name"]: job for job in told["jobs"]}
     assert jobs["long"]["title"] == "the long one"
-    assert jobs["long"]["command"] == ["/bin/sh", "-c", "sleep 60"]
+    assert jobs["long"]["command"] == ["/bin/sh", "-c", "sleep 300"]
     assert jobs["long"]["attempt"]["state"] == "running"
     assert jobs["bad"]["attempt"]["exit_code"] == 65
     assert jobs["bad"]["attempt"]["failure_class"] == "bad input"
@@ -130,11 +130,11 @@ def test_watch_on_a_terminal_until_ctrl_c(busy: Any) -> None:
     process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
     os.close(theirs)
     seen = b""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(re.findall(rb"every 0.1 s; Ctrl-C ends it", seen)) < 3 and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.1)[0]:
             seen += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     os.close(ours)
     assert b"the long one" in seen and b"Traceback" not in seen

@@ -22,7 +22,7 @@ Standin = Callable[..., Machine]
 def test_cancel(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
     bench.options["cpu_jobs"] = 1
     bench.start(
-        job("runs", "trap '' TERM; sleep 60"),
+        job("runs", "trap '' TERM; sleep 300"),
         job("waits", f"touch {tmp_path}/ran"),
         job("needs-it", "true", needs=["waits"]),
     )
@@ -41,7 +41,7 @@ def test_cancel(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> No
 
 
 def test_what_can_not_be_cancelled_is_said(bench: Any, job: NewJob, gpuherd: Command) -> None:
-    bench.start(job("done", "true"), job("long", "sleep 60"))
+    bench.start(job("done", "true"), job("long", "sleep 300"))
     bench.wait_for("done", JobState.DONE)
     said = gpuherd("cancel", "--run", str(bench.root), "done")
     assert said.code == ExitCode.FAILED
@@ -52,7 +52,7 @@ def test_retry(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> Non
     bench.start(
         job("bad", f"[ -e {tmp_path}/mended ]"),
         job("after", "true", needs=["bad"]),
-        job("long", "sleep 60"),
+        job("long", "sleep 300"),
     )
     bench.wait_for("after", JobState.CANCELLED)
     (tmp_path / "mended").touch()
@@ -136,7 +136,7 @@ def test_drain(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> Non
 def test_set_in_mid_run(bench: Any, job: NewJob, gpuherd: Command, standin: Standin) -> None:
     machine = standin("4x40GB")
     bench.options |= {"gpu_list": ["0"], "max_gpus": 1}
-    bench.start(*(job(f"j{i}", "sleep 60", gpus=1) for i in range(4)))
+    bench.start(*(job(f"j{i}", "sleep 300", gpus=1) for i in range(4)))
     bench.wait_until(lambda: bench.status().counts.running == 1)
     machine.occupy(1, 20_000)
     said = gpuherd("set", "--run", str(bench.root), "--gpus", "0,1", "2", "--max-gpus", "3", "--max-checks", "3")
@@ -166,7 +166,7 @@ def test_set_in_mid_run(bench: Any, job: NewJob, gpuherd: Command, standin: Stan
 )
 def test_wrong_words(bench: Any, job: NewJob, gpuherd: Command, standin: Standin, words: list[str], part: str) -> None:
     standin("2x40GB")
-    bench.start(job("model-one", "sleep 60", gpus=1))
+    bench.start(job("model-one", "sleep 300", gpus=1))
     command, *rest = words
     said = gpuherd(command, "--run", str(bench.root), *rest)
     assert said.code in (ExitCode.USAGE, ExitCode.FAILED)
@@ -198,7 +198,7 @@ def test_the_own_queue_is_the_default(bench: Any, gpuherd: Command) -> None:
 
 def test_a_dispatcher_that_does_not_answer(bench: Any, job: NewJob, gpuherd: Command) -> None:
     """It is stopped (SIGSTOP); what was asked stays asked, and is done when it goes on."""
-    bench.start(job("one", "sleep 60"))
+    bench.start(job("one", "sleep 300"))
     bench.wait_for("one", JobState.RUNNING)
     bench.process.send_signal(signal.SIGSTOP)
     try:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.engines.local import Launch, LocalProcess, start
 from gpuherd.engines.processes import Lock, ProcessId, Seen, any_held, everyone, identify, locks_held
@@ -92,13 +93,6 @@ class Hidden:
 
     def counted(self) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self.folder.iterdir()}
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 @pytest.fixture

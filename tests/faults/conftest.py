@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.engines.processes import tagged
 from gpuherd.jobs import Queue
@@ -30,8 +30,8 @@ if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
     import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
     import gpuherd.gpus.processes, gpuherd.jobs.gpuwatch
-    from gpuherd.standin.machine import load_driver
-    load_driver()
+    from gpuherd.standin import driver
+    driver.load()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of user takes away and exec gives back
 jobs = [Job(**{**job, "argv": tuple(job["argv"]), "needs": tuple(job.get("needs", ()))}) for job in plan["jobs"]]
@@ -96,12 +96,9 @@ class User:
         queue.close()
         return [found.process.pid for found in tagged(f"{tag}/")]
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for something to come true; fails when it does not."""
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.005)
+        wait_until(condition, every_s=0.005)
 
 
 def overlaps(lines: list[list[str]]) -> list[str]:

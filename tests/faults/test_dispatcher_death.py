@@ -26,7 +26,7 @@ Overlaps = Callable[[list[list[str]]], list[str]]
 
 def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
@@ -60,7 +60,7 @@ def test_killed_at_random_instants(new_user: NewUser, four_gpus: Machine, find_o
 def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, four_gpus: Machine) -> None:
     """Three fates while nobody watches: runs on, ends well, fails."""
     user = new_user("run")
-    jobs = [user.job("long", 3), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
+    jobs = [user.job("long", 9), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
     jobs[2]["argv"] = ["/bin/sh", "-c", f"echo start run-bad >>{user.events}; sleep 0.4; echo 'KeyError: 3'; exit 65"]
     process = user.start(jobs)
     user.wait_until(lambda: sum(line[0] == "start" for line in user.lines()) == 3)
@@ -97,7 +97,7 @@ def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: Machine) -
     for pid in user.processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "attempt 1 failed (killed)" in told
     assert [line[0] for line in user.lines()] == ["start", "start", "end"]
@@ -156,7 +156,7 @@ def test_the_first_interrupt_drains(new_user: NewUser, four_gpus: Machine) -> No
     process = user.start(jobs)
     user.wait_until(lambda: len(user.lines()) == 4)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "nothing new is started; what runs goes on to its end (4 running)" in told
     assert Counter(line[0] for line in user.lines()) == {"start": 4, "end": 4}
@@ -178,9 +178,9 @@ def test_stopping_puts_running_jobs_back(
     for number in signals:
         process.send_signal(number)
         time.sleep(0.1)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == code, told
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert user.processes() == []
     assert told.count("requeued") == 4
     assert all(line[0] == "start" for line in user.lines())
@@ -196,7 +196,7 @@ def test_draining_costs_no_processor_time(new_user: NewUser, four_gpus: Machine)
     before = cpu_s(process.pid)
     time.sleep(1.0)
     assert cpu_s(process.pid) - before < 0.2
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
 
 
@@ -206,7 +206,7 @@ def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(new_user: Ne
     process = user.start([user.job("j", 0.5), user.job("k", 0.1, needs=["j"])], ignore_interrupt=True)
     user.wait_until(lambda: len(user.lines()) == 1)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == 0, told
 
 

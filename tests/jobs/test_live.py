@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -48,6 +49,20 @@ def test_what_is_next_has_a_line_of_its_own_also_on_a_narrow_terminal() -> None:
     assert lines[-2].startswith("4 of 10 done, 1 failed, 2 running, 3 waiting, 1 paused")
     assert lines[-1].startswith("next waits: GPU 1: alice runs python (pid 4711")
     assert all(len(line) <= 60 for line in lines)
+
+
+@pytest.mark.parametrize("running", [1, 21, 22, 100])
+def test_the_counts_are_there_however_many_jobs_run(running: int) -> None:
+    """On a screen of 24 lines."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(render(replace(SNAPSHOT, running=(LINE,) * running), height=24))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < 24
+    assert lines[-2].startswith("4 of 10 done") and lines[-1].startswith("next waits")
+    more = [int(line.split()[1]) for line in lines if line.startswith("and ")]
+    assert sum("GPU 0,3:1" in line for line in lines) + sum(more) == running
+    assert bool(more) == (running > 21)
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
+import pytest
+
+from gpuherd.engines.local import Exit
+from gpuherd.engines.processes import ProcessId
+from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
+from gpuherd.jobs.ending import lost
 from gpuherd.jobs.metrics import metrics, percentile
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Counts, QueuedJob
+from gpuherd.jobs.supervisor import LostAttempt
+from gpuherd.standin.machine import Machine
 
 
 def row(job: str, state: str, gpus: str, wait_s: float, run_s: float | None, number: int = 1) -> AttemptRow:
@@ -69,3 +82,97 @@ def test_a_shared_gpu_is_busy_once() -> None:
     got = metrics(Counts(done=4), attempts, [(0.0, 50.0)], 50.0)
     assert got["gpus"]["0"]["busy_seconds"] == 25.0
     assert got["gpu_hours"] == round(25 / 3600, 6)
+
+
+def test_gpus_that_had_one_label_after_another() -> None:
+    """A GPU was replaced: what was done on the old one is not lost."""
+    old, new = row("a", "done", "0", 0.0, 10.0), replace(row("b", "done", "0", 0.0, 20.0), gpus=("GPU-new",))
+    other = row("c", "done", "10", 0.0, 1.0), row("d", "done", "2", 0.0, 1.0)
+    got = metrics(Counts(done=4), [old, new, *other], [(0.0, 100.0)], 100.0)
+    assert [(label, gpu["uuid"]) for label, gpu in got["gpus"].items()] == [
+        ("0", "GPU-new"),
+        ("2", "GPU-2"),
+        ("10", "GPU-10"),
+        ("GPU-0", "GPU-0"),
+    ]
+    assert sum(gpu["busy_seconds"] for gpu in got["gpus"].values()) == 32.0
+
+
+def test_a_run_that_was_killed_ends_before_the_next_begins(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    with Queue(run.queue) as queue:
+        queue.submit([Job(name="a", argv=("true",))])
+        queue.begin_run(1000.0, 0.0)  # killed at once
+        queue.begin_run(5000.0, 4000.0)
+        with sqlite3.connect(run.queue) as db:  # its job, as the second recorded its end
+            db.execute(
+                "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+                " started_at, started_mono, ended_at, ended_mono)"
+                " VALUES (1, 1, 1, 'done', '[]', '[]', 1, 1, 'b', 'l', 0, 1001, 1, 5001, 4001)"
+            )
+        db.close()
+        assert queue.runs() == ((1000.0, 5000.0), (5000.0, 5000.0))
+
+
+def test_an_end_that_nobody_saw_is_dated_back_to_when_it_was() -> None:
+    """By the job's status file: hours without a dispatcher are not the job's."""
+    queued = QueuedJob(1, Job(name="a", argv=("true",)), 0, 1, 0.0, frozenset(), 0.0)
+    record = AttemptRecord(
+        id=1,
+        queued=queued,
+        number=1,
+        gpus=(),
+        labels=(),
+        process=ProcessId(1, 1, "b"),
+        log="l",
+        started_at=1000.0,
+        started_mono=50.0,
+    )
+    end = lost(LostAttempt(record, Exit(started=True, code=0, ran_s=7.0), None), at=8000.0, now=7050.0)
+    assert (end.mono, end.at) == (57.0, 1007.0)
+
+
+def test_the_figures_of_a_real_run_are_those_of_its_attempts(tmp_path: Path, standin: Callable[[str], Machine]) -> None:
+    """Retries, several GPUs a job, sharing; each figure once more, from the table alone."""
+    standin("2x40GB")
+    jobs = [
+        Job(name="both", argv=("sleep", "0.5"), gpus=2),
+        Job(name="twice", argv=("sh", "-c", f"[ -e {tmp_path}/x ] || {{ touch {tmp_path}/x; exit 1; }}"), retries=1),
+        *(Job(name=f"s{i}", argv=("sleep", "0.4"), memory_mb=9_000, share=True) for i in range(4)),
+        Job(name="bad", argv=("sh", "-c", "exit 65")),
+    ]
+    options = DispatchOptions(max_checks=1, check_interval=0.02, share=True)
+    run = RunDirectory(tmp_path / "run")
+    run_jobs(jobs, options, run)
+    got = json.loads(run.gpu_metrics.read_text())
+    with closing(sqlite3.connect(run.queue)) as db:
+        rows = db.execute(
+            "SELECT j.name, a.state, a.gpus, a.wait_s, a.started_at, a.ended_at, a.ended_mono - a.started_mono, a.class"
+            " FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id"
+        ).fetchall()
+        ((began, ended),) = db.execute("SELECT started_at, ended_at FROM runs").fetchall()
+    assert (got["successful_jobs"], got["failed_jobs"], got["attempts"]) == (6, 1, len(rows)) == (6, 1, 8)
+    assert got["retries_by_class"] == {"crash": 1}
+    assert got["failed_attempts_by_class"] == {"crash": 1, "bad input": 1}
+    waits = [sum(row[3] for row in rows if row[0] == job.name) for job in jobs]
+    assert got["total_wait_time"] == pytest.approx(sum(waits), abs=0.002)
+    assert got["max_wait_time"] == pytest.approx(max(waits), abs=0.002)
+    turnarounds = [
+        max(row[5] for row in rows if row[0] == job.name) - min(row[4] - row[3] for row in rows if row[0] == job.name)
+        for job in jobs[:-1]
+    ]
+    assert got["job_turnaround"]["max"] == pytest.approx(max(turnarounds), abs=0.002)
+    assert got["job_turnaround"]["mean"] == pytest.approx(sum(turnarounds) / 6, abs=0.002)
+    busy = {uuid: 0.0 for row in rows for uuid in json.loads(row[2])}
+    for uuid in busy:
+        marks = sorted({mark for row in rows if uuid in json.loads(row[2]) for mark in (row[4], row[4] + row[6])})
+        for begin, end in pairwise(marks):
+            held = any(row[4] <= begin and end <= row[4] + row[6] for row in rows if uuid in json.loads(row[2]))
+            busy[uuid] += end - begin if held else 0.0
+    assert {gpu["uuid"]: gpu["busy_seconds"] for gpu in got["gpus"].values()} == pytest.approx(busy, abs=0.002)
+    for gpu in got["gpus"].values():
+        assert gpu["busy_share"] == pytest.approx(busy[gpu["uuid"]] / (ended - began), abs=0.002)
+    assert got["gpu_hours"] == pytest.approx(sum(busy.values()) / 3600, abs=1e-5)
+    gpu_s = sum(len(json.loads(row[2])) * row[6] for row in rows if row[1] == "done")
+    assert got["gpu_hours_by_outcome"]["done"] == pytest.approx(gpu_s / 3600, abs=1e-5)

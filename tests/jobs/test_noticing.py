@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.standin.machine import Machine
 
@@ -32,7 +33,7 @@ def waiting(result: Path, root: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(1.0)
+            wait_until(lambda: cpu_settles(process.pid))
             yield process
         finally:
             process.kill()
@@ -41,6 +42,13 @@ def waiting(result: Path, root: Path) -> Iterator[subprocess.Popen[bytes]]:
 def cpu_s(pid: int) -> float:
     """The CPU time that a process has used, in seconds (from nanoseconds, in the kernel's own account)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def cpu_settles(pid: int) -> bool:
+    """Whether its start is over: in half a second it uses hardly anything."""
+    before = cpu_s(pid)
+    time.sleep(0.5)
+    return cpu_s(pid) - before < 0.02
 
 
 def measure(machine: Machine, tmp_path: Path, times: int) -> list[float]:
@@ -53,7 +61,7 @@ def measure(machine: Machine, tmp_path: Path, times: int) -> list[float]:
             time.sleep(0.037 * number % 0.3)  # at any moment between two looks
             freed = time.time_ns()
             occupation.release()
-            process.wait(20)
+            process.wait(60)
         latencies.append((int(result.read_text()) - freed) / 1e9)
     return sorted(latencies)
 
@@ -61,8 +69,8 @@ def measure(machine: Machine, tmp_path: Path, times: int) -> list[float]:
 def test_a_gpu_that_a_stranger_frees_is_taken_at_once(standin: Callable[..., Machine], tmp_path: Path) -> None:
     """Loose, for machines with other work; the figure for the record is benchmarks/dispatch.py's."""
     latencies = measure(standin("1x40GB"), tmp_path, 4)
-    assert latencies[0] < 0.25
-    assert latencies[-1] < 1.0
+    # A look a second, which it was once, would make three of four under half a second a rare thing.
+    assert latencies[2] < 0.5, latencies
 
 
 @pytest.mark.slow
@@ -76,7 +84,6 @@ def test_waiting_costs_little(standin: Callable[..., Machine], tmp_path: Path) -
     for gpu in range(8):
         machine.occupy(gpu, 20_000)
     with waiting(tmp_path / "never", tmp_path / "run") as process:
-        time.sleep(1.0)
         used, calls = cpu_s(process.pid), machine.calls
         time.sleep(5.0)
         assert cpu_s(process.pid) - used < 5.0 * 0.01  # 1 % of a core: three times the target, on a busy machine

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import http.client
+import os
 import re
+import socket
 import sqlite3
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpuherd.engines.processes import ProcessId, identify
 from gpuherd.errors import UsageError
-from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.figures import Figures, GpuFigures, Spread
+from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, clock, run_jobs
+from gpuherd.jobs.figures import Figures, GpuFigures, Spread, read_figures
 from gpuherd.jobs.prometheus import MetricsServer, exposition
 from gpuherd.jobs.records import Counts
+from gpuherd.jobs.status import opened
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
 
@@ -35,7 +43,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 def get(address: str) -> tuple[int, str, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(address, timeout=10) as answer:
+        with opener.open(address, timeout=30) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as problem:
         with problem:
@@ -120,3 +128,77 @@ def test_a_queue_that_is_gone_is_told_to_the_scraper(tmp_path: Path) -> None:
     with MetricsServer(RunDirectory(tmp_path / "none"), 0) as server:
         status, _, text = get(f"http://127.0.0.1:{server.port}/metrics")
     assert status == 503 and "no queue" in text
+
+
+def insert(run: RunDirectory, state: str, started_mono: float, ended_mono: float | None, process: ProcessId) -> None:
+    """An attempt of job 1 on GPU U0."""
+    with sqlite3.connect(run.queue) as db:
+        db.execute(
+            "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " started_at, started_mono, ended_mono) VALUES (1,1,1,?,'[\"U0\"]','[\"0\"]',?,?,?,'l',0,0,?,?)",
+            (state, process.pid, process.start_ticks, process.boot, started_mono, ended_mono),
+        )
+    db.close()
+
+
+@pytest.fixture
+def queued(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path)
+    run.create()
+    with Queue(run.queue) as queue:
+        queue.submit([Job(name="a", argv=("true",))])
+        queue.begin_run(0.0, 0.0)
+    return run
+
+
+def test_a_counter_never_goes_down(queued: RunDirectory) -> None:
+    """A job counts while it runs; when it has ended, its end is recorded a moment before the last scrape."""
+    me = identify(os.getpid())
+    assert me is not None
+    insert(queued, "running", clock.mono() - 100, None, me)
+    with MetricsServer(queued, 0) as server:
+        address = f"http://127.0.0.1:{server.port}/metrics"
+        before = samples(get(address)[2])
+        with sqlite3.connect(queued.queue) as db:
+            db.execute("UPDATE attempts SET state = 'done', ended_mono = started_mono + 99")
+        db.close()
+        after = samples(get(address)[2])
+    busy = "gpuherd_gpu_busy_seconds_total", 'gpu="0",uuid="U0"'
+    assert 100 <= before[busy] <= after[busy]
+    counters = {key for key in before if key[0].endswith(("_total", "_count", "_sum"))}
+    assert all(before[key] <= after[key] for key in counters), "none is there that may go down"
+    assert after["gpuherd_gpu_held_seconds_total", 'outcome="done"'] == pytest.approx(99)
+
+
+@pytest.mark.parametrize("boot", ["another", None])
+def test_a_job_that_ended_while_nobody_looked_counts_when_its_end_is_known(
+    queued: RunDirectory, boot: str | None
+) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    dead = replace(me, boot=boot) if boot else replace(me, start_ticks=me.start_ticks + 1)
+    insert(queued, "running", 0.0, None, dead)
+    with opened(queued) as reader:
+        assert read_figures(queued, reader).gpus["U0"].busy_s == 0
+
+
+def test_slow_clients_shut_nobody_out_and_cost_little(queued: RunDirectory) -> None:
+    with MetricsServer(queued, 0) as server, ExitStack() as stack:
+        for _ in range(200):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            slow.sendall(b"GET /metr")
+        assert get(f"http://127.0.0.1:{server.port}/metrics")[0] == 200
+        # Most are cut off by then; those that are not are the last.
+        assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) < 40
+
+
+def test_other_methods(queued: RunDirectory) -> None:
+    with MetricsServer(queued, 0) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        told = []
+        for method, path in (("HEAD", "/metrics"), ("POST", "/metrics"), ("GET", "/metrics?x=1"), ("GET", "/x")):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            told.append((answer.status, bool(answer.read())))
+            connection.close()
+    assert told == [(200, False), (501, True), (200, True), (404, True)]

@@ -113,3 +113,15 @@ def test_lines_of_two_writers_do_not_mix(tmp_path: Path) -> None:
 def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="no UTF-8 text"):
         RunDirectory(tmp_path / "r\udcff").create()
+
+
+@pytest.mark.parametrize("word", ["{}", "--webhook={}"])
+def test_what_was_asked_is_told_without_the_webhooks_address(tmp_path: Path, word: str) -> None:
+    """Everybody who may read the folder could post there."""
+    address = "https://chat.example.org/hooks/T0/secret?x=1"
+    run = RunDirectory(tmp_path)
+    run.write_run_record({"command": ["gpuherd", word.format(address)], "config": {"webhook": address, "max_gpus": 2}})
+    told = json.loads(run.run_json.read_text())
+    assert "secret" not in run.run_json.read_text()
+    assert told["config"] == {"webhook": "https://chat.example.org/...", "max_gpus": 2}
+    assert told["command"][1] == word.format("https://chat.example.org/...")

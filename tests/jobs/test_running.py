@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.events import RunSnapshot
@@ -40,7 +41,7 @@ class Run:
 
     def join(self) -> Outcome:
         assert self._thread is not None
-        self._thread.join(40)
+        self._thread.join(100)
         assert self.outcome is not None
         return self.outcome
 
@@ -50,15 +51,18 @@ class Run:
     def notices(self) -> str:
         return "\n".join(event.text for event in self.told(EventKind.NOTICE))
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.01)
+    def stands_still(self, job: str) -> bool:
+        """Whether its main process is stopped (T), or waits (D) for a child that was stopped between vfork and exec."""
+        return Path(f"/proc/{self.pid(job)}/stat").read_text().rpartition(")")[2].split()[0] in "TD"
 
     def pid(self, job: str) -> int:
         with Queue(self.directory.queue, check=False) as queue:
             return next(record.process.pid for record in queue.running() if record.queued.job.name == job)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
 
 
 @pytest.fixture
@@ -85,18 +89,18 @@ def reports(times: int, stage: str) -> str:
 
 def test_a_job_that_hangs_is_found_by_its_heartbeat_and_one_that_beats_is_not(run: Run) -> None:
     hangs = Job(name="hangs", argv=(sys.executable, "-c", reports(3, "'a'") + "time.sleep(60)"), gpus=0, retries=0)
-    beats = Job(name="beats", argv=(sys.executable, "-c", reports(25, "'a'")), gpus=0, retries=0)
-    outcome = run([hangs, beats], heartbeat=1.0)
+    beats = Job(name="beats", argv=(sys.executable, "-c", reports(45, "'a'")), gpus=0, retries=0)
+    outcome = run([hangs, beats], heartbeat=3.0)
     assert (outcome.done, outcome.failed) == (1, 1)
     failure = outcome.failures[0]
     assert (failure.job, failure.failure) == ("hangs", "no heartbeat")
-    assert "no progress for 1 s" in failure.reason
+    assert "no progress for 3 s" in failure.reason
 
 
 def test_a_stage_has_its_own_limit(run: Run) -> None:
-    slow = Job(name="slow", argv=(sys.executable, "-c", reports(40, "'svd'")), gpus=0, retries=0, stage_timeout_s=1.0)
+    slow = Job(name="slow", argv=(sys.executable, "-c", reports(400, "'svd'")), gpus=0, retries=0, stage_timeout_s=1.0)
     quick = Job(
-        name="quick", argv=(sys.executable, "-c", reports(20, "str(i // 5)")), gpus=0, retries=0, stage_timeout_s=1.5
+        name="quick", argv=(sys.executable, "-c", reports(50, "str(i // 10)")), gpus=0, retries=0, stage_timeout_s=4.0
     )
     outcome = run([slow, quick])
     assert [(f.job, f.failure) for f in outcome.failures] == [("slow", "timeout")]
@@ -104,7 +108,7 @@ def test_a_stage_has_its_own_limit(run: Run) -> None:
 
 
 def test_the_runs_time_limit_is_for_jobs_without_one(run: Run) -> None:
-    outcome = run([sh("a", "sleep 30", retries=0), sh("b", "sleep 1", retries=0, timeout_s=20.0)], timeout=0.3)
+    outcome = run([sh("a", "sleep 30", retries=0), sh("b", "sleep 1", retries=0, timeout_s=60.0)], timeout=0.3)
     assert [f.job for f in outcome.failures] == ["a"]
 
 
@@ -153,8 +157,8 @@ def test_without_the_option_nobody_shares(run: Run, standin: Standin) -> None:
 
 def test_who_runs_out_of_memory_on_a_shared_gpu_gets_one_for_itself(run: Run, standin: Standin) -> None:
     standin("1x40GB")
-    liar = gpu_job("liar", 30_000, 0.1, ramp=0.6, memory_mb=1_000, share=True, retries=0)
-    other = gpu_job("other", 20_000, 1.5, ramp=0.0, memory_mb=20_000, share=True)
+    liar = gpu_job("liar", 30_000, 0.1, ramp=1.5, memory_mb=1_000, share=True, retries=0)
+    other = gpu_job("other", 20_000, 4.5, ramp=0.0, memory_mb=20_000, share=True)
     outcome = run([other, liar], share=True)
     assert (outcome.done, outcome.failed) == (2, 0)
     assert "on a GPU for itself" in run.told(EventKind.RETRY)[0].text
@@ -180,12 +184,13 @@ def test_who_uses_more_than_it_declared_is_told_of_and_its_family_is_believed_le
 # --- strangers and GPUs that fail ------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_back_into_the_queue_for_a_stranger(run: Run, standin: Standin) -> None:
+def test_a_job_goes_back_into_the_queue_for_a_stranger(run: Run, standin: Standin, gate: Gate) -> None:
     machine = standin("2x40GB")
-    run.start([sh("j", "sleep 5.5", gpus=1)], yield_to_others="requeue", gpu_list=(0, 1))
-    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    run.start([sh("j", gate.wait, gpus=1)], yield_to_others="requeue", gpu_list=(0, 1))
+    wait_until(lambda: bool(run.told(EventKind.STARTED)))
     stranger = machine.occupy(0, 3_000)
-    run.wait_until(lambda: len(run.told(EventKind.STARTED)) == 2)
+    wait_until(lambda: len(run.told(EventKind.STARTED)) == 2)
+    gate.open()
     assert [event.gpus for event in run.told(EventKind.STARTED)] == [("0",), ("1",)]
     assert "goes back into the queue" in run.notices()
     assert run.join().done == 1
@@ -194,18 +199,18 @@ def test_a_job_goes_back_into_the_queue_for_a_stranger(run: Run, standin: Standi
     stranger.release()
 
 
-def test_a_job_stands_still_for_a_stranger_and_goes_on_after(run: Run, standin: Standin) -> None:
+def test_a_job_stands_still_for_a_stranger_and_goes_on_after(run: Run, standin: Standin, gate: Gate) -> None:
     machine = standin("1x40GB")
-    ticks = "i=0; while [ $i -lt 120 ]; do i=$((i+1)); echo $i; sleep 0.05; done"
-    run.start([sh("j", ticks, gpus=1)], yield_to_others="pause")
-    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    run.start([sh("j", gate.wait.replace("sleep", "echo x; sleep"), gpus=1)], yield_to_others="pause")
+    wait_until(lambda: bool(run.told(EventKind.STARTED)))
     stranger = machine.occupy(0, 3_000)
-    run.wait_until(lambda: "is paused" in run.notices())
+    wait_until(lambda: "is paused" in run.notices())
     log = run.directory.attempt_log("j", 1)
-    time.sleep(0.1)
+    wait_until(lambda: run.stands_still("j"))
     before = log.read_text()
     time.sleep(0.5)
     assert log.read_text() == before
+    gate.open()
     stranger.release()
     assert run.join().done == 1
     assert "goes on: nobody else uses its GPUs" in run.notices()
@@ -214,11 +219,12 @@ def test_a_job_stands_still_for_a_stranger_and_goes_on_after(run: Run, standin: 
     assert row.paused_s > 0.5
 
 
-def test_a_gpu_that_the_driver_reports_is_left_out(run: Run, standin: Standin) -> None:
+def test_a_gpu_that_the_driver_reports_is_left_out(run: Run, standin: Standin, gate: Gate) -> None:
     machine = standin("2x40GB")
-    run.start([sh("bad", "sleep 0.5; exit 1", gpus=1, retries=1)], gpu_list=(0, 1))
-    run.wait_until(lambda: bool(run.told(EventKind.STARTED)))
+    run.start([sh("bad", f"{gate.wait}; exit 1", gpus=1, retries=1)], gpu_list=(0, 1))
+    wait_until(lambda: bool(run.told(EventKind.STARTED)))
     machine.xid(0, 79)
+    gate.open()
     run.join()
     with Queue(run.directory.queue) as queue:
         assert [row.failure_class for row in queue.attempts()] == ["GPU fault", "crash"]
@@ -280,32 +286,35 @@ def fill(folder: Path, leave: int = 0) -> Path:
     return big
 
 
-def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path) -> None:
+def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path, gate: Gate) -> None:
     run = Run(small_disk / "run")
-    ticks = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done"
+    ticks = gate.wait.replace("sleep", "echo x; sleep")
     run.start([sh("j", ticks), sh("k", "true", needs=("j",)), sh("l", "sleep 0.4"), sh("m", "true", needs=("l",))])
     # Default: --min-disk 200 MB, of which there are not so many here.
-    run.wait_until(lambda: "must be (--min-disk)" in run.notices())
+    wait_until(lambda: "must be (--min-disk)" in run.notices())
     time.sleep(0.3)
     assert run.told(EventKind.STARTED) == []
     subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)
-    run.wait_until(lambda: len(run.told(EventKind.STARTED)) >= 2)
+    wait_until(lambda: len(run.told(EventKind.STARTED)) >= 2)
     big = fill(small_disk, leave=10 << 20)
-    run.wait_until(lambda: "what runs is paused" in run.notices().partition("space on the disk again")[2])
+    wait_until(lambda: "what runs is paused" in run.notices().partition("space on the disk again")[2])
     log = run.directory.attempt_log("j", 1)
+    wait_until(lambda: run.stands_still("j"))
     before = log.read_text()
     time.sleep(0.4)
     assert log.read_text() == before
+    gate.open()
     big.unlink()
     assert run.join().done == 4
 
 
-def test_an_end_that_can_not_be_written_is_kept_until_it_can(small_disk: Path) -> None:
+def test_an_end_that_can_not_be_written_is_kept_until_it_can(small_disk: Path, gate: Gate) -> None:
     run = Run(small_disk / "run")
-    jobs = [sh("j", "sleep 1.0"), sh("k", "true", needs=("j",)), *(sh(f"x{i}", "sleep 1.1") for i in range(3))]
+    jobs = [sh("j", gate.wait), sh("k", "true", needs=("j",)), *(sh(f"x{i}", gate.wait) for i in range(3))]
     run.start(jobs, min_disk=0)
-    run.wait_until(lambda: len(run.told(EventKind.STARTED)) == 4)
+    wait_until(lambda: len(run.told(EventKind.STARTED)) == 4)
     big = fill(small_disk)
+    gate.open()
     time.sleep(1.8)
     # The queue's file may have a page to spare for the first of them; not for all that ended.
     assert run.outcome is None

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control import send
@@ -68,17 +69,19 @@ class Folder:
         except (OSError, ValueError):
             return False
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float = 40.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"it never came true: {self.states()}"
-            time.sleep(0.02)
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, told=self.states)
 
     def wait_for(self, **states: str) -> None:
         self.wait_until(lambda: states.items() <= self.states().items())
 
 
 _TOLD = ("name", "gpus", "memory_mb", "share", "retries", "timeout_s", "family")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
 
 
 @pytest.fixture
@@ -100,9 +103,9 @@ def settings(text: str) -> None:
     user_file().write_text(text)
 
 
-def test_what_was_paused_for_a_full_disk_goes_on_under_a_successor_that_has_space(folder: Folder) -> None:
+def test_what_was_paused_for_a_full_disk_goes_on_under_a_successor_that_has_space(folder: Folder, gate: Gate) -> None:
     """Nothing changes for the successor: it never saw the disk full."""
-    job = sh("j", "i=0; while [ $i -lt 100 ]; do i=$((i+1)); sleep 0.05; done")
+    job = sh("j", gate.wait)
     first = folder.start([job], min_disk=1)
     folder.wait_for(j="running")
     kill(first)
@@ -115,13 +118,14 @@ def test_what_was_paused_for_a_full_disk_goes_on_under_a_successor_that_has_spac
     kill(first)
     assert folder.stands_still("j")
     settings("")
+    gate.open()
     second = folder.start([job], min_disk=1)
-    assert second.wait(40) == 0
+    assert second.wait(60) == 0
     assert folder.states() == {"j": "done"}
 
 
-def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder) -> None:
-    job = sh("j", "sleep 0.4", timeout_s=3.0, retries=0)
+def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder, gate: Gate) -> None:
+    job = sh("j", gate.wait, timeout_s=6.0, retries=0)
     first = folder.start([job])
     folder.wait_for(j="running")
     assert send(folder.run, Control(ControlKind.PAUSE, ("j",))).applied_by == "dispatcher"
@@ -129,18 +133,19 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     kill(first)
     second = folder.start([job])
     folder.wait_until(lambda: folder.works(second))
-    time.sleep(3.2)  # longer than its time limit
+    time.sleep(6.2)  # longer than its time limit
     assert folder.stands_still("j")
+    gate.open()
     assert send(folder.run, Control(ControlKind.RESUME, ("j",))).changed == ("j",)
-    assert second.wait(40) == 0
+    assert second.wait(60) == 0
     with Queue(folder.run.queue) as queue:
         [row] = queue.attempts()
     assert (row.number, row.state) == (1, "done")
 
 
-def test_a_resume_that_was_written_down_but_not_carried_out(folder: Folder) -> None:
+def test_a_resume_that_was_written_down_but_not_carried_out(folder: Folder, gate: Gate) -> None:
     """The first one dies between the two: the queue says that it runs, and its processes stand still."""
-    job = sh("j", "sleep 0.4", retries=0)
+    job = sh("j", gate.wait, retries=0)
     first = folder.start([job])
     folder.wait_for(j="running")
     assert send(folder.run, Control(ControlKind.PAUSE, ("j",))).ok
@@ -149,7 +154,8 @@ def test_a_resume_that_was_written_down_but_not_carried_out(folder: Folder) -> N
     with Queue(folder.run.queue) as queue:
         assert queue.resume(("j",), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()).jobs == ("j",)
     assert folder.stands_still("j")
-    assert folder.start([job]).wait(40) == 0
+    gate.open()
+    assert folder.start([job]).wait(60) == 0
     assert folder.states() == {"j": "done"}
 
 
@@ -164,7 +170,7 @@ def test_a_job_that_was_being_cancelled_is_ended_by_the_successor(folder: Folder
     kill(first)
     # Not by the same list, which would want the job again.
     second = folder.start([], grace_s=0.2)
-    second.wait(40)
+    second.wait(60)
     assert folder.states()["deaf"] == "cancelled"
 
 
@@ -173,7 +179,7 @@ def test_jobs_that_share_a_gpu_and_were_taken_over_are_not_crowded(folder: Folde
     words = (sys.executable, "-m", "gpuherd.standin.job", "--memory-mb")
     shared = [
         Job(
-            name=f"s{i}", argv=(*words, "14000", "--ramp", "1.0", "--hold", "1.0"), gpus=1, memory_mb=15_000, share=True
+            name=f"s{i}", argv=(*words, "14000", "--ramp", "1.0", "--hold", "3.0"), gpus=1, memory_mb=15_000, share=True
         )
         for i in range(2)
     ]
@@ -201,7 +207,7 @@ def test_an_end_and_what_it_teaches_are_one(tmp_path: Path, standin: Standin) ->
     standin("1x40GB")
     run = RunDirectory(tmp_path / "run")
     job = Job(
-        name="j", argv=(sys.executable, "-m", "gpuherd.standin.job", "--memory-mb", "5000", "--hold", "2.6"), family="f"
+        name="j", argv=(sys.executable, "-m", "gpuherd.standin.job", "--memory-mb", "5000", "--hold", "5.0"), family="f"
     )
     run.create()
     with Queue(run.queue), closing(sqlite3.connect(run.queue)) as db:
@@ -214,7 +220,7 @@ def test_an_end_and_what_it_teaches_are_one(tmp_path: Path, standin: Standin) ->
         assert [row.state for row in queue.attempts()] == ["running"]
 
 
-@pytest.mark.parametrize("seconds", [0.4])
+@pytest.mark.parametrize("seconds", [3.0])
 def test_time_in_which_a_need_ran_is_no_waiting(folder: Folder, seconds: float) -> None:
     jobs = [sh("a", f"sleep {seconds}"), Job(name="b", argv=("true",), gpus=0, needs=("a",))]
     assert run_jobs(jobs, DispatchOptions(**FAST), folder.run).done == 2  # type: ignore[arg-type]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Job, RunDirectory, clock
 from gpuherd.jobs.records import PauseReason, QueuedJob
@@ -29,7 +29,7 @@ def attempt(supervisor: Supervisor) -> Iterator[Attempt]:
     queued = QueuedJob(1, job, 0, 0, 0.0, frozenset(), 0.0)
     made = supervisor.prepare(1, queued, (), (), 1, at=clock.wall(), mono=clock.mono())
     supervisor.let_go(made)
-    assert becomes(lambda: works(made))
+    wait_until(lambda: works(made))
     yield made
     made.process.kill()
     select.select([made.process.pidfd], [], [], 10)
@@ -47,40 +47,29 @@ def works(attempt: Attempt) -> bool:
     return any(Path(f"/proc/{child}/comm").read_text() == "sleep\n" for child in children)
 
 
-def becomes(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true: the kernel stops a process when that next runs, not at once."""
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
-
-
-def stands_still(attempt: Attempt) -> bool:
-    return becomes(lambda: state_of(attempt) == "T")
-
-
-def goes_on(attempt: Attempt) -> bool:
-    return becomes(lambda: state_of(attempt) == "S")
+def comes_to(attempt: Attempt, state: str) -> None:
+    """Waits for it: the kernel stops a process when that next runs, not at once."""
+    wait_until(lambda: state_of(attempt) == state, told=lambda: state_of(attempt))
 
 
 def test_what_people_want_does_not_end_a_pause_for_the_disk_that_found_no_space_in_the_queue(
     supervisor: Supervisor, attempt: Attempt
 ) -> None:
     supervisor.set_paused(attempt, frozenset({PauseReason.DISK}), 1.0)
-    assert stands_still(attempt)
+    comes_to(attempt, "T")
     supervisor.enforce(attempt, attempt.record, 2.0)
-    assert stands_still(attempt)
+    comes_to(attempt, "T")
     by_user = replace(attempt.record, paused=frozenset({PauseReason.USER}))
     supervisor.enforce(attempt, by_user, 3.0)
     assert attempt.paused == {PauseReason.DISK, PauseReason.USER}
     supervisor.set_paused(attempt, attempt.paused - {PauseReason.DISK}, 4.0)
-    assert stands_still(attempt)
+    comes_to(attempt, "T")
     supervisor.enforce(attempt, attempt.record, 5.0)
     assert attempt.paused == frozenset()
-    assert goes_on(attempt)
+    comes_to(attempt, "S")
 
 
 def test_an_old_mark_of_our_own_pause_pauses_nothing_again(supervisor: Supervisor, attempt: Attempt) -> None:
     """The end of the pause found no space in the queue either."""
     supervisor.enforce(attempt, replace(attempt.record, paused=frozenset({PauseReason.DISK})), 1.0)
-    assert goes_on(attempt)
+    comes_to(attempt, "S")

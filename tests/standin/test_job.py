@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.patience import wait_until
+
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -22,13 +24,6 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def events(path: Path) -> list[dict[str, object]]:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.doctor import checkup
     from gpuherd.doctor.result import all_well
     from gpuherd.standin import build
-    from gpuherd.standin.machine import STATE_VARIABLE
+    from gpuherd.standin.driver import STATE_VARIABLE
 
     simulated = STATE_VARIABLE in os.environ
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)

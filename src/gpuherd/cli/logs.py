@@ -56,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
             if args.json and not args.follow:
                 _print_whole(list(parts))
             else:
+                whole = True
                 for part in parts:
-                    _print_part(part, as_json=args.json)
+                    _print_part(part, as_json=args.json, after_whole_line=whole)
+                    whole = part.ended_line
     except KeyboardInterrupt:
         if not args.follow:
             raise
@@ -71,7 +73,7 @@ def _print_whole(parts: list[Part]) -> None:
     print(json.dumps(told, indent=2))
 
 
-def _print_part(part: Part, *, as_json: bool) -> None:
+def _print_part(part: Part, *, as_json: bool, after_whole_line: bool) -> None:
     from gpuherd.jobs.logtail import shown
 
     if as_json:
@@ -83,8 +85,10 @@ def _print_part(part: Part, *, as_json: bool) -> None:
         for line in part.lines:
             print(shown(line))
     else:
-        # Byte for byte as the job wrote it.
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in part.lines).encode("utf-8", "surrogateescape"))
+        # Byte for byte as the job wrote it; only an attempt begins on a line of its own.
+        start = "\n" if part.begins and not after_whole_line else ""
+        end = "\n" if part.ended_line and part.lines else ""
+        sys.stdout.buffer.write((start + "\n".join(part.lines) + end).encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
@@ -60,11 +62,16 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json(lambda: as_json(read_status(where, page)), args.watch)
         else:
-            print_tables(lambda: as_table(read_status(where, page)), args.watch)
+            print_tables(lambda: as_table(read_status(where, page), _height(args.watch)), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
     return ExitCode.OK
+
+
+def _height(watch: float | None) -> int | None:
+    """Lines of the screen in which the table must fit: None where it is printed and may scroll."""
+    return shutil.get_terminal_size().lines if watch is not None and sys.stdout.isatty() else None
 
 
 def _page(args: argparse.Namespace) -> Page:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.interventions import Changed
@@ -61,7 +61,10 @@ def apply(queue: Queue, letter: Letter, hands: Hands) -> Reply:
 
 
 def _apply(queue: Queue, letter: Letter, hands: Hands) -> Reply:
-    kind = ControlKind(letter.kind)
+    try:
+        kind = ControlKind(letter.kind)
+    except ValueError:
+        raise UsageError(f"the gpuherd that works here is an older one and can't {clean(letter.kind)}") from None
     if kind in OF_JOBS:
         changed = _change_jobs(queue, kind, letter)
         ok = not changed.refused

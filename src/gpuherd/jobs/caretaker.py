@@ -61,10 +61,14 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
             endings.settle([lost(found, at, now)], now)
     ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
     leftovers = Leftovers(queue.tag)
+    ends = select.poll()  # not select, which knows no descriptor above 1023
+    for fd in ending:
+        ends.register(fd, select.POLLIN)
     while ending:
         supervisor.keep_time(clock.mono())
         due = supervisor.next_deadline()
-        for fd in select.select(list(ending), [], [], None if due is None else max(0.0, due - clock.mono()))[0]:
+        for fd, _ in ends.poll(None if due is None else max(0.0, due - clock.mono()) * 1000):
+            ends.unregister(fd)
             attempt, how = supervisor.collect(fd)
             del ending[fd]
             now = clock.mono()

@@ -56,6 +56,7 @@ def lost(found: LostAttempt, at: float, now: float) -> Ended:
     elif found.exit.ran_s is not None:
         # By the status file, so that hours without a dispatcher don't count as the job's.
         mono = min(now, found.record.started_mono + found.exit.ran_s)
+        at -= now - mono
     return Ended(
         record=found.record,
         exit=found.exit,

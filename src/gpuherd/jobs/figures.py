@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs import clock
 from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.records import Counts
+from gpuherd.jobs.records import AttemptState, Counts
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import Page
 from gpuherd.jobs.status import status_of
@@ -45,7 +46,8 @@ class GpuFigures:
 class Figures:
     """All that is told of a queue.
 
-    ``ended``: attempts that have ended, by state and class of failure ("" for none). ``gpus`` by UUID.
+    ``ended``: attempts that have ended, by state and class of failure ("" for none). ``gpu_s_by_state``: how long
+    these held GPUs, summed over GPUs. ``gpus`` by UUID.
     """
 
     counts: Counts
@@ -81,12 +83,10 @@ def read_figures(run: RunDirectory, reader: QueueReader) -> Figures:
 
 
 def _gpus(reader: QueueReader) -> tuple[dict[str, GpuFigures], dict[str, float]]:
-    """By GPU, and GPU-seconds by the state of the attempts. A set of GPUs is one row, so that few are taken apart."""
+    """By GPU, and GPU-seconds of ended attempts by state. A set of GPUs is one row, so that few are taken apart."""
     rows = reader.rows(
-        "SELECT gpus, labels, state, count(*) AS n,"
-        " total(max(0, coalesce(ended_mono, CASE state WHEN 'running' THEN ? END, started_mono) - started_mono)) AS s"
-        " FROM attempts GROUP BY gpus, labels, state",
-        (clock.mono(),),
+        "SELECT gpus, labels, state, count(*) AS n, total(max(0, coalesce(ended_mono, started_mono) - started_mono))"
+        " AS s FROM attempts GROUP BY gpus, labels, state ORDER BY max(id)"
     )
     labels: dict[str, str] = {}
     busy: dict[str, float] = defaultdict(float)
@@ -95,17 +95,32 @@ def _gpus(reader: QueueReader) -> tuple[dict[str, GpuFigures], dict[str, float]]
     by_state: dict[str, float] = defaultdict(float)
     for row in rows:
         uuids = json.loads(row["gpus"])
-        by_state[row["state"]] += row["s"] * len(uuids)
+        if row["state"] != AttemptState.RUNNING:
+            by_state[row["state"]] += row["s"] * len(uuids)
         for uuid, label in zip(uuids, json.loads(row["labels"]), strict=True):
             labels[uuid] = label
             busy[uuid] += row["s"]
             attempts[uuid] += row["n"]
-            running[uuid] += row["n"] if row["state"] == "running" else 0
+            running[uuid] += row["n"] if row["state"] == AttemptState.RUNNING else 0
+    for uuid, seconds in _still_busy(reader):
+        busy[uuid] += seconds
     gpus = {
         uuid: GpuFigures(label=label, busy_s=busy[uuid], attempts=attempts[uuid], running=running[uuid])
         for uuid, label in labels.items()
     }
     return gpus, dict(by_state)
+
+
+def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
+    """For each GPU of each attempt that runs how long it has done so. One that is recorded as running, and has ended
+    while no dispatcher was there, counts once its end is known.
+    """
+    now = clock.mono()
+    query = "SELECT gpus, pid, start_ticks, boot, started_mono FROM attempts WHERE state = 'running'"
+    for row in reader.rows(query):
+        if ProcessId(row["pid"], row["start_ticks"], row["boot"]).is_alive():
+            for uuid in json.loads(row["gpus"]):
+                yield uuid, max(0.0, now - row["started_mono"])
 
 
 def _spread(reader: QueueReader, value: str, where: str) -> Spread:

@@ -8,7 +8,7 @@ after a kill: the marks are the truth.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuherd.jobs.job import JobState
@@ -54,11 +54,16 @@ def cancel(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str) -> Chan
 def retry(db: sqlite3.Connection, rows: Sequence[sqlite3.Row], now: float) -> Changed:
     """Failed and cancelled jobs wait again with fresh tries, and so do those that were cancelled because of them."""
     wanted = {row["id"]: row["name"] for row in rows if row["state"] in ENDED_BADLY}
-    refused = [f"{row['name']} is {row['state']}" for row in rows if row["id"] not in wanted]
-    while stuck := _stuck(db, wanted):
-        refused += [
-            f"{wanted.pop(job)} needs {need}, which is {state}: retry that one too" for job, need, state in stuck
-        ]
+    refused = [
+        f"{row['name']} is {row['state']}; only failed and cancelled jobs can be tried again"
+        for row in rows
+        if row["id"] not in wanted
+    ]
+    stuck = _stuck(db, wanted)
+    refused += [
+        f"{wanted[job]} needs {need}, which is {state}: retry that one too" for job, (need, state) in stuck.items()
+    ]
+    wanted = {job: name for job, name in wanted.items() if job not in stuck}
     back = wanted | _doomed_by(db, wanted)
     for job in back:
         spec = job_of(db.execute("SELECT spec FROM jobs WHERE id = ?", (job,)).fetchone()[0])
@@ -81,7 +86,7 @@ def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: fl
         elif row["state"] == JobState.RUNNING:
             mark_paused(db, _running_attempt(db, row["id"]), PauseReason.USER, mono)
         else:
-            refused.append(f"{row['name']} is {row['state']}")
+            refused.append(f"{row['name']} is {row['state']}; only what waits or runs can be paused")
             continue
         changed.append(row["name"])
     return Changed(tuple(changed), refused=tuple(refused))
@@ -165,17 +170,30 @@ def _running_attempt(db: sqlite3.Connection, job: int) -> int:
     return int(db.execute("SELECT id FROM attempts WHERE job = ? AND state = 'running'", (job,)).fetchone()[0])
 
 
-def _stuck(db: sqlite3.Connection, wanted: dict[int, str]) -> list[tuple[int, str, str]]:
-    """Jobs that need one which has ended badly and is not wanted again: job, the needed one's name and state."""
-    found = []
+def _stuck(db: sqlite3.Connection, wanted: Collection[int]) -> dict[int, tuple[str, str]]:
+    """Jobs that can't run again, though they are wanted: they need one that has ended badly and does not come back, or
+    one that is stuck itself. By their number the needed one's name and state.
+    """
+    stuck: dict[int, tuple[str, str]] = {}
     for job in wanted:
-        for row in db.execute(
+        needed = db.execute(
             "SELECT n.id, n.name, n.state FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ?", (job,)
-        ):
+        )
+        for row in needed.fetchall():
             if row["state"] in ENDED_BADLY and row["id"] not in wanted:
-                found.append((job, row["name"], row["state"]))
+                stuck[job] = row["name"], row["state"]
                 break
-    return found
+    front = list(stuck)
+    while front:
+        needed = db.execute(
+            "SELECT needs.job, n.name, n.state FROM needs JOIN jobs n ON n.id = needs.needed WHERE n.id = ?",
+            (front.pop(),),
+        )
+        for row in needed.fetchall():
+            if row["job"] in wanted and row["job"] not in stuck:
+                stuck[row["job"]] = row["name"], row["state"]
+                front.append(row["job"])
+    return stuck
 
 
 def _doomed_by(db: sqlite3.Connection, back: dict[int, str]) -> dict[int, str]:
@@ -191,7 +209,5 @@ def _doomed_by(db: sqlite3.Connection, back: dict[int, str]) -> dict[int, str]:
             if row["id"] not in found and row["id"] not in back:
                 found[row["id"]] = row["name"]
                 front.append(row["id"])
-    while stuck := {job for job, _, _ in _stuck(db, back | found)} & found.keys():
-        for job in stuck:
-            del found[job]
-    return found
+    stuck = _stuck(db, back.keys() | found.keys())
+    return {job: name for job, name in found.items() if job not in stuck}

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuherd.errors import UsageError
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.logtail import Growing, start_of_last
+from gpuherd.jobs.logtail import Growing, size, start_of_last
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.rundir import RunDirectory
@@ -26,7 +26,9 @@ _ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Some lines of a job's log, without their ends. ``begins``: they are the first of this attempt that are told."""
+    """Some lines of a job's log, without their ends. ``begins``: they are the first of this attempt that are told;
+    ``ended_line``: the last of them is whole, and not the beginning of one that has no end yet.
+    """
 
     job: str
     attempt: int
@@ -34,6 +36,7 @@ class Part:
     path: str
     lines: list[str]
     begins: bool = False
+    ended_line: bool = True
 
 
 def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: int | None = None) -> Iterator[Part]:
@@ -46,10 +49,10 @@ def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: in
         found = _attempt(reader, job, attempt)
     if found is None:
         raise UsageError(f"job {clean(job)!r} has not been started yet, so it has no log; -f waits for it")
-    growing = _growing(found, last_lines)
+    growing = _growing(found, last_lines, to_now=True)
     lines, begins = growing.rest(), True
     while lines or begins:
-        yield _part(job, found, lines, begins=begins)
+        yield _part(job, found, lines, growing, begins=begins)
         lines, begins = growing.rest(), False
 
 
@@ -91,7 +94,7 @@ def _follow_attempt(
         ended = _has_ended(reader, attempt)
         lines = growing.rest() if ended else growing.more()
         if lines:
-            yield _part(job, attempt, lines, begins=begins)
+            yield _part(job, attempt, lines, growing, begins=begins)
             begins = False
         elif ended:
             return
@@ -99,13 +102,22 @@ def _follow_attempt(
             time.sleep(look_s)
 
 
-def _growing(attempt: AttemptStatus, last_lines: int | None) -> Growing:
+def _growing(attempt: AttemptStatus, last_lines: int | None, *, to_now: bool = False) -> Growing:
+    """``to_now``: what is written from now on is left, else a job that writes faster than we read would never end."""
     path = Path(attempt.log)
-    return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines))
+    return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines), size(path) if to_now else None)
 
 
-def _part(job: str, attempt: AttemptStatus, lines: list[str], *, begins: bool) -> Part:
-    return Part(job=job, attempt=attempt.number, state=attempt.state, path=attempt.log, lines=lines, begins=begins)
+def _part(job: str, attempt: AttemptStatus, lines: list[str], growing: Growing, *, begins: bool) -> Part:
+    return Part(
+        job=job,
+        attempt=attempt.number,
+        state=attempt.state,
+        path=attempt.log,
+        lines=lines,
+        begins=begins,
+        ended_line=growing.ended_line,
+    )
 
 
 def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus | None:

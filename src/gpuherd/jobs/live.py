@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Lines below those of the running jobs: the counts, what is next, and the cursor's own.
+_BELOW = 3
 _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELLED: "yellow", EventKind.NOTICE: "cyan"}
 
 
@@ -109,20 +111,28 @@ class LiveDisplay:
 
     def snapshot(self, snapshot: RunSnapshot) -> None:
         """Draws the run anew."""
-        self._screen.show(lambda: self._live.update(render(snapshot), refresh=True))
+        height = self._live.console.size.height
+        self._screen.show(lambda: self._live.update(render(snapshot, height), refresh=True))
 
 
-def render(snapshot: RunSnapshot) -> Group:
-    """The live picture: a line for each running job, then the counts, then why the next job waits."""
+def render(snapshot: RunSnapshot, height: int = 10_000) -> Group:
+    """The live picture in at most ``height`` lines: a line for each running job, as far as there is room, then the
+    counts, then why the next job waits.
+    """
     from rich.table import Table
 
+    room = max(1, height - _BELOW)
+    shown = snapshot.running if len(snapshot.running) <= room else snapshot.running[: room - 1]
     table = Table.grid(padding=(0, 2), expand=True)
     for ratio in (None, 1, None, None):
         # Only the title gives way where the terminal is narrow.
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
-    for line in snapshot.running:
+    for line in shown:
         table.add_row(*(Text(cell) for cell in cells(line)))
-    lines = [Text(counts(snapshot), style="bold", no_wrap=True, overflow="ellipsis")]
+    lines = []
+    if len(shown) < len(snapshot.running):
+        lines.append(Text(f"and {len(snapshot.running) - len(shown)} more", style="dim"))
+    lines.append(Text(counts(snapshot), style="bold", no_wrap=True, overflow="ellipsis"))
     if snapshot.waiting_for:
         lines.append(Text(clean(snapshot.waiting_for), style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(table, *lines)

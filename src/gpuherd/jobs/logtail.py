@@ -29,6 +29,14 @@ def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> str:
         return ""
 
 
+def size(path: Path) -> int:
+    """Bytes in the log; 0 when it can't be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def last_lines(text: str, count: int = 20) -> list[str]:
     """The last lines that say anything, each clean enough for a terminal."""
     return [line for line in (clean(raw) for raw in text.splitlines()[-4 * count :]) if line][-count:]
@@ -48,7 +56,7 @@ def shown(line: str) -> str:
 def start_of_last(path: Path, count: int) -> int:
     """The byte at which the last ``count`` lines of the log begin; 0 if it is shorter or can't be read.
 
-    Read from the end, so that a log of gigabytes costs no more than what is asked for.
+    Read from the end, so that a log of gigabytes costs no more than the lines that are asked for.
     """
     try:
         with path.open("rb") as file:
@@ -76,36 +84,37 @@ def start_of_last(path: Path, count: int) -> int:
 class Growing:
     """A log that may still be written: each ``more`` gives the lines that were completed since the last one.
 
-    Bytes that are no UTF-8 come as lone surrogates, so that encoding with ``surrogateescape`` gives them back.
+    Bytes that are no UTF-8 come as lone surrogates, so that encoding with ``surrogateescape`` gives them back. A log
+    that was emptied, or put in the place of another, is read from its beginning.
 
     Args:
         path: the log; it may not be there yet.
         offset: byte at which to begin, by default the first.
+        end: byte at which to stop, None to go on for as long as it grows.
     """
 
-    def __init__(self, path: Path, offset: int = 0):
+    def __init__(self, path: Path, offset: int = 0, end: int | None = None):
         self.path = path
+        self.ended_line = True
         self._offset = offset
+        self._end = end
+        self._inode: int | None = None
         self._decoder = _decoder()
         self._rest = ""
 
     def more(self) -> list[str]:
-        """New whole lines, without their ends, a megabyte at most; [] when there is none or the log can't be read."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
-                    # Somebody has emptied it.
-                    self._offset, self._rest, self._decoder = 0, "", _decoder()
-                file.seek(self._offset)
-                data = file.read(_MOST_AT_ONCE)
-        except OSError:
-            return []
+        """New whole lines, without their ends, about a megabyte at most; [] when there is none, or no log to read.
+
+        A line of over a megabyte comes in pieces. ``ended_line`` is False after one that goes on with the next.
+        """
+        data = self._read()
         self._offset += len(data)
+        self.ended_line = True
         *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
         if len(self._rest) > _MOST_AT_ONCE:
             # A line that never ends must not be held, and copied, for ever.
             lines.append(self._rest)
-            self._rest = ""
+            self._rest, self.ended_line = "", False
         return lines
 
     def rest(self) -> list[str]:
@@ -114,7 +123,21 @@ class Growing:
         if lines:
             return lines
         rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
+        self.ended_line = not rest
         return [rest] if rest else []
+
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_size < self._offset or self._inode not in (None, about.st_ino):
+                    self._offset, self._rest, self._decoder = 0, "", _decoder()
+                self._inode = about.st_ino
+                file.seek(self._offset)
+                left = _MOST_AT_ONCE if self._end is None else max(0, self._end - self._offset)
+                return file.read(min(_MOST_AT_ONCE, left))
+        except OSError:
+            return b""
 
 
 def _decoder() -> codecs.IncrementalDecoder:

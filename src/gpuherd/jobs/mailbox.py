@@ -46,12 +46,7 @@ def post(db: sqlite3.Connection, letter: Letter) -> int:
 def open_letters(db: sqlite3.Connection) -> tuple[Letter, ...]:
     """What nobody has applied yet, oldest first."""
     rows = db.execute("SELECT * FROM controls WHERE applied_at IS NULL ORDER BY id").fetchall()
-    return tuple(
-        Letter(
-            row["id"], row["at"], row["kind"], row["by"], tuple(json.loads(row["jobs"])), json.loads(row["settings"])
-        )
-        for row in rows
-    )
+    return tuple(_letter(row) for row in rows)
 
 
 def _letter(row: sqlite3.Row) -> Letter:

@@ -117,17 +117,24 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: float) -> dict[str, Any]:
-    labels = {uuid: label for a in attempts for uuid, label in zip(a.gpus, a.labels, strict=True)}
     starts = Counter(uuid for a in attempts for uuid in a.gpus)
     return {
-        labels[uuid]: {
+        label: {
             "uuid": uuid,
             "attempts": starts[uuid],
             "busy_seconds": round(busy[uuid], 3),
             "busy_share": round(min(1.0, busy[uuid] / runtime), 4) if runtime > 0 else None,
         }
-        for uuid in sorted(labels, key=lambda uuid: labels[uuid])
+        for label, uuid in _by_label(attempts)
     }
+
+
+def _by_label(attempts: Sequence[AttemptRow]) -> list[tuple[str, str]]:
+    """Labels and UUIDs, 2 before 10. A GPU whose label is another's by now (it was replaced) stands under its UUID."""
+    labels = {uuid: label for a in attempts for uuid, label in zip(a.gpus, a.labels, strict=True)}
+    holders = {label: uuid for a in attempts for uuid, label in zip(a.gpus, a.labels, strict=True)}
+    named = [(label if holders[label] == uuid else uuid, uuid) for uuid, label in labels.items()]
+    return sorted(named, key=lambda each: (len(each[0]), each[0]))
 
 
 def _summary(seconds: Sequence[float]) -> dict[str, float] | None:

@@ -7,29 +7,22 @@ whatever failure was not told yet. A notice that can't be sent is logged, once, 
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import os
 import queue
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
-import tempfile
 import threading
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs import clock
+from gpuherd.jobs.delivery import COMMAND_S, WEBHOOK_S, NotDelivered, Webhook, run_command
 from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.outcome import Outcome
@@ -39,13 +32,10 @@ from gpuherd.jobs.wording import counted
 logger = logging.getLogger(__name__)
 
 BUNDLE_S = 60.0
-COMMAND_S = 30.0
-WEBHOOK_S = 10.0
 _MOST_NAMED = 20
 _FAILURES = frozenset({EventKind.FAILED, EventKind.CANCELLED})
 # So long after the last end nothing may wait or run any more for all to be done: what is next begins at once.
 _SETTLED_S = 1.0
-_TEXT = "GPUHERD_NOTICE"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,12 +126,15 @@ def _argv(command: str) -> tuple[str, ...]:
 def _url(webhook: str) -> str:
     try:
         parts = urllib.parse.urlsplit(webhook)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and webhook.isprintable()
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
         _ = parts.port
     except ValueError:
         usable = False
-    if not usable:
+    # Such characters have to be written as %XX, and only who wrote them knows in which encoding.
+    if not usable or not webhook.isascii() or not webhook.isprintable() or " " in webhook:
         raise UsageError(f"the webhook {webhook!r} is no http or https address")
+    if "@" in parts.netloc:
+        raise UsageError(f"the webhook for {parts.hostname} has a name or password before the host; that is not sent")
     return webhook
 
 
@@ -161,6 +154,11 @@ class Notifier:
     _inbox: queue.SimpleQueue[Event | Outcome | None] = field(default_factory=queue.SimpleQueue)
     _warned: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
+    _webhook: Webhook | None = None
+
+    def __post_init__(self) -> None:
+        if self.ways.url is not None:
+            self._webhook = Webhook(self.ways.url)
 
     def event(self, event: Event) -> None:
         """Takes note of what happened: failures for good and cancelled jobs, and ends where the run goes on after."""
@@ -238,57 +236,19 @@ class Notifier:
         )
 
     def _send(self, notice: Notice) -> None:
+        data = notice.to_json()
         if self.ways.argv is not None:
-            self._try("command", lambda: run_command(self.ways.argv or (), notice))
-        if self.ways.url is not None:
-            self._try("webhook", lambda: post(self.ways.url or "", notice))
+            self._try("command", lambda: run_command(self.ways.argv or (), data, notice.text))
+        if (webhook := self._webhook) is not None:
+            self._try("webhook", lambda: webhook.post(data))
 
     def _try(self, way: str, send: Callable[[], None]) -> None:
         try:
             send()
-        except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as problem:
+        except NotDelivered as problem:
             level = logging.INFO if way in self._warned else logging.WARNING
             self._warned.add(way)
             logger.log(level, "a notice could not be sent by the %s: %s", way, clean(str(problem)))
-
-
-def run_command(argv: Sequence[str], notice: Notice, limit_s: float = COMMAND_S) -> None:
-    """Runs the command with the notice as JSON on its standard input and its text in GPUHERD_NOTICE.
-
-    Raises OSError when it can't be started, and SubprocessError when it fails or takes longer than ``limit_s``.
-    It is then killed, with all that it started.
-    """
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env={**os.environ, _TEXT: notice.text},
-            start_new_session=True,
-        )
-        try:
-            # communicate passes over a command that does not read its input.
-            process.communicate(notice.to_json(), timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            raise subprocess.SubprocessError(f"{argv[0]} took more than {limit_s:g} s and was killed") from None
-        finally:
-            # Also after a good end: nothing of it stays behind.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode:
-            said.seek(0)
-            words = said.read(4096).decode("utf-8", "replace")
-            raise subprocess.SubprocessError(f"{argv[0]} ended with {process.returncode}: {words}")
-
-
-def post(url: str, notice: Notice) -> None:
-    """Posts the notice as JSON. Raises OSError (as URLError or HTTPError) or HTTPException."""
-    headers = {"Content-Type": "application/json", "User-Agent": f"gpuherd/{__version__}"}
-    request = urllib.request.Request(url, notice.to_json(), headers, method="POST")  # noqa: S310 - checked in _url
-    with urllib.request.urlopen(request, timeout=WEBHOOK_S) as answer:  # noqa: S310
-        answer.read(1)
 
 
 def _ending(outcome: Outcome | None) -> tuple[str, Counts | None]:

@@ -8,8 +8,12 @@ dispatcher up and a defect here can't harm it. Format: https://prometheus.io/doc
 from __future__ import annotations
 
 import logging
+import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -24,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE_S = 10.0
+# Each connection costs the dispatcher a thread and a descriptor, and jobs need descriptors to start.
+_MOST_CONNECTIONS = 16
 _INDEX = "gpuherd: metrics are at /metrics\n"
 
 
@@ -65,12 +71,12 @@ def _lines(figures: Figures, folder: str) -> Iterator[str]:
     yield from _metric(
         "gpu_held_seconds_total",
         "counter",
-        "Time that attempts held GPUs, by outcome, summed over GPUs.",
+        "Time that attempts which have ended held GPUs, by outcome, summed over GPUs.",
         [({"outcome": state}, seconds) for state, seconds in sorted(figures.gpu_s_by_state.items())],
     )
     gpus = sorted(figures.gpus.items(), key=lambda each: each[1].label)
     for name, kind, text, of in (
-        ("gpu_busy_seconds_total", "counter", "Time in which jobs of this queue held the GPU.", "busy_s"),
+        ("gpu_busy_seconds_total", "counter", "Time that jobs of this queue held the GPU, summed over jobs.", "busy_s"),
         ("gpu_attempts_total", "counter", "Attempts that were begun on the GPU.", "attempts"),
         ("gpu_running_jobs", "gauge", "Jobs of this queue on the GPU now.", "running"),
     ):
@@ -103,6 +109,17 @@ def _escaped(word: str) -> str:
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def never_less(figures: Figures, told: dict[str, float]) -> Figures:
+    """The figures with each GPU's busy seconds at least what was ``told`` of it before, which is kept up to date.
+
+    A job counts up to now until its end is recorded, which lies a moment before: to Prometheus a counter that goes
+    back by a millisecond has begun anew from nothing, and all that it had counted would be counted again.
+    """
+    for uuid, gpu in figures.gpus.items():
+        told[uuid] = max(gpu.busy_s, told.get(uuid, 0.0))
+    return replace(figures, gpus={uuid: replace(gpu, busy_s=told[uuid]) for uuid, gpu in figures.gpus.items()})
+
+
 class MetricsServer:
     """Serves a run's metrics while the context lasts. ``port`` is the one it listens on.
 
@@ -110,9 +127,11 @@ class MetricsServer:
     """
 
     def __init__(self, run: RunDirectory, port: int):
+        told: dict[str, float] = {}
+
         def read() -> str:
             with opened(run) as reader:
-                return exposition(read_figures(run, reader), str(run.root))
+                return exposition(never_less(read_figures(run, reader), told), str(run.root))
 
         try:
             self._server = _Server(("127.0.0.1", port), _handler(read))
@@ -141,8 +160,38 @@ class MetricsServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread a connection, and few of them: when one more comes, the oldest is cut off. A scrape takes milliseconds,
+    so that is a client which dribbles, or says nothing.
+    """
+
     daemon_threads = True
+    request_queue_size = 64
     block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]):
+        self._open: list[socket.socket] = []
+        self._guard = threading.Lock()
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of this host's name, which the base class does and which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins a connection's thread."""
+        with self._guard:
+            self._open.append(request)
+            if len(self._open) > _MOST_CONNECTIONS:
+                with suppress(OSError):
+                    self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection, in its thread."""
+        with self._guard, suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as the base class calls it
         """A client that goes away in the middle is none of the run's business."""
@@ -158,13 +207,16 @@ def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
         server_version = f"gpuherd/{__version__}"
         sys_version = ""
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 try:
                     with turn:
                         text = read()
-                except GpuherdError as problem:
+                except (GpuherdError, OSError) as problem:
                     self._answer(503, f"{problem}\n", "text/plain; charset=utf-8")
                     return
                 self._answer(200, text, CONTENT_TYPE)
@@ -172,12 +224,13 @@ def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
                 self._answer(200 if path == "/" else 404, _INDEX, "text/plain; charset=utf-8")
 
         def _answer(self, code: int, text: str, kind: str) -> None:
-            data = text.encode()
+            data = text.encode("utf-8", "backslashreplace")
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            if self.command != "HEAD":
+                self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base class calls it
             logger.debug(format, *args)

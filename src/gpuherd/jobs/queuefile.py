@@ -236,9 +236,13 @@ class QueueFile:
         return (rows.attempt_row(row) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
-        """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last it wrote."""
+        """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last that it saw to,
+        and before the next begins.
+        """
         found = self._db.execute(
-            "SELECT r.started_at, coalesce(r.ended_at, max(a.ended_at), max(a.started_at), r.started_at) AS ended_at"
+            "SELECT r.started_at, coalesce(r.ended_at, min("
+            "  max(r.started_at, coalesce(max(a.ended_at), 0), coalesce(max(a.started_at), 0)),"
+            "  coalesce((SELECT n.started_at FROM runs n WHERE n.id > r.id ORDER BY n.id LIMIT 1), 9e99))) AS ended_at"
             " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
         )
         return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)

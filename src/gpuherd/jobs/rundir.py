@@ -62,8 +62,9 @@ class RunDirectory:
 
     def write_run_record(self, record: Mapping[str, Any]) -> None:
         """Writes run.json: what was asked. Raises CannotWrite."""
+        text = _without_webhook(json.dumps(record, indent=2, sort_keys=True, default=str), record)
         try:
-            atomic_write(self.run_json, json.dumps(record, indent=2, sort_keys=True, default=str).encode() + b"\n")
+            atomic_write(self.run_json, text.encode() + b"\n")
         except OSError as problem:
             raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
 
@@ -110,3 +111,13 @@ def safe_name(name: str) -> str:
 
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{(plain or 'job')[: _LONGEST_NAME - 9]}-{digest[:8]}"
+
+
+def _without_webhook(text: str, record: Mapping[str, Any]) -> str:
+    """The text without the webhook's address but for its host: who knows the rest may post there."""
+    config = record.get("config")
+    address = config.get("webhook") if isinstance(config, Mapping) else None
+    if not isinstance(address, str) or not address:
+        return text
+    scheme, _, rest = address.partition("://")
+    return text.replace(json.dumps(address)[1:-1], f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}/...")

@@ -18,8 +18,9 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStatus:
-    """A job's latest attempt. Seconds; MB of 2^20 bytes. ``run_s`` goes on while it runs.
+    """A job's latest attempt. Seconds; MB of 2^20 bytes.
 
+    ``run_s`` goes on while it runs, and is None when its process has ended and nobody has recorded how.
     ``paused``: why its processes are stopped now, () while they run; ``paused_s``: how long they were, in all.
     ``progress`` and ``eta_s`` are None unless it runs and has told something; ``peak_mb`` where nobody measured it.
     """

@@ -83,11 +83,11 @@ class StandingFile:
         wanted = standing()
         if wanted == self._told:
             return
-        self._told = wanted
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             temporary.write_text(json.dumps(asdict(wanted)), encoding="utf-8", errors="backslashreplace")
             temporary.replace(self._path)
+            self._told = wanted
         except OSError:
             with suppress(OSError):
                 temporary.unlink()  # half of it, on a full disk

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuherd.engines.processes import boot_id, identify
+from gpuherd.engines.processes import ProcessId, boot_id, identify
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
@@ -114,12 +114,6 @@ def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptStatus, ...]:
     return tuple(_attempt(row, None) for row in rows)
 
 
-def dispatcher_of(run: RunDirectory) -> DispatcherStatus | None:
-    """Who works on the run now, or None."""
-    with opened(run) as reader:
-        return _dispatcher(run, reader)
-
-
 def _submission(reader: QueueReader) -> int:
     row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
     return 0 if row is None else int(row["value"])
@@ -155,7 +149,11 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
         return None
     inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
-    if inode is None or inode["value"] != str(reader.path.stat().st_ino):
+    try:
+        here = reader.path.stat().st_ino
+    except OSError:
+        return None  # the folder was removed or moved under our eyes
+    if inode is None or inode["value"] != str(here):
         return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
     if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:
@@ -237,6 +235,8 @@ def _job(
     reason = row["reason"]
     if state is JobState.RUNNING and attempt is not None:
         reason = "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+        if not facts.dispatcher and attempt.run_s is None:
+            reason = "has ended; how is told when a gpuherd works on it again"
         if reader.has("jobs", "cancelled_by") and row["cancelled_by"]:
             reason = f"is being cancelled by {row['cancelled_by']}"
     if state is JobState.WAITING:
@@ -278,6 +278,10 @@ def _ready_at(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts) -> float 
     return max(float(row["ready_at"]), float(at) if number == str(facts.lowest_round) else 0.0)
 
 
+def _process(attempt: sqlite3.Row) -> ProcessId:
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+
+
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
     rows = reader.rows(
         "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
@@ -292,7 +296,7 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-    if running and row["boot"] == boot_id():
+    if running and _process(row).is_alive():
         run_s = max(0.0, clock.mono() - row["started_mono"])
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.jobs.failures import clean
@@ -125,7 +125,9 @@ def what(job: JobStatus) -> str:
 
 
 def _running(job: JobStatus, attempt: AttemptStatus) -> str:
-    run_s = max(0.0, (attempt.run_s or 0.0) - attempt.paused_s)
+    if attempt.run_s is None:  # its process is gone, and its end not recorded yet
+        return "" if job.reason is None else clean(job.reason)
+    run_s = max(0.0, attempt.run_s - attempt.paused_s)
     if job.reason:  # it stands still or is being ended: how long yet is anybody's guess
         time_told = f"ran for {duration(run_s)}"
     else:
@@ -136,8 +138,10 @@ def _running(job: JobStatus, attempt: AttemptStatus) -> str:
     return f"{clean(job.reason)}; {told}" if job.reason else told
 
 
-def as_table(status: RunStatus) -> RenderableType:
-    """The status for people."""
+def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
+    """The status for people. ``height``: on a screen of so many lines, from which nothing scrolls away: a job gets one
+    line, and the jobs that have no place are counted.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -149,6 +153,9 @@ def as_table(status: RunStatus) -> RenderableType:
     ]
     if status.held:
         lines.append(Text(held(status), style=PAUSED_COLOUR))
+    if height is not None:
+        # Below: a blank line and the heading, what is left out, when it was made, and the cursor's own line.
+        status = replace(status, jobs=_that_fit(status.jobs, max(2, height - len(lines) - 6)))
     if status.jobs:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("State", no_wrap=True)
@@ -157,12 +164,23 @@ def as_table(status: RunStatus) -> RenderableType:
         table.add_column("What", overflow="fold", min_width=24, ratio=1)
         for job in status.jobs:
             told = Text(what(job))
-            if job.state is JobState.RUNNING:
+            title = Text(clean(job.title))
+            if job.state is JobState.RUNNING or height is not None:
                 told.no_wrap, told.overflow = True, "ellipsis"
-            table.add_row(Text(state_word(job), style=colour(job)), Text(clean(job.title)), gpus(job), told)
+            if height is not None:
+                title.no_wrap, title.overflow = True, "ellipsis"
+            table.add_row(Text(state_word(job), style=colour(job)), title, gpus(job), told)
         lines += [Text(), table]
     lines += [Text(line, style="dim") for line in _left_out(status)]
     return Group(*lines)
+
+
+def _that_fit(jobs: tuple[JobStatus, ...], rows: int) -> tuple[JobStatus, ...]:
+    """So many of the jobs: what runs gets half of the room, and more where the others leave some."""
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    others = [job for job in jobs if job.state is not JobState.RUNNING]
+    of_running = min(len(running), max((rows + 1) // 2, rows - len(others)))
+    return (*running[:of_running], *others[: rows - of_running])
 
 
 def _left_out(status: RunStatus) -> list[str]:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuherd.errors import ExitCode
-from gpuherd.standin.machine import STATE_VARIABLE, Machine, OutOfMemory
+from gpuherd.standin.driver import STATE_VARIABLE
+from gpuherd.standin.machine import Machine, OutOfMemory
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """A simulated machine: makes and changes the state file that the stand-in driver library answers from.
 
 Every change is made under an exclusive lock on the file, so that programs which read or change it at the same time
-see it whole. Knows the state file and which processes live; doesn't know who asks the driver.
+see it whole. Knows the state file; which processes live is told by ``alive``, how a process comes to see the machine is
+``driver``'s business.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.standin import driver
+from gpuherd.standin.alive import counts, start_of
 from gpuherd.standin.layout import (
     FOLLOWS_USE,
     LAYOUT_VERSION,
@@ -30,7 +33,6 @@ from gpuherd.standin.layout import (
     State,
 )
 
-STATE_VARIABLE = "GPUHERD_STANDIN"
 _MB = 1 << 20
 _PHANTOM_PID = 5_000_000  # above the kernel's largest pid: such a process never exists
 
@@ -115,30 +117,19 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to see this machine and no real GPU."""
-        from gpuherd.standin import build
-
-        folder = str(build.library_folder())
-        others = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
-        return {STATE_VARIABLE: str(self.path), "LD_LIBRARY_PATH": ":".join([folder, *others])}
+        return driver.environment(self.path)
 
     def activate(self) -> None:
         """Makes this process and its future children see this machine in place of a real driver.
 
         Raises GpuherdError when this process has loaded NVIDIA's own library before.
         """
-        load_driver()
+        driver.load()
         os.environ.update(self.environment())
 
     def deactivate(self) -> None:
         """Makes this process see no driver again (its library stays loaded and says so)."""
-        from gpuherd.standin import build
-
-        folder = str(build.library_folder())
-        rest = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
-        os.environ.pop(STATE_VARIABLE, None)
-        os.environ.pop("LD_LIBRARY_PATH", None)
-        if rest:
-            os.environ["LD_LIBRARY_PATH"] = ":".join(rest)
+        driver.forget()
 
     @contextmanager
     def change(self) -> Iterator[State]:
@@ -374,40 +365,11 @@ class Machine:
         device = self._device(number)
         on = {number} | {n for n in range(self._state.devices) if self._device(n).parent == number + 1}
         entries: Iterator[Process] = iter(self._state.process)
-        return device.ghost + sum(entry.bytes for entry in entries if entry.device in on and _counts(entry))
+        return device.ghost + sum(entry.bytes for entry in entries if entry.device in on and counts(entry))
 
     def _free_slot(self) -> int:
         for slot in range(MAX_PROCESSES):
-            if not _counts(self._state.process[slot]):
+            if not counts(self._state.process[slot]):
                 self._state.process[slot].counts = 0
                 return slot
         raise GpuherdError(f"a simulated machine holds at most {MAX_PROCESSES} processes")
-
-
-def load_driver() -> None:
-    """Loads the stand-in driver library so that later loads by name find it; it answers once a machine is active.
-
-    Raises GpuherdError when this process has loaded NVIDIA's own library before.
-    """
-    from gpuherd.standin import build
-
-    ctypes.CDLL(str(build.library_folder() / build.NVML), ctypes.RTLD_GLOBAL)
-    # By name the loader gives the library that was loaded first under it.
-    if not hasattr(ctypes.CDLL(build.NVML), "gpuherd_standin_layout"):
-        raise GpuherdError("this process has already loaded NVIDIA's driver library; simulate GPUs in a new process")
-
-
-def start_of(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 when it is not there, or a zombie (which holds nothing)."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        if fields[0] not in (b"Z", b"X"):
-            return int(fields[19])
-    return 0
-
-
-def _counts(entry: Process) -> bool:
-    """The rule of ``is_alive`` in state.h."""
-    if not entry.counts or (entry.until and time.monotonic_ns() >= entry.until):
-        return False
-    return bool(entry.phantom) or start_of(entry.pid) == entry.start

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.standin import build
-from gpuherd.standin.machine import STATE_VARIABLE, Machine, start_of
+from gpuherd.standin.alive import start_of
+from gpuherd.standin.driver import STATE_VARIABLE
+from gpuherd.standin.machine import Machine
 
 _PREFIX = "gpuherd-simulated-"
 _STATE = "machine"

@@ -12,12 +12,13 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control import send
 from gpuherd.jobs.failures import clean
+from gpuherd.jobs.job import JobState
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import JobStatus
 from gpuherd.jobs.wishes import Control, ControlKind
@@ -44,8 +45,10 @@ class TopApp(App[None]):
     #gpus { height: auto; max-height: 40%; padding: 0 1; scrollbar-size-vertical: 1; }
     #gpus Static { height: auto; }
     #jobs { height: 1fr; min-height: 4; scrollbar-size-vertical: 1; overflow-x: hidden; }
-    #filter { display: none; height: 1; border: none; padding: 0 1; }
-    #filter.open { display: block; }
+    #filter-line { display: none; height: 1; background: $boost; }
+    #filter-line.open { display: block; }
+    #filter-title { width: auto; padding: 0 1; text-style: bold; }
+    #filter { width: 1fr; height: 1; border: none; }
     #log-title { height: 1; padding: 0 1; background: $boost; }
     #log { height: 25%; min-height: 3; padding: 0 1; scrollbar-size-vertical: 1; }
     .whole-log #gpus, .whole-log #jobs { display: none; }
@@ -87,7 +90,9 @@ class TopApp(App[None]):
         with VerticalScroll(id="gpus", can_focus=False):
             yield Static(id="gpu-lines")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=False)
-        yield Input(id="filter", placeholder="text in the name; enter keeps it, escape shows all", compact=True)
+        with Horizontal(id="filter-line"):
+            yield Static("Only jobs named …", id="filter-title")
+            yield Input(id="filter", placeholder="text in the name; enter keeps it, escape shows all", compact=True)
         yield Static(id="log-title")
         with VerticalScroll(id="log", can_focus=False):
             yield Static(id="log-lines")
@@ -197,18 +202,17 @@ class TopApp(App[None]):
 
     def action_filter(self) -> None:
         """Opens the line for the filter."""
-        box = self.query_one("#filter", Input)
-        box.add_class("open")
-        box.focus()
+        self.query_one("#filter-line").add_class("open")
+        self.query_one("#filter", Input).focus()
 
     def action_close(self) -> None:
         """Closes what is open, the filter last."""
-        box = self.query_one("#filter", Input)
+        line = self.query_one("#filter-line")
         if self.screen.has_class("whole-log"):
             self.screen.remove_class("whole-log")
-        elif box.has_class("open"):
-            box.value = ""
-            box.remove_class("open")
+        elif line.has_class("open"):
+            self.query_one("#filter", Input).value = ""
+            line.remove_class("open")
         self.query_one("#jobs", DataTable).focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -218,8 +222,7 @@ class TopApp(App[None]):
 
     def on_input_submitted(self) -> None:
         """Enter keeps the filter and goes back to the jobs."""
-        box = self.query_one("#filter", Input)
-        box.set_class(bool(box.value.strip()), "open")
+        self.query_one("#filter-line").set_class(bool(self.query_one("#filter", Input).value.strip()), "open")
         self.query_one("#jobs", DataTable).focus()
 
     # --- wishes -----------------------------------------------------------------------------------------------
@@ -230,8 +233,10 @@ class TopApp(App[None]):
     def action_cancel_job(self) -> None:
         """Asks first: what was done so far is lost."""
         job = self._job()
-        if job is not None:
+        if job is not None and job.state in (JobState.WAITING, JobState.RUNNING):
             self._ask_first(f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it.", job)
+        elif job is not None:
+            self._answered(f"{clean(job.title)} is {job.state} already", "warning")
 
     def _ask_first(self, question: str, job: JobStatus) -> None:
         def answered(yes: bool | None) -> None:

@@ -8,6 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -53,9 +54,8 @@ class Question(ModalScreen[bool]):
 
 
 class Keys(ModalScreen[None]):
-    """The list of keys; any of the usual ones closes it."""
+    """The list of keys; any key closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "close", "Close")]
     DEFAULT_CSS = """
     Keys { align: center middle; }
     Keys Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
@@ -66,6 +66,7 @@ class Keys(ModalScreen[None]):
         with Vertical():
             yield Static(Text.assemble(("Keys\n\n", "bold"), KEYS))
 
-    def action_close(self) -> None:
-        """Closes it."""
+    def on_key(self, event: Key) -> None:
+        """Closes it, and does nothing else."""
+        event.stop()
         self.dismiss(None)

@@ -38,6 +38,8 @@ def head(look: Look, run: str, width: int) -> Text:
         second.append(clean(look.problem or ""), style="yellow")
     else:
         told = at_work(status)
+        if status.dispatcher is None and len(told) > width // 2:
+            told = told.partition(";")[0]  # what can be done about it is less than which run this is
         second.append(_shortened(run, max(12, width - len(told) - 3)), style="cyan")
         second.append(f" · {told}", style="" if status.dispatcher else "yellow")
     second.truncate(width, overflow="ellipsis")
