@@ -7,7 +7,8 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
 * It survives a signal to the job's group until the job itself has ended, and then writes the exit status into a
   status file. It so survives a dispatcher that was killed; its successor reads it there.
 * It holds the leases' file descriptors (and so does the job): the kernel's locks on the GPUs live exactly as long as
-  they do, no longer and no shorter than the work.
+  they do, no longer and no shorter than the work. It may have inherited the open lock file before it is locked: the
+  lock belongs to the open file, and so to all who have it.
 
 The job's words reach the shell only as "$@" and are never parsed by it. CUDA's renumbering of GPUs happens here and
 nowhere else: CUDA_VISIBLE_DEVICES is set in the job's own environment, together with the order that makes it mean the

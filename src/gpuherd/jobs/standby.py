@@ -34,7 +34,8 @@ _SHORT_S = 10.0
 _AT_MOST_S = 2 * _SHORT_S
 # A quiet moment: longer than the time between ends that come together, which must not wait for what is made here.
 _QUIET_S = 0.02
-_MOST = 8
+# No more than so many stand by, with so many open lock files: each has one for each GPU in question.
+_MOST, _MOST_FILES = 8, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +84,26 @@ class Standby:
         return [ready.waiting.process.traces for ready in self._ready.values()]
 
     def ended(self, ran_s: float, now: float) -> None:
-        """A job has ended, or another has been started: now is no quiet moment."""
+        """A job has ended after so many seconds: now is no quiet moment."""
         if ran_s < _SHORT_S:
             self._short_until = now + _AT_MOST_S
         self.due_at = now + _QUIET_S
 
     def keep_time(self, now: float, following: Sequence[QueuedJob], threads: int) -> None:
         """Makes one shell more, or gives up what stands by in vain. ``following``: the jobs that are next, in order."""
+        is_due = self.due_at is not None and now >= self.due_at
+        if not self._ready and not is_due:
+            return
         if now > self._short_until:
             following = ()
         ids = {queued.id for queued in following}
         for job, ready in list(self._ready.items()):
             if job not in ids or now - ready.since > _AT_MOST_S:
                 self._ready.pop(job).abandon()
-        if self.due_at is None or now < self.due_at:
+        if not is_due:
             return
-        wanted = following[: min(_MOST, len(self._supervisor.running))]
-        missing = next((queued for queued in wanted if queued.id not in self._ready), None)
+        most = min(_MOST, len(self._supervisor.running), _MOST_FILES // max(1, len(self._supervisor.gpus)))
+        missing = next((queued for queued in following[:most] if queued.id not in self._ready), None)
         if missing is not None and self._make(missing, threads, now):
             self.due_at = now
         else:
