@@ -193,3 +193,15 @@ def test_in_the_foreground(own: RunDirectory, tmp_path: Path) -> None:
         out, _ = process.communicate(timeout=30)
     assert process.returncode == ExitCode.OK  # nothing was left to do
     assert f"{name}: done" in out
+
+
+def test_a_dispatcher_that_waits_for_days_carries_nothing_that_it_does_not_use() -> None:
+    program = (
+        "import sys, gpuherd.batch.background, gpuherd.jobs.run, gpuherd.jobs.gpuwatch;"
+        "print(*sorted(name.split('.')[0] + ('.' + name.split('.')[1] if '.' in name else '') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "gpuherd.jobs" in loaded
+    heavy = {"rich", "textual", "yaml", "email", "http", "urllib.request", "asyncio", "multiprocessing", "numpy"}
+    assert not loaded & heavy

@@ -12,4 +12,4 @@ from tests.faults.chaos import one_run
 def test_nothing_is_lost_doubled_or_left(tmp_path: Path, seed: int) -> None:
     result = one_run(seed, tmp_path / "run")
     assert result.problems == ()
-    assert result.dispatchers > 1
+    assert result.faults.total() >= 8

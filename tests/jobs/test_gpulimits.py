@@ -51,12 +51,29 @@ def test_how_often_it_wants_to_look(machine: Machine) -> None:
     machine.occupy(0, 20_000)
     machine.occupy(1, 20_000)
     eager.look(100.0, ())
-    assert eager.look_in_s(100.0) == pytest.approx(0.135)
+    assert eager.look_in_s(100.0) == pytest.approx(0.125)
     patient = GpuWatch(GpuOptions(max_checks=61, check_interval=1.0), "queue")
     patient.look(100.0, ())
     # In use, so that the next full look is in 5 s; cheap ones come a twelfth of the quiet time apart, or a check.
     assert patient.look_in_s(100.0) == pytest.approx(1.0)
     assert patient.look_in_s(104.7) == pytest.approx(0.3)
+
+
+def test_a_full_look_that_is_due_soon_is_made_together_with_a_cheap_one(machine: Machine) -> None:
+    """To wake up a second time costs more than to look."""
+    watch = GpuWatch(GpuOptions(max_checks=61, check_interval=1.0), "queue")
+    for gpu in (0, 1):
+        machine.occupy(gpu, 20_000)
+    watch.look(100.0, ())
+
+    def calls(now: float) -> int:
+        before = machine.calls
+        watch.look(now, ())
+        return machine.calls - before
+
+    assert calls(104.4) == 2  # one question a GPU; the full look is due at 105, and the next cheap one at 105.4
+    assert calls(104.6) > 2
+    assert calls(105.0) == 2
 
 
 def test_a_lease_that_is_given_back_is_noticed_by_a_quick_look(machine: Machine) -> None:

@@ -7,14 +7,21 @@ import sqlite3
 import stat
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpuherd.errors import QueueUnreadable
+from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.jobs.control import send
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.schema import connect, passing_through
+from gpuherd.jobs.status import attempts_of, opened
+from gpuherd.jobs.wishes import Control, ControlKind
 
 _V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
 
@@ -67,6 +74,27 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
+    with TemporaryDirectory() as shared:
+        Path(shared).chmod(0o777)
+        path = Path(shared) / "queue.sqlite"
+        old_file(path)
+        path.chmod(0o666)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                with Queue(path) as queue:
+                    code = 0 if len(queue.states()) == 3 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:
     old_file(tmp_path / "old.sqlite")
     found = []
@@ -103,3 +131,61 @@ def test_a_damaged_queue_can_be_kept_aside_as_the_message_says(tmp_path: Path) -
     with Queue(path) as queue:
         assert queue.states() == {}
     assert (folder / "damaged" / "queue.sqlite").read_bytes().startswith(b"this is no")
+
+
+def test_counts_are_those_of_now_whoever_has_changed_the_queue(tmp_path: Path) -> None:
+    """They are kept while nothing changes."""
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as queue, Queue(path) as other:
+        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
+        assert queue.counts().waiting == other.counts().waiting == 2
+        other.cancel(["a"], "someone")
+        assert (queue.counts().waiting, queue.counts().cancelled) == (1, 1)
+        queue.add([Job(name="c", argv=("true",))])
+        assert queue.counts().waiting == other.counts().waiting == 2
+
+
+def test_counts_of_a_transaction_that_was_taken_back_are_forgotten(tmp_path: Path) -> None:
+    with Queue(tmp_path / "queue.sqlite") as queue:
+        with pytest.raises(KeyboardInterrupt), queue.transaction():
+            queue.add([Job(name="a", argv=("true",))])
+            assert queue.counts().waiting == 1
+            raise KeyboardInterrupt
+        assert queue.counts().waiting == 0
+
+
+def test_what_is_looked_through_once_is_not_kept_in_memory_and_the_cache_is_as_large_as_before(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "queue.sqlite")
+    with closing(connection), closing(sqlite3.connect(":memory:")) as fresh:
+
+        def pages(of: sqlite3.Connection) -> int:
+            return int(of.execute("PRAGMA cache_size").fetchone()[0])
+
+        with pytest.raises(ZeroDivisionError), passing_through(connection):
+            assert 0 < pages(connection) < 100
+            _ = 1 / 0
+        assert pages(connection) == pages(fresh)
+
+
+NO_TEXT = os.fsdecode(b"\xff")
+
+
+def test_what_is_no_text_is_no_name_of_a_job(tmp_path: Path) -> None:
+    """It may come from any command line."""
+    run = RunDirectory(tmp_path)
+    with Queue(run.queue) as queue:
+        queue.add([Job(name="a", argv=("true",))])
+        assert queue.job(NO_TEXT) is None
+        assert queue.unknown(["a", NO_TEXT]) == (NO_TEXT,)
+        assert queue.cancel([NO_TEXT], "me").jobs == ()
+    with pytest.raises(UsageError, match="there is no job"):
+        send(run, Control(ControlKind.CANCEL, (NO_TEXT,)))
+    with opened(run) as reader:
+        assert attempts_of(reader, NO_TEXT) == ()
+
+
+def test_a_job_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
+    with Queue(tmp_path / "queue.sqlite") as queue:
+        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
+        changed = queue.cancel(["a", "b", "a"], "me")
+        assert (changed.jobs, changed.refused) == (("a", "b"), ())

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,17 +154,9 @@ def serve(
     display: Display | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Works the queue off in this process, until it is told to end.
-
-    Raises NoSuchGpu at once for GPUs that are not there, though no job may want one for days; QueueBusy when there is a
-    dispatcher already.
-    """
-    from gpuherd.jobs.gpuwatch import GpuWatch
+    """Works the queue off in this process, until it is told to end. Raises what ``work_off`` does."""
     from gpuherd.jobs.run import work_off
-    from gpuherd.jobs.settings import load
 
-    if options.gpu_ids:
-        GpuWatch(options, "up", load())
     return work_off(run, options, serve=True, display=display, on_ready=on_ready)
 
 
@@ -201,6 +192,8 @@ def _without_lists(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _log_to(path: Path) -> None:
+    from logging.handlers import RotatingFileHandler  # not for a dispatcher in the foreground
+
     handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("gpuherd")

@@ -26,7 +26,7 @@ from gpuherd.jobs.diskguard import DiskGuard
 from gpuherd.jobs.ending import Endings, ended, lost
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import clean
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import Job
@@ -152,7 +152,7 @@ class Dispatcher:
         try:
             self._queue.end_run(run_id, clock.wall())
         except sqlite3.OperationalError as problem:
-            if not is_full(problem):
+            if not may_pass(problem):
                 raise
             # All that matters is recorded; whoever counts takes the last end for the run's.
             logger.warning("can't write the end of the run into the queue: %s", problem)
@@ -166,7 +166,7 @@ class Dispatcher:
                 if self._is_over():
                     return
             except sqlite3.OperationalError as problem:
-                if not is_full(problem):
+                if not may_pass(problem):
                     raise
                 self._hold(starter, problem)
             over = []
@@ -181,7 +181,7 @@ class Dispatcher:
                 self._ended(over, starter.standby)
 
     def _hold(self, starter: Starter, problem: sqlite3.OperationalError) -> None:
-        """The disk is too full even to ask the queue something: nothing is decided for a moment, what runs goes on."""
+        """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
         if starter.again_at is None:
             logger.warning("can't use the queue now, trying again in %g s: %s", START_AGAIN_S, problem)
         starter.again_at = clock.mono() + START_AGAIN_S
@@ -198,8 +198,8 @@ class Dispatcher:
 
     def _can_not_end(self) -> bool:
         if not self._supervisor.running and self.asked >= Ask.STOP:
-            # Told to stop, and the disk is still full: what has ended meanwhile is found again by the next start.
-            raise CannotWrite(f"can't write {self._run.queue}: the disk is full; free some and start again")
+            # Told to stop, and it still can't be: what has ended meanwhile is found again by the next start.
+            raise CannotWrite(f"can't write {self._run.queue}: {self._endings.trouble}; put that right and start again")
         return False
 
     def _is_work_left(self, wall: float) -> bool:
@@ -257,7 +257,7 @@ class Dispatcher:
         return max(0.0, min(known) - clock.mono()) if known else None
 
     def _wants_disk(self) -> bool:
-        return bool(self._supervisor.running) or self._deciding.waiting_for is not None
+        return bool(self._supervisor.running) or self._pausing.disk_low is not None  # else before the next start
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _closed(self) -> str | None:
         if self._endings.again_at is not None:
-            return "the disk is full"
+            return self._endings.trouble
         return self._pausing.disk_low
 
     # --- ending -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.engines.local import Exit
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.fulldisk import may_pass, why
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import tail
@@ -98,7 +98,9 @@ class Endings:
     """Settles and records ends.
 
     Attributes:
-        again_at: when ``record`` is to be called again because the disk was full (by ``clock.mono``), else None.
+        again_at: when ``record`` is to be called again because the queue could not be written (by ``clock.mono``), else
+            None.
+        trouble: then why, in a few words.
     """
 
     def __init__(self, queue: Queue, run: RunDirectory, tell: Reporter, health: HealthBook):
@@ -108,6 +110,7 @@ class Endings:
         self._health = health
         self._open: list[_Settled] = []
         self.again_at: float | None = None
+        self.trouble = ""
         self.machine: Collection[str] = ()
 
     def settle(self, ended: Sequence[Ended], now: float) -> None:
@@ -121,16 +124,16 @@ class Endings:
         return {settled.ended.record.id for settled in self._open}
 
     def record(self, now: float) -> bool:
-        """Records what is settled; False when the disk is full, and then it is to be called again."""
+        """Records what is settled; False when the queue can't be written, and then it is to be called again."""
         try:
             with self._health.unless_taken_back(), self._queue.transaction():
                 cancelled = self._queue.record_ends([settled.end for settled in self._open])
                 for settled in self._open:
                     self._learn(settled)
         except sqlite3.OperationalError as problem:
-            if not is_full(problem):
+            if not may_pass(problem):
                 raise
-            self.again_at = now + RECORD_AGAIN_S
+            self.again_at, self.trouble = now + RECORD_AGAIN_S, why(problem)
             return False
         done, self._open, self.again_at = self._open, [], None
         for settled, names in zip(done, cancelled, strict=True):

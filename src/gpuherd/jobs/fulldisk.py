@@ -1,4 +1,5 @@
-"""What SQLite says when a disk is full: told from other failures, and said in words that a user can act on."""
+"""What SQLite says when a disk is full, or another program keeps a queue locked: told from other failures, and said in
+words that a user can act on. Both may pass, and a dispatcher at work waits for that."""
 
 from __future__ import annotations
 
@@ -15,6 +16,17 @@ def is_full(problem: sqlite3.OperationalError) -> bool:
     processes can't grow.
     """
     return problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def may_pass(problem: sqlite3.OperationalError) -> bool:
+    """Whether the same write may do later: the disk is full, or another process holds the lock (one that was stopped
+    with Ctrl-Z in the middle of a submit holds it for as long as it stands still)."""
+    return is_full(problem) or problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def why(problem: sqlite3.OperationalError) -> str:
+    """In a few words why the queue can't be written now."""
+    return "the disk is full" if is_full(problem) else f"the queue can't be written ({problem})"
 
 
 def cannot_write(path: Path, problem: sqlite3.OperationalError, remedy: str) -> CannotWrite:

@@ -231,23 +231,40 @@ class GpuDesk:
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:
             return views
-        return tuple(self._overlaid(view, left_out, over_at) for view in views)
+        tenants = self._tenants() if self._shared else {}
+        return tuple(self._overlaid(view, left_out, over_at, tenants) for view in views)
 
-    def _overlaid(self, view: GpuView, left_out: Mapping[str, str], over_at: Mapping[str, float]) -> GpuView:
+    def _overlaid(
+        self,
+        view: GpuView,
+        left_out: Mapping[str, str],
+        over_at: Mapping[str, float],
+        tenants: Mapping[str, Sequence[sharing.Tenant]],
+    ) -> GpuView:
         uuid = view.gpu.uuid
         if uuid in left_out:
             return replace(view, busy=left_out[uuid], shareable_mb=None)
         if view.ours and uuid in self._shared:
-            return replace(view, shareable_mb=self._shareable_mb(view.gpu))
+            return replace(view, shareable_mb=self._shareable_mb(view.gpu, tenants.get(uuid)))
         if view.ours and uuid in over_at:
             return replace(view, over_at=over_at[uuid])
         return view
 
-    def _shareable_mb(self, gpu: Gpu) -> int | None:
-        here = [attempt for attempt in self._supervisor.running.values() if gpu.uuid in attempt.record.gpus]
-        tenants = [self._tenant(attempt) for attempt in here if attempt.record.shared_mb is not None]
+    def _tenants(self) -> dict[str, list[sharing.Tenant]]:
+        """By UUID, who shares the GPU; without those on which a job of ours does not share."""
+        found: dict[str, list[sharing.Tenant]] = defaultdict(list)
+        alone: set[str] = set()
+        for attempt in self._supervisor.running.values():
+            if attempt.record.shared_mb is None:
+                alone.update(attempt.record.gpus)
+            else:
+                for uuid in attempt.record.gpus:
+                    found[uuid].append(self._tenant(attempt))
+        return {uuid: tenants for uuid, tenants in found.items() if uuid not in alone}
+
+    def _shareable_mb(self, gpu: Gpu, tenants: Sequence[sharing.Tenant] | None) -> int | None:
         idle_mb = None if self._watch is None else self._watch.idle_mb(gpu.uuid)
-        return sharing.shareable_mb(gpu, tenants, idle_mb) if len(tenants) == len(here) else None
+        return None if tenants is None else sharing.shareable_mb(gpu, tenants, idle_mb)
 
     def _tenant(self, attempt: Attempt) -> sharing.Tenant:
         return sharing.Tenant(

@@ -137,7 +137,8 @@ class GpuWatch:
         jobs use (``ours``). Returns whether a verdict has changed, so that a decision is worth while."""
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._all_ours = not waited_for
-        if now < self._full_look_at and not self._has_changed(waited_for):
+        # A full one that is due before the next half look is made now: to wake up costs more than to look.
+        if now + self._rule.look_s / 2 < self._full_look_at and not self._has_changed(waited_for):
             return False
         before = self._picture(now)
         self._get_to_know()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from gpuherd.jobs import quarantine
+from gpuherd.jobs import clock, quarantine
 from gpuherd.jobs.failures import Diagnosis
 from gpuherd.jobs.quarantine import Health
 from gpuherd.jobs.queue import Queue
@@ -46,7 +47,7 @@ class HealthBook:
     def succeeded(self, gpus: Collection[str], *, started_at: float) -> None:
         """A job has succeeded on these GPUs."""
         if self._known:
-            self._keep(quarantine.after_success(self._known, gpus, started_at=started_at))
+            self._keep(quarantine.after_success(self._not_ahead(), gpus, started_at=started_at))
 
     def faulty(self, gpus: Collection[str], reason: str, *, now: float) -> None:
         """The driver reports a fault of these GPUs."""
@@ -59,6 +60,14 @@ class HealthBook:
     def next_return(self, now: float) -> float | None:
         """The wall-clock second at which the next of them comes back."""
         return quarantine.next_return(self._known, now) if self._known else None
+
+    def _not_ahead(self) -> dict[str, Health]:
+        """A failure that lies ahead is of a time before the clock was set back: no success would ever come after it."""
+        now = clock.wall()
+        return {
+            uuid: health if health.failed_at is None or health.failed_at <= now else replace(health, failed_at=now)
+            for uuid, health in self._known.items()
+        }
 
     def _keep(self, known: dict[str, Health]) -> None:
         changed = {uuid: known.get(uuid, Health()) for uuid in known.keys() | self._known.keys()}

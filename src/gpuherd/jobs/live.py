@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from gpuherd.jobs import clock
@@ -21,6 +20,9 @@ from gpuherd.jobs.failures import clean
 from gpuherd.jobs.reporter import Display
 from gpuherd.jobs.terminal import quiet_control_keys
 from gpuherd.jobs.wording import bar, counted, place, stage_and_time
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,9 @@ def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Displa
     if not console.is_terminal:
         yield PlainDisplay(console, plain_every_s, screen)
         return
+    # Only on a terminal: a dispatcher that waits for days into a file should be small.
+    from rich.live import Live
+
     live = Live(console=console, auto_refresh=False, transient=True)
     with quiet_control_keys():
         screen.show(live.start)
@@ -109,6 +114,8 @@ class LiveDisplay:
 
 def render(snapshot: RunSnapshot) -> Group:
     """The live picture: a line for each running job, then the counts, then why the next job waits."""
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2), expand=True)
     for ratio in (None, 1, None, None):
         # Only the title gives way where the terminal is narrow.

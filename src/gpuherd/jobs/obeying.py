@@ -16,7 +16,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.applying import apply
 from gpuherd.jobs.doorbell import Doorbell
 from gpuherd.jobs.failures import clean
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
@@ -130,7 +130,7 @@ class Obeying:
                 if letters:
                     self._working.enforce_marks()
         except sqlite3.OperationalError as problem:
-            if not is_full(problem):
+            if not may_pass(problem):
                 raise
             self.due_at = clock.mono() + _LOOK_S
 

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import PauseReason
@@ -110,10 +110,11 @@ class Pausing:
 
 
 def _although_full(write: Callable[[], object]) -> None:
-    """Writes a mark that the run can do without: a pause for want of space must not fail for want of space."""
+    """Writes a mark that the run can do without: a pause for want of space must not fail for want of space, nor because
+    another program keeps the queue locked."""
     try:
         write()
     except sqlite3.OperationalError as problem:
-        if not is_full(problem):
+        if not may_pass(problem):
             raise
         logger.warning("can't write to the queue: %s", problem)

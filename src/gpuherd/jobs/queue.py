@@ -27,14 +27,23 @@ from gpuherd.jobs.records import (
     AttemptRecord,
     AttemptState,
     PauseReason,
+    QueuedJob,
     StartRecord,
 )
+from gpuherd.jobs.rows import job_of
 
+# About what adding a hundred thousand jobs takes.
+_DISPATCHER_WAITS_MS = 2_000
 _FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
 class ImpossibleTransition(RuntimeError):
     """A change of state that can't be: a defect in gpuherd. The transaction was taken back."""
+
+
+class Overtaken(RuntimeError):
+    """Somebody has added a job of the same name since it was read, which changed it: it must be read again. The
+    transaction was taken back."""
 
 
 class Queue(QueueFile):
@@ -85,6 +94,8 @@ class Queue(QueueFile):
 
     def begin_run(self, now: float, mono: float) -> int:
         """Writes down that a dispatcher begins; returns the run's number."""
+        # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
+        self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
         with self.transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
@@ -103,13 +114,17 @@ class Queue(QueueFile):
         self.record_starts([StartRecord(attempt, wait_s, leased_mono)], run)
 
     def record_starts(self, starts: Sequence[StartRecord], run: int) -> None:
-        """Waiting jobs run. To be called when their processes are there and before they get their go-ahead."""
+        """Waiting jobs run. To be called when their processes are there and before they get their go-ahead.
+
+        Raises Overtaken when one of them is not any more what is about to be started.
+        """
         with self.transaction():
             for start in starts:
                 self._record_start(start, run)
 
     def _record_start(self, start: StartRecord, run: int) -> None:
         attempt, process = start.attempt, start.attempt.process
+        self._check_is_as_read(attempt.queued)
         self._change(
             "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
             " WHERE id = ? AND state = 'waiting' AND blocked = 0 AND held = 0",
@@ -136,6 +151,16 @@ class Queue(QueueFile):
                 attempt.shared_mb,
             ),
         )
+
+    def _check_is_as_read(self, queued: QueuedJob) -> None:
+        """The one change that another process may make meanwhile is to add the job again."""
+        row = self._db.execute("SELECT spec, state, blocked FROM jobs WHERE id = ?", (queued.id,)).fetchone()
+        if (
+            row is not None
+            and row["state"] == JobState.WAITING
+            and (row["blocked"] or job_of(row["spec"]) != queued.job)
+        ):
+            raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
 
     def record_end(self, end: AttemptEnd) -> tuple[str, ...]:
         """One end: see ``record_ends``."""
@@ -276,8 +301,7 @@ class Queue(QueueFile):
                 f"SELECT * FROM jobs WHERE submission = ? AND state IN ({','.join('?' * len(states))}) ORDER BY id",  # noqa: S608
                 (self._submission(), *states),
             ).fetchall()
-        found = (self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone() for name in names)
-        return [row for row in found if row is not None]
+        return [row for name in dict.fromkeys(names) if (row := self._named(name)) is not None]
 
     # --- what is learned --------------------------------------------------------------------------------------
 

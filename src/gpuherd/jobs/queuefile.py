@@ -19,7 +19,7 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
-from gpuherd.jobs.schema import connect
+from gpuherd.jobs.schema import connect, passing_through
 
 _LONGEST_BACK_OFF_S = 120.0
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, cost DESC, id"}
@@ -43,6 +43,7 @@ class QueueFile:
         self.path = Path(path)
         self._db = connect(self.path, check=check)
         self._depth = 0
+        self._counted: tuple[tuple[int, int], Counts] | None = None
         # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
         inode = str(self.path.stat().st_ino)
         self.copied = self._meta("inode") not in ("", inode)
@@ -119,11 +120,22 @@ class QueueFile:
         return None if row[0] is None else float(row[0])
 
     def counts(self) -> Counts:
-        """Jobs of the latest submission by state."""
+        """Jobs of the latest submission by state. Counted anew only when somebody has changed the file since: who shows
+        them while nothing happens asks again and again."""
+        stamp = self._stamp()
+        if self._counted is not None and self._counted[0] == stamp:
+            return self._counted[1]
         found = self._db.execute(
             "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
         )
-        return Counts.of({row["state"]: row["n"] for row in found})
+        counted = Counts.of({row["state"]: row["n"] for row in found})
+        # Within a transaction it may still be taken back.
+        self._counted = None if self._db.in_transaction else (stamp, counted)
+        return counted
+
+    def _stamp(self) -> tuple[int, int]:
+        """Another one whenever the file has been changed: by other processes, or by this connection."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""
@@ -131,7 +143,7 @@ class QueueFile:
 
     def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
         """The job of this name and how it stands, None when there is none."""
-        row = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        row = self._named(name)
         return None if row is None else (rows.queued(row), JobState(row["state"]))
 
     def jobs(self) -> Iterator[Job]:
@@ -148,7 +160,8 @@ class QueueFile:
 
     def kinds(self) -> tuple[tuple[int, int | None], ...]:
         """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
-        found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'")
+        with passing_through(self._db):
+            found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'").fetchall()
         return tuple((row["gpus"], row["memory_mb"]) for row in found)
 
     def attempts(self) -> Iterator[AttemptRow]:
@@ -180,9 +193,7 @@ class QueueFile:
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""
-        return tuple(
-            name for name in names if not self._db.execute("SELECT 1 FROM jobs WHERE name = ?", (name,)).fetchone()
-        )
+        return tuple(name for name in names if self._named(name) is None)
 
     def names(self, limit: int) -> tuple[str, ...]:
         """The names of the newest ``limit`` jobs."""
@@ -197,6 +208,14 @@ class QueueFile:
         return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
 
     # --- plumbing ---------------------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> sqlite3.Row | None:
+        """The row of the job with this name. People may ask for anything: what is no text is no job's name."""
+        try:
+            row: sqlite3.Row | None = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        except UnicodeEncodeError:
+            return None
+        return row
 
     def _submission(self) -> int:
         return int(self._meta("submission"))

@@ -52,6 +52,8 @@ class QueueReader:
         """The rows of a query. Raises QueueUnreadable when the file turns out to be damaged."""
         try:
             return self._db.execute(query, values).fetchall()
+        except UnicodeEncodeError:
+            return []  # somebody asks for a name that is no text, which no row has
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from problem
 

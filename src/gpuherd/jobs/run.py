@@ -23,7 +23,7 @@ from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settings import load
+from gpuherd.jobs.settings import Settings, load
 from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -59,18 +59,31 @@ def run_jobs(
         QueueBusy: another process works on this folder.
         QueueUnreadable: its queue is damaged or of a newer gpuherd.
         UsageError: two jobs with one name, or ``needs`` that name no job or go in a circle.
-        NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here. Nothing has been started then.
+        NoSuchGpu: a GPU id that is not there. JobCannotFit: no job could ever run here.
+
+    A start that is refused has changed nothing in the queue.
     """
     run.create()
     outward = Outward(run, dispatch_options(options))
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
-            queue.submit(jobs, rerun)
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
             with outward:
-                return outward.ended(
-                    _work(queue, run, options, reporter, lock, jobs=jobs, serve=False, grace_s=grace_s)
+                settings = load()
+                dispatcher = Dispatcher(
+                    queue,
+                    run,
+                    dispatch_options(options),
+                    reporter,
+                    jobs,
+                    lock=lock,
+                    settings=settings,
+                    load_settings=load,
+                    grace_s=grace_s,
                 )
+                # Only now: a start that was refused has changed nothing.
+                queue.submit(jobs, rerun)
+                return outward.ended(_work(dispatcher, queue, run, reporter, settings))
         except sqlite3.OperationalError as problem:
             # What was recorded stays, running jobs go on, and the next start takes them over.
             raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
@@ -90,7 +103,7 @@ def work_off(
 
     ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
     ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
-    ``run_jobs``.
+    ``run_jobs``; NoSuchGpu comes at once, though no job may want a GPU for days.
     """
     run.create()
     outward = Outward(run, dispatch_options(options), serve=serve)
@@ -98,52 +111,28 @@ def work_off(
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
             with outward:
-                return outward.ended(
-                    _work(
-                        queue,
-                        run,
-                        options,
-                        reporter,
-                        lock,
-                        jobs=(),
-                        serve=serve,
-                        on_ready=on_ready,
-                        grace_s=grace_s,
-                    )
+                settings = load()
+                dispatcher = Dispatcher(
+                    queue,
+                    run,
+                    dispatch_options(options),
+                    reporter,
+                    serve=serve,
+                    lock=lock,
+                    settings=settings,
+                    load_settings=load,
+                    on_ready=on_ready,
+                    grace_s=grace_s,
                 )
+                return outward.ended(_work(dispatcher, queue, run, reporter, settings))
         except sqlite3.OperationalError as problem:
             # What was recorded stays, running jobs go on, and the next start takes them over.
             raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
 
 
-def _work(
-    queue: Queue,
-    run: RunDirectory,
-    options: GpuOptions,
-    reporter: Reporter,
-    lock: DispatcherLock,
-    *,
-    jobs: Sequence[Job],
-    serve: bool,
-    on_ready: Callable[[], None] = lambda: None,
-    grace_s: float,
-) -> Outcome:
-    settings = load()
+def _work(dispatcher: Dispatcher, queue: Queue, run: RunDirectory, reporter: Reporter, settings: Settings) -> Outcome:
     for warning in settings.warnings:
         reporter.notice(warning)
-    dispatcher = Dispatcher(
-        queue,
-        run,
-        dispatch_options(options),
-        reporter,
-        jobs,
-        serve=serve,
-        lock=lock,
-        settings=settings,
-        load_settings=load,
-        on_ready=on_ready,
-        grace_s=grace_s,
-    )
     try:
         return dispatcher.run()
     finally:

@@ -14,7 +14,8 @@ import os
 import shlex
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuherd.errors import QueueUnreadable
@@ -23,6 +24,8 @@ from gpuherd.jobs.fulldisk import is_full
 VERSION = 2
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 _LOCK_WITHIN_S = 30.0
+# Pages that a look through the whole file keeps in memory meanwhile.
+_PASSING_PAGES = 64
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
@@ -224,7 +227,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
             "it was left as it is: use that gpuherd, or another output folder"
         )
     if tables and check:
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        with passing_through(connection):
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(str(found))
     _keep_a_journal(connection)
@@ -235,6 +239,18 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     if not tables or version < VERSION:
         _bring_up_to_date(connection, path)
+
+
+@contextmanager
+def passing_through(connection: sqlite3.Connection) -> Iterator[None]:
+    """Meanwhile a long file is read once, from one end to the other: of that nothing is worth 2 MB of a dispatcher's
+    memory, which it would keep for as long as it waits."""
+    pages = int(connection.execute("PRAGMA cache_size").fetchone()[0])
+    connection.execute(f"PRAGMA cache_size = {_PASSING_PAGES}")
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA cache_size = {pages}")
 
 
 def _keep_a_journal(connection: sqlite3.Connection) -> None:
@@ -264,7 +280,8 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
             )
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif connection.execute("PRAGMA user_version").fetchone()[0] == 1:
-            path.chmod(0o600)
+            with suppress(PermissionError):  # somebody else's, in a folder that several work in
+                path.chmod(0o600)
             _execute_all(connection, _FROM_1_TO_2)
             rows = connection.execute("SELECT id, spec FROM jobs")
             connection.executemany(

@@ -15,11 +15,11 @@ from gpuherd.engines.local import CannotStart
 from gpuherd.jobs import clock
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import FailureClass, clean
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.policy import Start
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue import Overtaken, Queue
 from gpuherd.jobs.records import QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.standby import Ready, Standby
@@ -155,7 +155,9 @@ class Starter:
         except BaseException as problem:
             for attempt, _ in prepared:
                 attempt.process.release()
-            if isinstance(problem, sqlite3.OperationalError) and is_full(problem):
+            if isinstance(problem, Overtaken):
+                return ()  # the next decision, which follows at once, reads them anew
+            if isinstance(problem, sqlite3.OperationalError) and may_pass(problem):
                 self._later(problem)
                 return ()
             raise
@@ -183,7 +185,7 @@ class Starter:
         try:
             cancelled = self._queue.fail_waiting(queued.id, reason)
         except sqlite3.OperationalError as problem:
-            if not is_full(problem):
+            if not may_pass(problem):
                 raise
             self._later(problem)
             return

@@ -1,0 +1,70 @@
+"""A job is added again, otherwise, in the moment between a decision and the record of its start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuherd.engines.processes import ProcessId
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.queue import Overtaken, Queue
+from gpuherd.jobs.records import AttemptRecord, QueuedJob
+
+OLD = Job(name="a", argv=("old",))
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with Queue(tmp_path / "queue.sqlite") as made:
+        made.add([OLD, Job(name="b", argv=("true",))])
+        yield made
+
+
+def start(queue: Queue, decided: tuple[QueuedJob, ...]) -> None:
+    """Records the start of what was decided on."""
+    records = [
+        AttemptRecord(
+            id=number,
+            queued=queued,
+            number=1,
+            gpus=(),
+            labels=(),
+            process=ProcessId(1, 2, "boot"),
+            log="log",
+            started_at=1.0,
+            started_mono=1.0,
+        )
+        for number, queued in enumerate(decided, 1)
+    ]
+    run = queue.begin_run(time.time(), 0.0)
+    for record in reversed(records):
+        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+
+
+def add_elsewhere(queue: Queue, job: Job) -> None:
+    with Queue(queue.path, check=False) as other:
+        other.add([job])
+
+
+@pytest.mark.parametrize(
+    "again",
+    [Job(name="a", argv=("new",)), Job(name="a", argv=("old",), needs=("b",)), Job(name="a", argv=("old",), gpus=2)],
+    ids=["another command", "it needs one that is not done", "more GPUs"],
+)
+def test_it_is_not_taken_for_started(queue: Queue, again: Job) -> None:
+    (decided, *_) = queue.head(9, time.time())
+    add_elsewhere(queue, again)
+    with pytest.raises(Overtaken, match="a was changed"):
+        start(queue, (decided,))
+    assert queue.states()["a"] is JobState.WAITING
+    assert not list(queue.attempts())
+
+
+def test_the_same_job_again_changes_nothing(queue: Queue) -> None:
+    decided = queue.head(9, time.time())
+    add_elsewhere(queue, OLD)
+    start(queue, decided)
+    assert set(queue.states().values()) == {JobState.RUNNING}
