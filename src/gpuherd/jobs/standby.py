@@ -89,6 +89,11 @@ class Standby:
             self._short_until = now + _AT_MOST_S
         self.due_at = now + _QUIET_S
 
+    def started(self, now: float) -> None:
+        """Jobs have been started, which may have taken long: whoever has ended meanwhile comes first."""
+        if self.due_at is not None:
+            self.due_at = max(self.due_at, now + _QUIET_S)
+
     def keep_time(self, now: float, following: Sequence[QueuedJob], threads: int) -> None:
         """Makes one shell more, or gives up what stands by in vain. ``following``: the jobs that are next, in order."""
         is_due = self.due_at is not None and now >= self.due_at

@@ -108,6 +108,7 @@ class Starter:
                 if self.again_at is not None:
                     break
         self._desk.drop_unused()
+        self.standby.started(clock.mono())
         return tuple(running)
 
     def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> _Leased | None:
