@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, adopt, job_environment, read_exit, start
-from gpuherd.engines.processes import ProcessId, identify, tagged
+from gpuherd.engines.processes import ProcessId, identify, locks_held, tagged
 from gpuherd.gpus.state import Gpu
 
 
@@ -62,6 +63,44 @@ def test_a_starter_that_dies_before_the_go_ahead_leaves_no_job(launch: Callable[
     assert not (tmp_path / "ran").exists()
     assert read_exit(tmp_path / "status", "q/1") == Exit(started=False)
     os.close(pidfd)
+
+
+def test_a_process_that_waits_is_told_its_gpus_and_leases_with_the_go_ahead(
+    launch: Callable[..., Launch], tmp_path: Path
+) -> None:
+    files = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("a", "b")]
+    script = 'echo "$CUDA_VISIBLE_DEVICES" >seen; read -r line <wait'
+    os.mkfifo(tmp_path / "wait")
+    process = start(launch("/bin/sh", "-c", script, cwd=str(tmp_path), ahead_fds=tuple(files)), os.environ)
+    # What is not locked is no trace of it: it may be the lease of another.
+    assert process.traces.locks == frozenset()
+    assert process.waits_for_go()
+    fcntl.flock(files[1], fcntl.LOCK_EX)
+    process.assign([Gpu(index=3, uuid="GPU-a", name="A", total_mb=1, used_mb=0, free_mb=1)], [files[1]])
+    process.go()
+    for descriptor in files:
+        os.close(descriptor)
+    with (tmp_path / "wait").open("w"):
+        assert process.traces.locks == locks_held(process.identity.pid) != frozenset()
+        assert {lock.path for lock in process.traces.locks} == {str(tmp_path / "b")}
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=1)
+    assert (tmp_path / "seen").read_text() == "3\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_waits_is_given_up_whatever_befell_it(
+    launch: Callable[..., Launch], tmp_path: Path, number: int
+) -> None:
+    process = start(launch("/usr/bin/touch", str(tmp_path / "ran")), os.environ)
+    process.signal(number)
+    if number != signal.SIGSTOP:
+        assert ended(process)
+        assert not process.waits_for_go()
+    pid = process.identity.pid
+    process.abandon()
+    assert identify(pid) is None
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 75, 126])

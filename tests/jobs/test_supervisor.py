@@ -27,7 +27,7 @@ def supervisor(tmp_path: Path) -> Supervisor:
 def attempt(supervisor: Supervisor) -> Iterator[Attempt]:
     job = Job(name="j", argv=("sleep", "60"), gpus=0)
     queued = QueuedJob(1, job, 0, 0, 0.0, frozenset(), 0.0)
-    made = supervisor.prepare(1, queued, (), (), 1, at=clock.wall(), mono=clock.mono())
+    made = supervisor.prepare(supervisor.launch(1, queued, 1), (), at=clock.wall(), mono=clock.mono())
     supervisor.let_go(made)
     wait_until(lambda: works(made))
     yield made

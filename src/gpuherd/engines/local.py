@@ -7,7 +7,8 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
 * It survives a signal to the job's group until the job itself has ended, and then writes the exit status into a
   status file. It so survives a dispatcher that was killed; its successor reads it there.
 * It holds the leases' file descriptors (and so does the job): the kernel's locks on the GPUs live exactly as long as
-  they do, no longer and no shorter than the work.
+  they do, no longer and no shorter than the work. It may have inherited the open lock file before it is locked: the
+  lock belongs to the open file, and so to all who have it.
 
 The job's words reach the shell only as "$@" and are never parsed by it. CUDA's renumbering of GPUs happens here and
 nowhere else: CUDA_VISIBLE_DEVICES is set in the job's own environment, together with the order that makes it mean the
@@ -18,9 +19,11 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,16 +41,16 @@ from gpuherd.gpus.state import Gpu
 # each, removed after each end, would cost more than all else here: ext4 does not use an inode again within 5 s, and
 # walks past all such at every new file.) The empty line before it ends what a full disk may have left of another's.
 # No sync: after a power cut the attempt is void anyhow. A status file that can't be written means that the job is not
-# run: 75, "never started". The second number is the machine's time since boot, to know how long it ran.
+# run: 75, "never started". The second number is the machine's time since boot, to know how long it ran. That of the
+# start comes with the go-ahead, and so do the GPUs: a shell may be started before it is known which they will be.
 # The traps let the shell outlive a signal to the group; the job gets the default actions back. The names are long
 # because a variable that the job's environment has by the same name would be changed for the job too.
 _SHELL = "/bin/sh"
 _SCRIPT = """\
 gpuherd_status=$1
 shift
-read -r gpuherd_up || exit 75
+read -r gpuherd_up CUDA_VISIBLE_DEVICES || exit 75
 exec </dev/null
-read -r gpuherd_up gpuherd_rest </proc/uptime
 echo "
 $GPUHERD_ATTEMPT started $gpuherd_up" >>"$gpuherd_status" || exit 75
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
@@ -106,6 +109,7 @@ class Launch:
         progress: file in which the job may tell how far it is.
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
+        ahead_fds: open files that may become its leases before it gets its go-ahead (``LocalProcess.assign``).
         threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
     """
 
@@ -118,6 +122,7 @@ class Launch:
     cwd: str | None = None
     gpus: tuple[Gpu, ...] = ()
     lease_fds: tuple[int, ...] = ()
+    ahead_fds: tuple[int, ...] = ()
     threads: int | None = None
 
 
@@ -130,21 +135,41 @@ class LocalProcess:
         pidfd: becomes readable when the process has ended; then ``collect`` says how.
     """
 
-    def __init__(self, traces: Traces, status: Path, child: subprocess.Popen[bytes] | None, go_fd: int | None):
+    def __init__(
+        self,
+        traces: Traces,
+        status: Path,
+        child: subprocess.Popen[bytes] | None,
+        go_fd: int | None,
+        gpus: Sequence[Gpu] = (),
+    ):
         self.identity = traces.leader
         self.traces = traces
         self.pidfd = os.pidfd_open(traces.leader.pid)
         self._status = status
         self._child = child
         self._go_fd = go_fd
+        self._gpus = gpus
         self._went = child is None
+
+    def assign(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> None:
+        """Other GPUs for a process that still waits for ``go``, with leases that it was given when it was started."""
+        self._gpus = gpus
+        self.traces = replace(self.traces, locks=_locks(lease_fds))
+
+    def waits_for_go(self) -> bool:
+        """Whether the process is there and waits: nobody has ended it meanwhile."""
+        look = select.poll()
+        look.register(self.pidfd, select.POLLIN)
+        return self._go_fd is not None and not look.poll(0)
 
     def go(self) -> None:
         """Lets the job run. What must be known of it has to be written down before."""
         if self._go_fd is not None:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
-                os.write(self._go_fd, b"\n")
+                since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+                os.write(self._go_fd, f"{since_boot_s:.2f} {_cuda_names(self._gpus)}\n".encode())
                 self._went = True
             os.close(self._go_fd)
             self._go_fd = None
@@ -195,6 +220,12 @@ class LocalProcess:
         if self._child is not None and not self._went:
             self._child.wait()
 
+    def abandon(self) -> None:
+        """Ends a process that still waits for its go-ahead, whatever state it is in: no job has run."""
+        if self._child is not None and not self._went:
+            self._child.kill()
+        self.release()
+
     def _is_there(self) -> bool:
         # A child that we have not waited for keeps its pid, and with it the group's number, from being used again.
         return self.pidfd >= 0 and (self._child is not None or self.identity.is_alive())
@@ -208,7 +239,6 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     environment = job_environment(inherited, launch)
     program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
     words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
-    locks = frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in launch.lease_fds)
     read_end, write_end = os.pipe()
     try:
         child = _spawn(words, launch, environment, read_end)
@@ -222,12 +252,21 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         identity = identify(child.pid)
         if identity is None:
             raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
-        return LocalProcess(Traces(launch.tag, identity, locks), launch.status, child, write_end)
+        traces = Traces(launch.tag, identity, _locks(launch.lease_fds))
+        return LocalProcess(traces, launch.status, child, write_end, launch.gpus)
     except BaseException:
         # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
         os.close(write_end)
         child.wait()
         raise
+
+
+def _locks(descriptors: Sequence[int]) -> frozenset[Lock]:
+    return frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in descriptors)
+
+
+def _cuda_names(gpus: Sequence[Gpu]) -> str:
+    return ",".join(gpu.cuda_name for gpu in gpus)
 
 
 def _reason(problem: OSError | ValueError) -> str:
@@ -249,7 +288,7 @@ def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], std
             stderr=log,
             cwd=launch.cwd,
             env=environment,
-            pass_fds=launch.lease_fds,
+            pass_fds=(*launch.lease_fds, *launch.ahead_fds),
             start_new_session=True,
         )
     finally:
@@ -305,7 +344,7 @@ def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, s
         environment |= dict.fromkeys(_THREAD_VARIABLES, str(launch.threads))
     environment |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in launch.gpus),
+        "CUDA_VISIBLE_DEVICES": _cuda_names(launch.gpus),
         ATTEMPT_VARIABLE: launch.tag,
         progress.VARIABLE: str(launch.progress),
     }

@@ -57,10 +57,16 @@ class Holder:
 
 
 class Lease:
-    """A taken GPU. Pass ``fd`` to the job (``pass_fds``); it holds the GPU until every copy of it is closed."""
+    """A taken GPU. Pass ``fd`` to the job (``pass_fds``); it holds the GPU until every copy of it is closed.
 
-    def __init__(self, uuid: str, fd: int) -> None:
+    Attributes:
+        was_ahead: it is the very file that ``LeaseFolder.open_ahead`` had opened, so that all who were given that one
+            before it was taken hold the lease now.
+    """
+
+    def __init__(self, uuid: str, fd: int, *, was_ahead: bool = False) -> None:
         self.uuid = uuid
+        self.was_ahead = was_ahead
         self._fd: int | None = fd
 
     @property
@@ -79,7 +85,7 @@ class Lease:
 
     def moved(self) -> Lease:
         """The same lease in another object; closing this one does nothing any more."""
-        lease, self._fd = Lease(self.uuid, self.fd), None
+        lease, self._fd = Lease(self.uuid, self.fd, was_ahead=self.was_ahead), None
         return lease
 
     def __enter__(self) -> Lease:
@@ -116,8 +122,23 @@ class LeaseFolder:
 
     # --- taking -----------------------------------------------------------------------------------------------
 
-    def acquire(self, uuid: str, note: LeaseNote = NO_NOTE) -> Lease | None:
+    def open_ahead(self, uuid: str) -> Lease | None:
+        """The GPU's first lock file, open and not locked: for a process that is started before the GPU can be taken.
+
+        The lock belongs to the open file: when ``acquire`` locks this one, whoever has inherited it holds the lease.
+        None when there is no such file.
+        """
+        try:
+            fd = files.open_existing(files.first_path(self.path, uuid))
+        except CannotWrite:
+            return None
+        return None if fd is None else Lease(uuid, fd, was_ahead=True)
+
+    def acquire(self, uuid: str, note: LeaseNote = NO_NOTE, ahead: Lease | None = None) -> Lease | None:
         """Takes the GPU for whoever holds the lease's file descriptor; None if someone has it already.
+
+        ``ahead``: from ``open_ahead``; the caller's no more. It is what gets locked, if it can be (``was_ahead`` of the
+        lease says so), or closed.
 
         Raises:
             CannotWrite: a lock file can't be made or opened.
@@ -125,7 +146,11 @@ class LeaseFolder:
         path = files.first_path(self.path, uuid)
         for _ in range(files.TRIES):
             with ExitStack() as opened:
-                first = self._open_first(uuid, path, opened)
+                if ahead is not None:
+                    first: Lease | None = opened.enter_context(ahead.moved())
+                    ahead = None
+                else:
+                    first = self._open_first(uuid, path, opened)
                 if first is not None and not files.lock(first.fd):
                     return None
                 if first is not None and not files.is_file_at(path, first.fd):

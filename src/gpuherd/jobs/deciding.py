@@ -46,6 +46,7 @@ class Deciding:
         due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
         waiting_for: a sentence on which job is next and why it waits, None when none does.
         waits: every job that the last decision let wait.
+        following: the first of them, in order: those that could be next.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
@@ -78,6 +79,7 @@ class Deciding:
         self.due_at: float | None = 0.0
         self.waiting_for: str | None = None
         self.waits: Sequence[Wait] = ()
+        self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
         self._reach = Reach()
         self._cores = len(os.sched_getaffinity(0))
@@ -238,6 +240,7 @@ class Deciding:
             job = head[waits[0].job].job
             self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
         self.waits = waits
+        self.following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)
 

@@ -23,7 +23,7 @@ from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.deciding import Deciding
 from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.ending import Ended, Endings, lost
+from gpuherd.jobs.ending import Endings, ended, lost
 from gpuherd.jobs.events import EventKind
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.fulldisk import may_pass
@@ -41,7 +41,7 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.retuning import SETTABLE
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
-from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.standby import Standby
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
 from gpuherd.jobs.starting import START_AGAIN_S, Starter
 from gpuherd.jobs.stopping import Ask, StopSignals
@@ -126,7 +126,13 @@ class Dispatcher:
             run_id = self._queue.begin_run(began_at, clock.mono())
             starter = Starter(self._queue, self._supervisor, self._desk, self._tell, run_id, began_at)
             self._deciding.look_at_queue()
-            with StopSignals() as signals, closing(self._obeying), closing(self._desk), self._selector:
+            with (
+                StopSignals() as signals,
+                closing(self._obeying),
+                closing(self._desk),
+                self._selector,
+                closing(starter.standby),
+            ):
                 self._selector.register(signals, selectors.EVENT_READ)
                 self._obeying.listen()
                 if self._obeying.bell is not None:
@@ -155,7 +161,7 @@ class Dispatcher:
         while True:
             try:
                 self._obey(signals)
-                self._keep_time()
+                self._keep_time(starter)
                 self._start_what_can(starter)
                 if self._is_over():
                     return
@@ -163,16 +169,16 @@ class Dispatcher:
                 if not may_pass(problem):
                     raise
                 self._hold(starter, problem)
-            ended = []
+            over = []
             for key, _ in self._selector.select(self._time_to_next(starter)):
                 if key.fileobj is signals:
                     signals.drain_wakeups()
                 elif key.fileobj is self._obeying.bell:
                     self._obeying.hear()
                 else:
-                    ended.append(key.fd)
-            if ended:
-                self._ended(ended)
+                    over.append(key.fd)
+            if over:
+                self._ended(over, starter.standby)
 
     def _hold(self, starter: Starter, problem: sqlite3.OperationalError) -> None:
         """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
@@ -203,13 +209,14 @@ class Dispatcher:
             return True
         return bool(queue.head(1, wall)) or queue.next_not_before(wall) is not None or queue.held() > 0
 
-    def _keep_time(self) -> None:
+    def _keep_time(self, starter: Starter) -> None:
         now = clock.mono()
         self._supervisor.keep_time(now)
         if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
             self.decide_soon(now)
         if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
-            self._leftovers.sweep([attempt.process.traces for attempt in self._supervisor.running.values()], now)
+            running = [attempt.process.traces for attempt in self._supervisor.running.values()]
+            self._leftovers.sweep([*running, *starter.standby.traces], now)
         self._pausing.give_way(self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON), now)
         for text in self._desk.fetch_notices():
             self._tell.notice(text)
@@ -220,11 +227,13 @@ class Dispatcher:
             self.decide_soon(now)
         self._obeying.keep_time(now)
         self._standing.keep_time(now, self._stands)
+        following = self._deciding.following if self.asked is Ask.GO_ON else ()
+        starter.standby.keep_time(now, following, starter.threads)
         every = self._tell.every_s
         if every is not None and now >= self._show_at:
             self._show_at = now + every
-            running = tuple(self._supervisor.running.values())
-            self._tell.show(running, self._deciding.waiting_for, self._deciding.at_once())
+            attempts = tuple(self._supervisor.running.values())
+            self._tell.show(attempts, self._deciding.waiting_for, self._deciding.at_once())
 
     def _time_to_next(self, starter: Starter) -> float | None:
         may_start = self.asked is Ask.GO_ON
@@ -235,6 +244,7 @@ class Dispatcher:
             self._desk.next_at(may_start=may_start),
             self._obeying.due_at,
             self._standing.due_at,
+            starter.standby.due_at,
         ]
         if may_start:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
@@ -276,7 +286,7 @@ class Dispatcher:
 
     # --- ending -----------------------------------------------------------------------------------------------
 
-    def _ended(self, pidfds: Sequence[int]) -> None:
+    def _ended(self, pidfds: Sequence[int], standby: Standby) -> None:
         ends = []
         now, at = clock.mono(), clock.wall()
         for pidfd in pidfds:
@@ -284,23 +294,10 @@ class Dispatcher:
             attempt, found = self._supervisor.collect(pidfd)
             if found.code != 0:
                 self._pausing.look_for(attempt.record.queued.job, now)
-            blameless = attempt.blameless
-            if attempt.adopted and not found.started:
-                blameless = Blameless.NEVER_WENT
-            ends.append(
-                Ended(
-                    record=attempt.record,
-                    exit=found,
-                    at=at,
-                    mono=now,
-                    blameless=blameless,
-                    passed=attempt.passed,
-                    cancelled_by=attempt.cancelled_by,
-                    paused_s=attempt.timer.paused_s(now),
-                    gpu_problem=self._desk.problem_of(attempt.record) if found.code != 0 else None,
-                    seen=self._desk.seen(attempt, disk_low=self._pausing.disk_low is not None),
-                )
-            )
+            problem = self._desk.problem_of(attempt.record) if found.code != 0 else None
+            seen = self._desk.seen(attempt, disk_low=self._pausing.disk_low is not None)
+            ends.append(ended(attempt, found, at=at, now=now, gpu_problem=problem, seen=seen))
+            standby.ended(now - attempt.record.started_mono, now)
             self._leftovers.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
         self._endings.machine = [gpu.uuid for gpu in self._desk.gpus]

@@ -24,7 +24,7 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.retry import Seen
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless, Facts, Settlement, settle
-from gpuherd.jobs.supervisor import LostAttempt
+from gpuherd.jobs.supervisor import Attempt, LostAttempt
 from gpuherd.jobs.timelimits import Passed
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,25 @@ class Ended:
     paused_s: float = 0.0
     gpu_problem: str | None = None
     seen: Seen = field(default_factory=Seen)
+
+
+def ended(attempt: Attempt, found: Exit, *, at: float, now: float, gpu_problem: str | None, seen: Seen) -> Ended:
+    """The end of an attempt that we have followed: ``at`` by the wall clock, ``now`` by the machine's."""
+    blameless = attempt.blameless
+    if attempt.adopted and not found.started:
+        blameless = Blameless.NEVER_WENT
+    return Ended(
+        record=attempt.record,
+        exit=found,
+        at=at,
+        mono=now,
+        blameless=blameless,
+        passed=attempt.passed,
+        cancelled_by=attempt.cancelled_by,
+        paused_s=attempt.timer.paused_s(now),
+        gpu_problem=gpu_problem,
+        seen=seen,
+    )
 
 
 def lost(found: LostAttempt, at: float, now: float) -> Ended:

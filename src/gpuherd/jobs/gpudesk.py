@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.gpus.state import Gpu
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 2.0
 # Older than this, what is in use on shared GPUs is asked for anew before a decision.
 _STALE_S = 0.05
+_NONE_AHEAD: Mapping[str, Lease] = MappingProxyType({})
 
 
 class GpuDesk:
@@ -283,16 +285,26 @@ class GpuDesk:
 
     # --- taking and giving back -------------------------------------------------------------------------------
 
-    def take(self, start: Start, queued: QueuedJob, held: ExitStack) -> tuple[Lease, ...] | None:
+    def open_ahead(self) -> dict[str, Lease]:
+        """By UUID, the lock files of the GPUs that jobs of ours have for themselves, open and not locked: for a process
+        that is started before one of these is free."""
+        if self._watch is None:
+            return {}
+        return self._watch.open_ahead(self._supervisor.gpus - self._shared.keys())
+
+    def take(
+        self, start: Start, queued: QueuedJob, held: ExitStack, ahead: Mapping[str, Lease] = _NONE_AHEAD
+    ) -> tuple[Lease, ...] | None:
         """The leases for a start, None when somebody else was faster.
 
         ``held`` closes our copies of them when the job has its own. That of a GPU which others may share stays with us.
+        ``ahead``: what ``open_ahead`` opened for this job.
         """
         if self._watch is None or not start.gpus:
             return ()
         if start.shared and start.gpus[0].uuid in self._shared:
             return (self._shared[start.gpus[0].uuid],)
-        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono())
+        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono(), ahead)
         if leases is None:
             return None
         if start.shared:

@@ -8,9 +8,10 @@ user's own, so that two of them never take the last place both. When a lease may
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from types import MappingProxyType
 
 from gpuherd.gpus.lease import Holder, Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.lease_files import base_name
@@ -25,6 +26,7 @@ _JUST_TAKEN = "another gpuherd has just taken it"
 _KEPT_LOCKED = "someone keeps its lock from being taken"
 # A lease on a GPU that nobody uses is told of from so many seconds on: jobs need a while to load their data.
 _UNUSED_TOLD_S = 120.0
+NONE_AHEAD: Mapping[str, Lease] = MappingProxyType({})
 
 
 class GpuLeases:
@@ -103,33 +105,40 @@ class GpuLeases:
 
     # --- taking -----------------------------------------------------------------------------------------------
 
-    def take(self, gpus: Sequence[Gpu], job: str, now: float) -> tuple[Lease, ...] | None:
+    def open_ahead(self, uuids: Collection[str]) -> dict[str, Lease]:
+        """The lock files of those of these GPUs that have one, open and not locked (``LeaseFolder.open_ahead``)."""
+        opened = {uuid: self._leases.open_ahead(uuid) for uuid in uuids}
+        return {uuid: lease for uuid, lease in opened.items() if lease is not None}
+
+    def take(
+        self, gpus: Sequence[Gpu], job: str, now: float, ahead: Mapping[str, Lease] = NONE_AHEAD
+    ) -> tuple[Lease, ...] | None:
         """Leases on all of these GPUs for a job, or None (then none is kept) when somebody else holds one, or the user
-        would hold more than they may."""
+        would hold more than they may. ``ahead``: what ``open_ahead`` opened for this job, by UUID."""
         if self._allowance(0).max_gpus is None:
-            return self._take(gpus, job, now)
+            return self._take(gpus, job, now, ahead)
         with self._leases.counting() as mine:
             held = len(self._leases.held_by(os.geteuid()))
             most = self._allowance(0)
             if mine and most.max_gpus is not None and held + len(gpus) <= most.max_gpus:
-                return self._take(gpus, job, now)
+                return self._take(gpus, job, now, ahead)
             reason = f"{most.sentence}; {held} are held" if mine else "another of your gpuherds is taking GPUs"
             self._held |= dict.fromkeys((gpu.uuid for gpu in gpus), reason)
             return None
 
-    def _take(self, gpus: Sequence[Gpu], job: str, now: float) -> tuple[Lease, ...] | None:
+    def _take(self, gpus: Sequence[Gpu], job: str, now: float, ahead: Mapping[str, Lease]) -> tuple[Lease, ...] | None:
         with ExitStack() as taken:
             leases: list[Lease] = []
             for gpu in gpus:
-                lease = self._lease(gpu, LeaseNote(job), now)
+                lease = self._lease(gpu, LeaseNote(job), now, ahead.get(gpu.uuid))
                 if lease is None:
                     self._note(gpu.uuid, self._leases.holder(gpu.uuid), default=_JUST_TAKEN)
                     return None
                 leases.append(taken.enter_context(lease))
             return tuple(lease.moved() for lease in leases)
 
-    def _lease(self, gpu: Gpu, note: LeaseNote, now: float) -> Lease | None:
-        lease = self._leases.acquire(gpu.uuid, note)
+    def _lease(self, gpu: Gpu, note: LeaseNote, now: float, ahead: Lease | None) -> Lease | None:
+        lease = self._leases.acquire(gpu.uuid, note, ahead)
         if lease is not None or self._watching is None or not self._watching.may_pass(gpu.uuid, now):
             return lease
         hours = self._settings.policy.idle_lease_s / 3600

@@ -26,7 +26,7 @@ from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, is_named, visible
 from gpuherd.jobs.allowance import Allowance
 from gpuherd.jobs.gpufaults import GpuFaults
-from gpuherd.jobs.gpuleases import GpuLeases
+from gpuherd.jobs.gpuleases import NONE_AHEAD, GpuLeases
 from gpuherd.jobs.gpuusers import NOTHING, GpuUsers
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.policy import GpuView
@@ -294,10 +294,16 @@ class GpuWatch:
 
     # --- taking -----------------------------------------------------------------------------------------------
 
-    def take(self, gpus: Sequence[Gpu], job: str, now: float) -> tuple[Lease, ...] | None:
+    def take(
+        self, gpus: Sequence[Gpu], job: str, now: float, ahead: Mapping[str, Lease] = NONE_AHEAD
+    ) -> tuple[Lease, ...] | None:
         """Leases on all of these GPUs for a job, or None (then none is kept) when somebody else holds one, or the
-        user's limit is reached."""
-        return self._leases.take(gpus, job, now)
+        user's limit is reached. ``ahead``: what ``open_ahead`` opened for this job."""
+        return self._leases.take(gpus, job, now, ahead)
+
+    def open_ahead(self, uuids: Collection[str]) -> dict[str, Lease]:
+        """The lock files of these GPUs, open and not locked, for a process that is started before it may have one."""
+        return self._leases.open_ahead(uuids)
 
     def still_free(self, uuids: Collection[str], now: float) -> set[str]:
         """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""

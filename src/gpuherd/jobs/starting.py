@@ -7,6 +7,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.local import CannotStart
@@ -20,10 +22,12 @@ from gpuherd.jobs.policy import Start
 from gpuherd.jobs.queue import Overtaken, Queue
 from gpuherd.jobs.records import QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.standby import Ready, Standby
+from gpuherd.jobs.supervisor import Attempt, Supervisor, Waiting
 
 if TYPE_CHECKING:
     from gpuherd.gpus.lease import Lease
+    from gpuherd.gpus.state import Gpu
 
 # After a start failed for want of processes, files, memory or space, which may pass.
 START_AGAIN_S = 1.0
@@ -31,10 +35,41 @@ START_AGAIN_S = 1.0
 _AT_ONCE = 2
 
 
+class _Claimed:
+    """A shell that stood by, for the time in which it is not clear yet whether its job can be started."""
+
+    def __init__(self, ready: Ready):
+        self._ready = ready
+        self._is_open = True
+
+    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
+        """It is started on these GPUs: from now on it is the attempt's."""
+        self._ready.waiting.process.assign(gpus, lease_fds)
+        self._is_open = False
+        self._ready.close()
+        return self._ready.waiting
+
+    def end(self) -> None:
+        """Gives it up unless it was used."""
+        if self._is_open:
+            self._is_open = False
+            self._ready.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class _Leased:
+    """A start whose GPUs are taken, and the shell that has inherited its leases, where there is one."""
+
+    start: Start
+    leases: Sequence[Lease]
+    claimed: _Claimed | None = None
+
+
 class Starter:
     """Carries starts out.
 
     Attributes:
+        standby: the shells that wait for the next starts.
         again_at: when to try again what failed for want of something (by ``clock.mono``), else None.
     """
 
@@ -47,7 +82,8 @@ class Starter:
         self._tell = tell
         self._run_id = run_id
         self._began_at = began_at
-        self._next_attempt = queue.last_attempt() + 1
+        self._numbers = count(queue.last_attempt() + 1)
+        self.standby = Standby(supervisor, desk, lambda: next(self._numbers))
         self.threads = 1
         self.again_at: float | None = None
 
@@ -57,46 +93,58 @@ class Starter:
         """Starts what can be started of it; returns the attempts that run now. ``promised_mb``: by job that shares."""
         with ExitStack() as held:
             # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
-            leased = [(start, self._desk.take(start, head[start.job], held)) for start in starts]
+            leased = [found for start in starts if (found := self._lease(start, head[start.job], held)) is not None]
             leased_mono = clock.mono()
-            free = self._desk.still_free([start for start, leases in leased if leases is not None])
-            ready = [
-                (start, leases)
-                for start, leases in leased
-                if leases is not None and all(gpu.uuid in free for gpu in start.gpus)
-            ]
+            free = self._desk.still_free([each.start for each in leased])
+            ready = [each for each in leased if all(gpu.uuid in free for gpu in each.start.gpus)]
             running: list[Attempt] = []
             for first in range(0, len(ready), _AT_ONCE):
                 prepared = []
-                for start, leases in ready[first : first + _AT_ONCE]:
-                    shared_mb = promised_mb[start.job] if start.shared else None
-                    record = self._prepare(start, head[start.job], leases, leased_mono, shared_mb)
+                for each in ready[first : first + _AT_ONCE]:
+                    shared_mb = promised_mb[each.start.job] if each.start.shared else None
+                    record = self._prepare(each, head[each.start.job], leased_mono, shared_mb)
                     prepared += [] if record is None else [record]
                 running += self._let_go(prepared)
                 if self.again_at is not None:
                     break
         self._desk.drop_unused()
+        self.standby.started(clock.mono())
         return tuple(running)
 
+    def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> _Leased | None:
+        """Takes the start's GPUs, for the shell that stands by where there is one. None when somebody was faster."""
+        ready = None if start.shared else self.standby.claim(queued, self.threads)
+        if ready is None:
+            leases = self._desk.take(start, queued, held)
+            return None if leases is None else _Leased(start, leases)
+        # Also when what follows fails: else the shell would keep the GPU that was taken for it.
+        claimed = _Claimed(ready)
+        held.callback(claimed.end)
+        leases = self._desk.take(start, queued, held, ready.leases)
+        if leases is None:
+            return None
+        if not all(lease.was_ahead for lease in leases):
+            # Another lock file than the one that the shell has: it would not hold the lease.
+            claimed.end()
+            return _Leased(start, leases)
+        return _Leased(start, leases, claimed)
+
     def _prepare(
-        self, start: Start, queued: QueuedJob, leases: Sequence[Lease], leased_mono: float, shared_mb: int | None
+        self, leased: _Leased, queued: QueuedJob, leased_mono: float, shared_mb: int | None
     ) -> tuple[Attempt, StartRecord] | None:
         at, mono = clock.wall(), clock.mono()
+        start, fds = leased.start, [lease.fd for lease in leased.leases]
         try:
-            attempt = self._supervisor.prepare(
-                self._next_attempt,
-                queued,
-                start.gpus,
-                [lease.fd for lease in leases],
-                self.threads,
-                at=at,
-                mono=mono,
-                shared_mb=shared_mb,
-            )
+            if leased.claimed is None:
+                waiting = self._supervisor.launch(
+                    next(self._numbers), queued, self.threads, gpus=start.gpus, lease_fds=fds
+                )
+            else:
+                waiting = leased.claimed.use(start.gpus, fds)
         except (CannotStart, OSError) as problem:
             self._cannot_start(queued, problem)
             return None
-        self._next_attempt += 1
+        attempt = self._supervisor.prepare(waiting, start.gpus, at=at, mono=mono, shared_mb=shared_mb)
         wait_s = max(0.0, at - max(queued.ready_at, self._began_at))
         return attempt, StartRecord(attempt.record, wait_s, leased_mono if start.gpus else None)
 

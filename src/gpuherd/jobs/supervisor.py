@@ -73,6 +73,17 @@ class LostAttempt:
     blameless: Blameless | None
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An attempt's shell that waits for its go-ahead; nothing of it is recorded yet."""
+
+    attempt: int
+    queued: QueuedJob
+    threads: int
+    process: LocalProcess
+    log: Path
+
+
 @dataclass
 class Supervisor:
     """Running attempts by the descriptor that tells their end."""
@@ -105,54 +116,57 @@ class Supervisor:
         """How many attempts run without a GPU."""
         return sum(not attempt.record.gpus for attempt in self.running.values())
 
-    def prepare(
+    def launch(
         self,
         attempt_id: int,
         queued: QueuedJob,
-        gpus: Sequence[Gpu],
-        lease_fds: Sequence[int],
         threads: int,
         *,
-        at: float,
-        mono: float,
-        shared_mb: int | None = None,
-    ) -> Attempt:
+        gpus: Sequence[Gpu] = (),
+        lease_fds: Sequence[int] = (),
+        ahead_fds: Sequence[int] = (),
+    ) -> Waiting:
         """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
         if attempt_id % ATTEMPTS_A_FILE == 0:
             running = {attempt.record.id for attempt in self.running.values()}
             self.run.remove_stray_attempt_files({*running, attempt_id})
-        number = queued.attempts + 1
-        progress = self.run.attempt_progress(attempt_id)
-        tag = self._tag(attempt_id)
-        log = self.run.attempt_log(queued.job.name, number)
+        log = self.run.attempt_log(queued.job.name, queued.attempts + 1)
         process = start(
             Launch(
-                tag=tag,
+                tag=self._tag(attempt_id),
                 argv=queued.job.argv,
                 env=queued.job.env,
                 cwd=queued.job.cwd,
                 log=log,
                 status=self.run.attempt_status(attempt_id),
-                progress=progress,
+                progress=self.run.attempt_progress(attempt_id),
                 gpus=tuple(gpus),
                 lease_fds=tuple(lease_fds),
+                ahead_fds=tuple(ahead_fds),
                 threads=threads,
             ),
             self.inherited,
         )
+        return Waiting(attempt_id, queued, threads, process, log)
+
+    def prepare(
+        self, waiting: Waiting, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
+    ) -> Attempt:
+        """What is to be recorded of an attempt whose shell waits, before it is let go."""
         record = AttemptRecord(
-            id=attempt_id,
-            queued=queued,
-            number=number,
+            id=waiting.attempt,
+            queued=waiting.queued,
+            number=waiting.queued.attempts + 1,
             gpus=tuple(gpu.uuid for gpu in gpus),
             labels=tuple(gpu.label for gpu in gpus),
-            process=process.identity,
-            log=str(log),
+            process=waiting.process.identity,
+            log=str(waiting.log),
             started_at=at,
             started_mono=mono,
             shared_mb=shared_mb,
         )
-        return Attempt(record, process, progress, tag, self._timer(record, mono))
+        progress = self.run.attempt_progress(waiting.attempt)
+        return Attempt(record, waiting.process, progress, self._tag(waiting.attempt), self._timer(record, mono))
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run; it is recorded by now."""
