@@ -241,7 +241,7 @@ def test_a_job_that_a_dead_dispatcher_left_running_is_cancelled_here_and_the_oth
     with Queue(served.run.queue) as queue:
         pids = {record.queued.job.name: record.process.pid for record in queue.running()}
     # Recorded is not yet let go.
-    served.wait_until(lambda: all(Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in pids.values()))
+    wait_until(lambda: all(Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in pids.values()))
     process.kill()
     process.wait()
     answer = served.ask(ControlKind.CANCEL, "a")
