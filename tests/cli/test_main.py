@@ -72,6 +72,19 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout == "[]\n"
 
 
+def test_submit_loads_nothing_of_gpus_and_decisions(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from gpuherd.cli.main import run\n"
+        "code = run(['submit', '--', 'true'])\n"
+        "print([code] + [name for name in ('gpuherd.gpus', 'gpuherd.jobs.decision', 'rich') if name in sys.modules])"
+    )
+    environment = {**os.environ, "GPUHERD_QUEUE": str(tmp_path / "queue")}
+    words = [sys.executable, "-c", program]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout.splitlines()[-1] == "[0]"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_completion_scripts_name_the_commands(shell: str) -> None:
     shown = gpuherd("completion", shell)

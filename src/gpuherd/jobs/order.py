@@ -10,8 +10,10 @@ the job is submitted, and the queue's order is an index.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from gpuherd.jobs.decision import Limits, WaitingJob
+if TYPE_CHECKING:
+    from gpuherd.jobs.decision import Limits, WaitingJob
 
 # A cost counts double for every so many seconds of waiting.
 DOUBLES_EVERY_S = 3600.0

@@ -13,8 +13,10 @@ decision looks further:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gpuherd.jobs.decision import Decision
+if TYPE_CHECKING:
+    from gpuherd.jobs.decision import Decision
 
 # How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
 BEYOND = 8
