@@ -38,9 +38,16 @@ class Reach:
         return BEYOND + places + (SEARCHED if self.lends else 0)
 
     def after(self, decision: Decision, *, unseen: bool) -> Reach:
-        """How far the next decision looks. ``unseen``: there may be jobs on GPUs behind the foremost."""
+        """How far the next decision looks. ``unseen``: there may be jobs on GPUs behind the foremost.
+
+        Further in one way is never less far in the other: else two decisions that start nobody could call for each
+        other without end. (One sees a large job and keeps GPUs for it; the other does not see it and leaves them.)
+        """
         left = decision.gpus_left > 0 or decision.room_left_mb > 0
-        return Reach(decision.lends_for_s is not None, unseen and left)
+        next_one = Reach(decision.lends_for_s is not None, unseen and left)
+        if not next_one.is_beyond(self):
+            return next_one
+        return Reach(self.lends or next_one.lends, self.by_kind or next_one.by_kind)
 
     def is_beyond(self, other: Reach) -> bool:
         """Whether it sees more than the other."""
