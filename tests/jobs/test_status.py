@@ -234,6 +234,11 @@ def test_what_is_left_goes_by_the_cost_of_the_jobs(scene: Scene) -> None:
     scene.start("b", ago_s=5.0)
     # 10 s for a unit: 15 s of b are left, and 1000 s of c; for d 10 s, the mean.
     assert scene.status().eta_s == pytest.approx(1025.0, abs=2.0)
+    # One runs now, though the dispatcher can have two side by side, and says so.
+    file = StandingFile(scene.run.standing)
+    file.touch()
+    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), at_once=2))
+    assert scene.status().eta_s == pytest.approx(512.5, abs=2.0)
 
 
 def test_since_when_a_waiting_job_could_have_run(scene: Scene) -> None:
@@ -369,7 +374,9 @@ def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:
     assert file.due_at == 101.0
     at(101.0, first)
     assert path.stat().st_ino == written, "it is as it was told"
-    third = Standing(pid=1, gpus=(GpuStanding(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4})
+    third = Standing(
+        pid=1, gpus=(GpuStanding(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4}, at_once=3
+    )
     at(101.9, third)
     at(102.1, third)
     assert standing.read(path, 1) == third

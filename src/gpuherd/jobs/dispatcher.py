@@ -391,5 +391,6 @@ class Dispatcher:
             closed=self._closed(),
             waits={wait.job: clean(wait.reason) for wait in self._deciding.waits},
             gpus=tuple(GpuStanding.of(view) for view in views),
+            at_once=self._deciding.at_once(),
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

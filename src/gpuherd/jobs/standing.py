@@ -51,6 +51,7 @@ class Standing:
         closed: a sentence why nothing is started now (quiet hours, a full disk), or None.
         waits: why a job waits, by the number of the job in the queue; those that the last decision looked at.
         gpus: the GPUs that it may use, as it last saw them; () on the CPU.
+        at_once: how many jobs can run side by side, None when it does not say.
         settings: the options that ``gpuherd set`` can change, as they are now.
     """
 
@@ -59,6 +60,7 @@ class Standing:
     closed: str | None = None
     waits: Mapping[int, str] = field(default_factory=dict)
     gpus: tuple[GpuStanding, ...] = ()
+    at_once: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -116,6 +118,7 @@ def read(path: Path, pid: int) -> Standing | None:
             closed=None if told["closed"] is None else str(told["closed"]),
             waits={int(job): str(reason) for job, reason in told["waits"].items()},
             gpus=tuple(_gpu(each) for each in told["gpus"]),
+            at_once=None if told.get("at_once") is None else int(told["at_once"]),
             settings=dict(told["settings"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -344,7 +344,7 @@ def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> Wai
 
 
 def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None) -> float | None:
-    """By the latest jobs that are done, and as many side by side as run now."""
+    """By the latest jobs that are done, and as many side by side as the dispatcher says, or else as run now."""
     if dispatcher is None or not counts.waiting + counts.running:
         return None
     cost = reader.column("jobs", "cost", "j")
@@ -364,7 +364,8 @@ def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus
     running = [Running(max(0.0, now - each["started_mono"]), each["cost"]) for each in there]
     costs = reader.one(COSTS_WAITING, (_submission(reader),)) if pace.cost else None
     waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
-    return time_left(pace, waiting, running, max(1, len(running)))
+    told = None if dispatcher.standing is None else dispatcher.standing.at_once
+    return time_left(pace, waiting, running, told or max(1, len(running)))
 
 
 def nearest_names(wanted: str, names: Sequence[str]) -> list[str]:
