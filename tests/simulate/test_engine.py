@@ -121,12 +121,14 @@ def test_every_class_of_failure_is_judged_as_that_class(failure: FailureClass) -
     assert diagnosis(failure).failure is failure
 
 
-def test_jobs_that_share_stand_side_by_side_and_only_if_sharing_is_on() -> None:
-    works = [work(f"job-{number}", 100.0, memory_mb=20_000, share=True) for number in range(8)]
+def test_jobs_share_where_the_run_lets_all_or_they_say_so_themselves() -> None:
+    works = [work(f"job-{number}", 100.0, memory_mb=20_000) for number in range(8)]
     together = run(machine("2x80GB"), works, Rules(max_checks=1, share=True))
     assert together.makespan_s < 101
     assert figures(together, works).utilisation == pytest.approx(1.0, abs=0.01)
     assert run(machine("2x80GB"), works).makespan_s > 400
+    willing = [work(f"job-{number}", 100.0, memory_mb=20_000, share=True) for number in range(8)]
+    assert run(machine("2x80GB"), willing).makespan_s == together.makespan_s
 
 
 def test_what_can_never_run_is_refused_and_the_rest_runs() -> None:

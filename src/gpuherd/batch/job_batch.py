@@ -23,6 +23,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions, count
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.sharing import could_share
 from gpuherd.options import option
 
 
@@ -136,7 +137,7 @@ def _jobs(path: str | os.PathLike[str], options: BatchOptions, known: dict[str, 
 
 def _sharing(job: Job) -> Job:
     """With --share every job that could share its GPU does."""
-    return replace(job, share=True) if job.gpus == 1 and job.memory_mb is not None else job
+    return replace(job, share=could_share(job))
 
 
 def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:

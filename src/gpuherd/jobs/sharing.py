@@ -17,6 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.job import Job
+
+
+def could_share(job: Job) -> bool:
+    """Whether the job shares its GPU in a run with ``--share``: it wants one, and says how much memory it needs."""
+    return job.share or (job.gpus == 1 and job.memory_mb is not None)
 
 
 @dataclass(frozen=True, slots=True)

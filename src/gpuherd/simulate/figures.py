@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuherd.jobs.sharing import could_share
 from gpuherd.simulate.history import Ending, History, busy_spans
 from gpuherd.simulate.workload import Work
 
@@ -140,7 +141,7 @@ def least_possible_s(gpus: int, works: Sequence[Work]) -> float:
     area = sum(
         length * work.job.gpus
         for length, work in zip(seconds, works, strict=True)
-        if not work.job.share and work.job.gpus <= gpus
+        if not could_share(work.job) and work.job.gpus <= gpus
     )
     return max(area / gpus, _longest_chain_s(works, seconds))
 

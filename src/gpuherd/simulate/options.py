@@ -151,7 +151,7 @@ class SimulateOptions:
     )
     mem: Mix[int] | None = option(
         None,
-        help="memory that a drawn job asks for on each GPU: 20GB, or with weights 8GB:3,40GB:1; it may share its GPU",
+        help="memory that a drawn job asks for on each GPU: 20GB, or with weights 8GB:3,40GB:1; what --share goes by",
         parse=_memory_mix,
         metavar="SIZE",
         group="workload",
@@ -200,7 +200,6 @@ class SimulateOptions:
             seconds=self.seconds,
             gpus=self.num_gpus or plain.gpus,
             memory_mb=self.mem,
-            share=self.mem is not None,
             every=self.every,
             failures=self.failures or {},
             retries=plain.retries if self.retries is None else self.retries,

@@ -11,6 +11,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.order import rank
 from gpuherd.jobs.policy import WaitingJob
 from gpuherd.jobs.retry import NextTry
+from gpuherd.jobs.sharing import could_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Standing:
 
     @classmethod
     def of(cls, number: int, job: Job, *, share: bool) -> Standing:
-        """A job that has just been submitted. ``share``: those that would share a GPU may."""
-        return cls(number, job, job.gpus, job.memory_mb, share and job.share)
+        """A job that has just been submitted. ``share``: all that could share a GPU do; else those that say so."""
+        return cls(number, job, job.gpus, job.memory_mb, could_share(job) if share else job.share)
 
     def started(self) -> Standing:
         """After one more start."""

@@ -113,7 +113,6 @@ class Recipe:
     Attributes:
         seconds: how long a job runs; a number stands for so many seconds for each unit of the job's own ``cost``.
         gpus, memory_mb: GPUs that a job asks for, and MB on each; None for a job that does not say.
-        share: jobs on one GPU that say their memory may share it.
         every: time from one job's coming to the next; None when all are there from the start.
         failures: share of attempts that fail in each way, somewhere in the middle.
         retries: further tries of a job.
@@ -124,7 +123,6 @@ class Recipe:
     seconds: Spread | float
     gpus: Mix[int] = field(default_factory=lambda: Mix((1,), (1.0,)))
     memory_mb: Mix[int] | None = None
-    share: bool = False
     every: Spread | None = None
     failures: Mapping[FailureClass, float] = field(default_factory=dict)
     retries: int = 1
@@ -148,7 +146,6 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
             argv=("simulated",),
             gpus=gpus,
             memory_mb=memory_mb,
-            share=recipe.share and gpus == 1 and memory_mb is not None,
             retries=recipe.retries,
             timeout_s=None if recipe.limits is None else length * recipe.limits,
             cost=length * math.exp(chance.gauss(0, recipe.guess)) if recipe.guess else length,
