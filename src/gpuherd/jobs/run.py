@@ -23,7 +23,7 @@ from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settings import Settings, load
+from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -63,30 +63,15 @@ def run_jobs(
 
     A start that is refused has changed nothing in the queue.
     """
-    run.create()
-    outward = Outward(run, dispatch_options(options))
-    with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
-        try:
-            reporter = Reporter(queue, run, display, outward.and_to(on_event))
-            with outward:
-                settings = load()
-                dispatcher = Dispatcher(
-                    queue,
-                    run,
-                    dispatch_options(options),
-                    reporter,
-                    jobs,
-                    lock=lock,
-                    settings=settings,
-                    load_settings=load,
-                    grace_s=grace_s,
-                )
-                # Only now: a start that was refused has changed nothing.
-                queue.submit(jobs, rerun)
-                return outward.ended(_work(dispatcher, queue, run, reporter, settings))
-        except sqlite3.OperationalError as problem:
-            # What was recorded stays, running jobs go on, and the next start takes them over.
-            raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
+    return _run(
+        run,
+        options,
+        display,
+        on_event,
+        prepare=lambda queue: queue.submit(jobs, rerun),
+        jobs=jobs,
+        grace_s=grace_s,
+    )
 
 
 def work_off(
@@ -105,8 +90,25 @@ def work_off(
     ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
     ``run_jobs``; NoSuchGpu comes at once, though no job may want a GPU for days.
     """
+    return _run(run, options, display, on_event, serve=serve, on_ready=on_ready, grace_s=grace_s)
+
+
+def _run(
+    run: RunDirectory,
+    options: GpuOptions,
+    display: Display | None,
+    on_event: Callable[[Event], None] | None,
+    *,
+    prepare: Callable[[Queue], None] = lambda _: None,
+    jobs: Sequence[Job] = (),
+    serve: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+    grace_s: float,
+) -> Outcome:
+    """One dispatcher's life. ``prepare`` changes the queue when all is there that could refuse the start."""
     run.create()
-    outward = Outward(run, dispatch_options(options), serve=serve)
+    chosen = dispatch_options(options)
+    outward = Outward(run, chosen, serve=serve)
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
@@ -115,8 +117,9 @@ def work_off(
                 dispatcher = Dispatcher(
                     queue,
                     run,
-                    dispatch_options(options),
+                    chosen,
                     reporter,
+                    jobs,
                     serve=serve,
                     lock=lock,
                     settings=settings,
@@ -124,19 +127,16 @@ def work_off(
                     on_ready=on_ready,
                     grace_s=grace_s,
                 )
-                return outward.ended(_work(dispatcher, queue, run, reporter, settings))
+                prepare(queue)
+                for warning in settings.warnings:
+                    reporter.notice(warning)
+                try:
+                    return outward.ended(dispatcher.run())
+                finally:
+                    write_metrics(queue, run)
         except sqlite3.OperationalError as problem:
             # What was recorded stays, running jobs go on, and the next start takes them over.
             raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
-
-
-def _work(dispatcher: Dispatcher, queue: Queue, run: RunDirectory, reporter: Reporter, settings: Settings) -> Outcome:
-    for warning in settings.warnings:
-        reporter.notice(warning)
-    try:
-        return dispatcher.run()
-    finally:
-        write_metrics(queue, run)
 
 
 def write_metrics(queue: Queue, run: RunDirectory) -> None:
