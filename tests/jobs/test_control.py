@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.patience import Gate, wait_until
+from tests.patience import PATIENCE_S, Gate, wait_until
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
@@ -182,10 +182,12 @@ def test_priority_changes_who_is_next(served: Served, tmp_path: Path) -> None:
 def test_drain_lets_what_runs_end(tmp_path: Path) -> None:
     served = Served(tmp_path / "run", DispatchOptions(cpu_jobs=1))
     served.start()
-    served.add(sh("a", "sleep 0.5"), sh("b", "true"))
+    gate = Gate(tmp_path / "gate")
+    served.add(sh("a", gate.wait), sh("b", "true"))
     served.wait_for("a", "running")
     assert "goes on to its end (1 running)" in served.ask(ControlKind.DRAIN).text
-    served._thread.join(10)
+    gate.open()
+    served._thread.join(PATIENCE_S)
     assert (served.state("a"), served.state("b")) == ("done", "waiting")
     assert not served.run.control_fifo.exists()
 

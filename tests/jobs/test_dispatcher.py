@@ -59,7 +59,7 @@ def sh(name: str, script: str, **more: object) -> Job:
 def test_a_short_job_has_a_kept_gpu_meanwhile_and_no_other_has(run: Run, standin: Standin) -> None:
     standin("2x40GB")
     jobs = [
-        sh("first", "sleep 1.5", gpus=1, timeout_s=20.0),
+        sh("first", "sleep 3", gpus=1, timeout_s=20.0),
         sh("large", "true", gpus=2),
         sh("unlimited", "true", gpus=1),
         sh("too-long", "true", gpus=1, timeout_s=30.0),
