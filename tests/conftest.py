@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gpuherd.standin import driver
 from gpuherd.standin.machine import Machine
 
 MakeModel = Callable[..., Path]
+
+# No test hangs on the machine's speed.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)

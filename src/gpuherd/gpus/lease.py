@@ -292,18 +292,19 @@ class LeaseFolder:
 
     def holders(self, uuids: Iterable[str]) -> dict[str, Holder]:
         """Who holds which of these GPUs; without those that nobody holds."""
-        table = LockTable()
-        found = {uuid: self._found(files.base_name(uuid), table) for uuid in uuids}
+        table, there = LockTable(), files.names_in(self.path)
+        found = {uuid: self._found(files.base_name(uuid), table, there) for uuid in uuids}
         return {uuid: _told(uuid, all_of_it[-1]) for uuid, all_of_it in found.items() if all_of_it}
 
     def paths(self, uuid: str) -> list[Path]:
         """The names of all lock files that there may be for this GPU, the first one first."""
         return [files.first_path(self.path, uuid), *files.further_paths(self.path, uuid)]
 
-    def _found(self, name: str, table: LockTable) -> list[_Found]:
-        """All that is known of each lock file that is held, in the order of their numbers."""
+    def _found(self, name: str, table: LockTable, there: Sequence[str] | None = None) -> list[_Found]:
+        """All that is known of each lock file that is held, in the order of their numbers. ``there``: the names of all
+        files, where they are known."""
         found = []
-        for path in self.paths(name):
+        for path in (files.first_path(self.path, name), *files.further_paths(self.path, name, there)):
             # The kernel's table is long on a busy machine, and in a container it hides locks whose taker has ended.
             if files.is_locked(path):
                 with suppress(OSError):
@@ -311,11 +312,10 @@ class LeaseFolder:
         return found
 
     def _describe(self, name: str, pid: int | None) -> _Found:
-        notes = [note for note in read_notes(self.path, name) if pid is None or note.pid == pid]
         owner = None if pid is None else owner_of_process(pid)
+        notes = [note for note in read_notes(self.path, name, owner) if pid is None or note.pid == pid]
         if owner is not None:
-            notes = [note for note in notes if note.uid == owner]
-            return _Found(pid, owner, max(notes, key=lambda note: note.since, default=None))
+            return _Found(pid, owner, notes[0] if notes else None)
         # Two users who both claim to be a process that has ended can't be told apart.
         if not notes or (pid is not None and len({note.uid for note in notes}) > 1):
             return _Found(pid, None, None)

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,11 +51,12 @@ def first_path(folder: Path, uuid: str) -> Path:
     return folder / f"{base_name(uuid)}.lock"
 
 
-def further_paths(folder: Path, uuid: str) -> list[Path]:
-    """The further lock files that are there now, in the order of their numbers."""
+def further_paths(folder: Path, uuid: str, there: Sequence[str] | None = None) -> list[Path]:
+    """The further lock files that are there now, in the order of their numbers. ``there``: the names of all files in
+    the folder, for who asks about many GPUs at once."""
     beginning = base_name(uuid) + "."
     found = []
-    for name in os.listdir(folder):  # noqa: PTH208 - for every lease
+    for name in os.listdir(folder) if there is None else there:  # noqa: PTH208 - for every lease
         if name.startswith(beginning) and name.endswith(".lock"):
             number = name.removeprefix(beginning).removesuffix(".lock")
             if number.isdecimal() and len(number) <= 9:
