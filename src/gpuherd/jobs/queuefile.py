@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from gpuherd.jobs import mailbox, rows
-from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.mailbox import Letter, Reply
@@ -23,6 +22,9 @@ from gpuherd.jobs.options import Order
 from gpuherd.jobs.reach import BEYOND, MOST_KINDS
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
 from gpuherd.jobs.schema import connect, passing_through
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.eta import Waiting
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
@@ -200,6 +202,8 @@ class QueueFile:
 
     def those_waiting(self) -> Waiting:
         """How many jobs of the latest submission wait, and what they cost; from an index."""
+        from gpuherd.jobs.eta import Waiting  # here: who only submits asks no such thing
+
         row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
         return Waiting(row[0], row[1], row[2])
 
