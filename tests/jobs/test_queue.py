@@ -546,3 +546,23 @@ def test_ends_that_come_together_are_recorded_together_or_not_at_all(
     assert set(queue.states().values()) == {"running"}
     assert queue.record_ends(ends) == ((), ())
     assert set(queue.states().values()) == {"done"}
+
+
+def test_attempts_come_in_the_order_of_their_starts_whatever_their_numbers(queue: Queue) -> None:
+    queue.submit([job("a"), job("b")])
+    run = queue.begin_run(time.time(), 0.0)
+    a, b = queue.head(9, time.time())
+    for number, queued, mono in ((8, b, 5.0), (7, a, 6.0)):  # the shell for a stood by before that for b
+        record = AttemptRecord(
+            id=number,
+            queued=queued,
+            number=1,
+            gpus=(),
+            labels=(),
+            process=ProcessId(1, 2, "boot"),
+            log="log",
+            started_at=time.time(),
+            started_mono=mono,
+        )
+        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+    assert [row.job for row in queue.attempts()] == ["b", "a"]

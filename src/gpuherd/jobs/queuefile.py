@@ -236,7 +236,10 @@ class QueueFile:
 
     def attempts(self) -> Iterator[AttemptRow]:
         """Every attempt in order of start, with its length; None for the length of one that crossed a reboot."""
-        found = self._db.execute("SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.id")
+        # Not by number: a shell that stands by has its number before it is known when it is started.
+        found = self._db.execute(
+            "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.run, a.started_mono, a.id"
+        )
         return (rows.attempt_row(row) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
