@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.local import Exit
-from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.ending import lost
 from gpuherd.jobs.metrics import metrics, percentile
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Counts, QueuedJob
+from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, QueuedJob
 from gpuherd.jobs.supervisor import LostAttempt
 from gpuherd.standin.machine import Machine
 
@@ -118,17 +118,7 @@ def test_a_run_that_was_killed_ends_before_the_next_begins(tmp_path: Path) -> No
 def test_an_end_that_nobody_saw_is_dated_back_to_when_it_was() -> None:
     """By the job's status file: hours without a dispatcher are not the job's."""
     queued = QueuedJob(1, Job(name="a", argv=("true",)), 0, 1, 0.0, frozenset(), 0.0)
-    record = AttemptRecord(
-        id=1,
-        queued=queued,
-        number=1,
-        gpus=(),
-        labels=(),
-        process=ProcessId(1, 1, "b"),
-        log="l",
-        started_at=1000.0,
-        started_mono=50.0,
-    )
+    record = attempt_of(queued, 1, started_at=1000.0, started_mono=50.0)
     end = lost(LostAttempt(record, Exit(started=True, code=0, ran_s=7.0), None), at=8000.0, now=7050.0)
     assert (end.mono, end.at) == (57.0, 1007.0)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Overtaken, Queue
-from gpuherd.jobs.records import AttemptRecord, QueuedJob
+from gpuherd.jobs.records import QueuedJob
 
 OLD = Job(name="a", argv=("old",))
 
@@ -25,20 +25,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 def start(queue: Queue, decided: tuple[QueuedJob, ...]) -> None:
     """Records the start of what was decided on."""
-    records = [
-        AttemptRecord(
-            id=number,
-            queued=queued,
-            number=1,
-            gpus=(),
-            labels=(),
-            process=ProcessId(1, 2, "boot"),
-            log="log",
-            started_at=1.0,
-            started_mono=1.0,
-        )
-        for number, queued in enumerate(decided, 1)
-    ]
+    records = [attempt_of(queued, number) for number, queued in enumerate(decided, 1)]
     run = queue.begin_run(time.time(), 0.0)
     for record in reversed(records):
         queue.record_start(record, run, wait_s=0.0, leased_mono=None)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.processes import ProcessId
 from gpuherd.errors import QueueBusy, QueueUnreadable, UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
@@ -39,17 +39,8 @@ def start(queue: Queue) -> Callable[[str], AttemptRecord]:
 
     def begin(name: str) -> AttemptRecord:
         queued = next(q for q in queue.head(1000, time.time()) if q.job.name == name)
-        record = AttemptRecord(
-            id=queue.last_attempt() + 1,
-            queued=queued,
-            number=queued.attempts + 1,
-            gpus=("GPU-a",),
-            labels=("0",),
-            process=ProcessId(1, 2, "boot"),
-            log="log",
-            started_at=time.time(),
-            started_mono=5.0,
-        )
+        number, now = queue.last_attempt() + 1, time.time()
+        record = attempt_of(queued, number, gpus=("GPU-a",), labels=("0",), started_at=now, started_mono=5.0)
         queue.record_start(record, run, wait_s=1.0, leased_mono=4.0)
         return record
 
@@ -553,16 +544,6 @@ def test_attempts_come_in_the_order_of_their_starts_whatever_their_numbers(queue
     run = queue.begin_run(time.time(), 0.0)
     a, b = queue.head(9, time.time())
     for number, queued, mono in ((8, b, 5.0), (7, a, 6.0)):  # the shell for a stood by before that for b
-        record = AttemptRecord(
-            id=number,
-            queued=queued,
-            number=1,
-            gpus=(),
-            labels=(),
-            process=ProcessId(1, 2, "boot"),
-            log="log",
-            started_at=time.time(),
-            started_mono=mono,
-        )
+        record = attempt_of(queued, number, started_at=time.time(), started_mono=mono)
         queue.record_start(record, run, wait_s=0.0, leased_mono=None)
     assert [row.job for row in queue.attempts()] == ["b", "a"]

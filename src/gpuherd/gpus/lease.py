@@ -179,7 +179,7 @@ class LeaseFolder:
             return None
         with ExitStack() as opened:
             lease = opened.enter_context(Lease(uuid, fd))
-            for other in (files.first_path(self.path, uuid), *files.further_paths(self.path, uuid)):
+            for other in self.paths(uuid):
                 if other != path and files.is_locked(other):
                     found = files.file_id(other)
                     if found is None or not may_ignore(found):
@@ -296,15 +296,16 @@ class LeaseFolder:
         found = {uuid: self._found(files.base_name(uuid), table, there) for uuid in uuids}
         return {uuid: _told(uuid, all_of_it[-1]) for uuid, all_of_it in found.items() if all_of_it}
 
-    def paths(self, uuid: str) -> list[Path]:
-        """The names of all lock files that there may be for this GPU, the first one first."""
-        return [files.first_path(self.path, uuid), *files.further_paths(self.path, uuid)]
+    def paths(self, uuid: str, there: Sequence[str] | None = None) -> list[Path]:
+        """The names of all lock files that there may be for this GPU, the first one first. ``there``: the names of all
+        files in the folder, where they are known."""
+        return [files.first_path(self.path, uuid), *files.further_paths(self.path, uuid, there)]
 
     def _found(self, name: str, table: LockTable, there: Sequence[str] | None = None) -> list[_Found]:
         """All that is known of each lock file that is held, in the order of their numbers. ``there``: the names of all
         files, where they are known."""
         found = []
-        for path in (files.first_path(self.path, name), *files.further_paths(self.path, name, there)):
+        for path in self.paths(name, there):
             # The kernel's table is long on a busy machine, and in a container it hides locks whose taker has ended.
             if files.is_locked(path):
                 with suppress(OSError):

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs import clock
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts
+from gpuherd.jobs.rows import process_of
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import Page
 from gpuherd.jobs.status import status_of
@@ -118,7 +118,7 @@ def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
     now = clock.mono()
     query = "SELECT gpus, pid, start_ticks, boot, started_mono FROM attempts WHERE state = 'running'"
     for row in reader.rows(query):
-        if ProcessId(row["pid"], row["start_ticks"], row["boot"]).is_alive():
+        if process_of(row).is_alive():
             for uuid in json.loads(row["gpus"]):
                 yield uuid, max(0.0, now - row["started_mono"])
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.gpus.state import Gpu
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 2.0
 # Older than this, what is in use on shared GPUs is asked for anew before a decision.
 _STALE_S = 0.05
-_NONE_AHEAD: Mapping[str, Lease] = MappingProxyType({})
 
 
 class GpuDesk:
@@ -293,12 +291,12 @@ class GpuDesk:
         return self._watch.open_ahead(self._supervisor.gpus - self._shared.keys())
 
     def take(
-        self, start: Start, queued: QueuedJob, held: ExitStack, ahead: Mapping[str, Lease] = _NONE_AHEAD
+        self, start: Start, queued: QueuedJob, held: ExitStack, ahead: Mapping[str, Lease]
     ) -> tuple[Lease, ...] | None:
         """The leases for a start, None when somebody else was faster.
 
         ``held`` closes our copies of them when the job has its own. That of a GPU which others may share stays with us.
-        ``ahead``: what ``open_ahead`` opened for this job.
+        ``ahead``: what ``open_ahead`` opened for this job, {} for nothing.
         """
         if self._watch is None or not start.gpus:
             return ()

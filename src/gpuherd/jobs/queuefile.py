@@ -166,8 +166,7 @@ class QueueFile:
         """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
         where nobody has written it down."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
-        number, _, at = ("" if row is None else row[0]).partition(" ")
-        return (int(number), float(at)) if at else (None, 0.0)
+        return rows.round_opened(None if row is None else row[0])
 
     def held(self) -> int:
         """How many waiting jobs are paused."""

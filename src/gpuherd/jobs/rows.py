@@ -58,6 +58,17 @@ def gpus_of(text: str) -> frozenset[str]:
     return frozenset() if text == "[]" else frozenset(json.loads(text))
 
 
+def process_of(attempt: sqlite3.Row) -> ProcessId:
+    """The process of a row of ``attempts``."""
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+
+
+def round_opened(text: str | None) -> tuple[int | None, float]:
+    """A round and since when it is open, from the value of ``round`` in ``meta``; (None, 0.0) where there is none."""
+    number, _, at = (text or "").partition(" ")
+    return (int(number), float(at)) if at else (None, 0.0)
+
+
 def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
     """An attempt from a row of ``attempts`` and its job's row."""
     return AttemptRecord(
@@ -66,7 +77,7 @@ def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
         number=row["number"],
         gpus=tuple(json.loads(row["gpus"])),
         labels=tuple(json.loads(row["labels"])),
-        process=ProcessId(row["pid"], row["start_ticks"], row["boot"]),
+        process=process_of(row),
         log=row["log"],
         started_at=row["started_at"],
         started_mono=row["started_mono"],

@@ -115,7 +115,7 @@ class Starter:
         """Takes the start's GPUs, for the shell that stands by where there is one. None when somebody was faster."""
         ready = None if start.shared else self.standby.claim(queued, self.threads)
         if ready is None:
-            leases = self._desk.take(start, queued, held)
+            leases = self._desk.take(start, queued, held, {})
             return None if leases is None else _Leased(start, leases)
         # Also when what follows fails: else the shell would keep the GPU that was taken for it.
         claimed = _Claimed(ready)

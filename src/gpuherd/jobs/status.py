@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuherd.engines.processes import ProcessId, boot_id, identify
+from gpuherd.engines.processes import boot_id, identify
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
@@ -23,7 +23,7 @@ from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts, PauseReason
-from gpuherd.jobs.rows import pause_reasons
+from gpuherd.jobs.rows import pause_reasons, process_of, round_opened
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, Page, RunStatus
 from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
@@ -263,23 +263,17 @@ def _job(
         priority=row["priority"],
         tries=row["tries"],
         attempts=row["attempts"],
-        ready_at=_ready_at(reader, row, facts) if state is JobState.WAITING and not held else None,
+        ready_at=_ready_at(row, facts) if state is JobState.WAITING and not held else None,
         command=tuple(spec["argv"]),
         attempt=attempt,
     )
 
 
-def _ready_at(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts) -> float | None:
+def _ready_at(row: sqlite3.Row, facts: WaitFacts) -> float | None:
     """Since when a job that waits could have run: when its needs were met, and its round was opened."""
-    if row["blocked"] or (reader.has("jobs", "round") and row["round"] != facts.lowest_round):
+    if row["blocked"] or (facts.lowest_round is not None and row["round"] != facts.lowest_round):
         return None
-    opened = reader.one("SELECT value FROM meta WHERE key = 'round'")
-    number, _, at = ("" if opened is None else opened["value"]).partition(" ")
-    return max(float(row["ready_at"]), float(at) if number == str(facts.lowest_round) else 0.0)
-
-
-def _process(attempt: sqlite3.Row) -> ProcessId:
-    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+    return max(float(row["ready_at"]), facts.round_opened_at)
 
 
 def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
@@ -296,7 +290,7 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-    if running and _process(row).is_alive():
+    if running and process_of(row).is_alive():
         run_s = max(0.0, clock.mono() - row["started_mono"])
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0
@@ -332,14 +326,18 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
 
 
 def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> WaitFacts:
-    lowest = None
+    lowest, opened_at = None, 0.0
     if reader.has("jobs", "round"):
         row = reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
         lowest = None if row is None else row[0]
+        row = reader.one("SELECT value FROM meta WHERE key = 'round'")
+        number, at = round_opened(None if row is None else row["value"])
+        opened_at = at if number == lowest else 0.0
     return WaitFacts(
         dispatcher=dispatcher is not None,
         standing=None if dispatcher is None else dispatcher.standing,
         lowest_round=lowest,
+        round_opened_at=opened_at,
     )
 
 

@@ -16,12 +16,14 @@ _NAMED = 3
 class WaitFacts:
     """What is the same for all waiting jobs of a queue.
 
-    ``dispatcher``: one works on it. ``standing``: what it last told. ``lowest_round``: the lowest that is unfinished.
+    ``dispatcher``: one works on it. ``standing``: what it last told. ``lowest_round``: the lowest that is unfinished;
+    ``round_opened_at``: since when it is so, 0.0 where nobody has written it down.
     """
 
     dispatcher: bool
     standing: Standing | None = None
     lowest_round: int | None = None
+    round_opened_at: float = 0.0
 
 
 def why_it_waits(
