@@ -29,12 +29,13 @@ from rich.console import Console
 from benchmarks.dispatch import environment_of
 from gpuherd.engines.processes import tagged
 from gpuherd.esd import ESDExperiment, ExperimentConfig
-from gpuherd.esd.layer import LayerRow
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow, read_model_list
 from gpuherd.esd.plan import result_file
-from gpuherd.esd.results import FIT_OK, Origin, stats_text
+from gpuherd.esd.row import LayerRow
+from gpuherd.esd.tables.stats import FIT_OK, Origin, stats_text
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.standin.build import compiler
 from gpuherd.standin.machine import Machine
 
@@ -132,8 +133,9 @@ def _prepare(folder: Path, rows: tuple[ModelRow, ...]) -> None:
     (folder / "made").mkdir()
     (folder / "results" / "stats").mkdir(parents=True)  # else the worker's own business
     layer = LayerRow(longname="layer", M=8, N=8, params=64, alpha=2.5, num_evals=8, matrix_rank=8, fit_status=FIT_OK)
+    convention = AnalysisOptions(fix_fingers="DKS").convention_columns
     for row in rows:
-        origin = Origin(row.model_id, row.source_model, row.relation, "DKS", 1e-5, 100, False, "0")
+        origin = Origin(row.model_id, row.source_model, row.relation, convention, "0")
         prepared(folder, row.model_id).write_text(stats_text(origin, [layer]), encoding="utf-8")
 
 
@@ -164,7 +166,7 @@ def _run(folder: Path, models: Path, environment: dict[str, str]) -> dict[str, A
     rest_s = time.monotonic() - began
     figures = json.loads(second.stdout.splitlines()[-1])
     ran = Counter((folder / "ran").read_text().splitlines())
-    directory = RunDirectory(folder / "results")
+    directory = ESDDirectory(folder / "results")
     with closing(Queue(directory.queue)) as queue:
         tag = queue.tag
         attempts = sorted(row.started_at for row in queue.attempts())

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuherd.esd.results import read_table
+from gpuherd.esd.tables.stats import read_table
 
 DEMO = Path(__file__).parents[1] / "demo" / "run.py"
 

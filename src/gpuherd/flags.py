@@ -112,3 +112,21 @@ def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
         elif field.default is MISSING and field.default_factory is MISSING:
             raise UsageError(f"{spellings(field.name, spec)[0][0]} is missing")
     return config_type(**given)
+
+
+def words_of(values: Any, config_type: type) -> list[str]:
+    """The words that give a command these options: what ``build`` reads back as equal. Floats keep every digit.
+
+    Args:
+        values: an object that has the options of ``config_type`` as attributes.
+    """
+    words: list[str] = []
+    for field, spec in option_fields(config_type):
+        value, flag = getattr(values, field.name), spellings(field.name, spec)[0][0]
+        if field.default is False:
+            words += [flag] if value else []
+        elif spec.many:
+            words += [flag, *value] if value else []
+        elif value is not None:
+            words.append(f"{flag}={value!r}" if isinstance(value, float) else f"{flag}={value}")
+    return words

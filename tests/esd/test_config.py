@@ -58,7 +58,7 @@ def test_an_unknown_keyword_is_a_type_error() -> None:
         ({}, "nothing to analyse"),
         ({"model_list": "a.csv", "single_model": "gpt2"}, "not both"),
         ({"single_model": "gpt2", "mode": "custom"}, "possible: esd"),
-        ({"single_model": "gpt2", "fix_fingers": "median"}, "xmin_mid, xmin_peak, DKS"),
+        ({"single_model": "gpt2", "fix_fingers": "median"}, "xmin_mid, xmin_peak, xmin_peak_wide, DKS"),
         ({"single_model": "gpt2", "device_map": "gpu"}, "auto, cpu, cuda"),
         ({"single_model": "gpt2", "evals_thresh": -1.0}, "evals_thresh"),
         ({"single_model": "gpt2", "evals_thresh": float("nan")}, "evals_thresh"),

@@ -13,8 +13,8 @@ import pytest
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.devices import CudaDevices, NoCuda, choose_devices
-from gpuherd.esd.layer import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.settings import FitSettings
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.matrices import WeightMatrix
 

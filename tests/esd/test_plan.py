@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     CUDA_CONTEXT_MB,
@@ -16,7 +17,6 @@ from gpuherd.esd.plan import (
     make_job,
     worker_command,
 )
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.preflight import Preflight
 
 FACTS = Preflight("adapter", "local", base="org/base", largest_side=4096)
@@ -47,7 +47,7 @@ def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
 
 
 def test_what_is_known_of_a_model_goes_into_its_job() -> None:
-    run = RunDirectory("out")
+    run = ESDDirectory("out")
     known = replace(PLANNED, facts=replace(FACTS, total_bytes=5_000_000))
     job = make_job(CONFIG, known, worker_command(CONFIG, known.row, run), run)
     assert (job.cost, job.share, job.heartbeat_s) == (5e6, False, HEARTBEAT_S)
@@ -59,7 +59,7 @@ def test_what_is_known_of_a_model_goes_into_its_job() -> None:
 
 
 def test_only_our_own_worker_is_expected_to_tell_its_progress() -> None:
-    run = RunDirectory("out")
+    run = ESDDirectory("out")
     assert make_job(CONFIG, PLANNED, ["/bin/other", "--model", "a"], run).heartbeat_s is None
     asked = replace(CONFIG, heartbeat=60.0)
     assert make_job(asked, PLANNED, ["/bin/other", "--model", "a"], run).heartbeat_s == 60.0

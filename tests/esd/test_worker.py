@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from gpuherd.errors import ExitCode
-from gpuherd.esd.results import read_table
+from gpuherd.esd.tables.stats import read_table
 from gpuherd.models.names import safe_filename
 
 MakeModel = Callable[..., Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib
 import os
@@ -14,6 +15,7 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
+# Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
 COMMANDS = (
     "esd",
     "batch",
@@ -62,19 +64,29 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
         help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
-        importlib.import_module(f"gpuherd.cli.{name}").add_parser(subparsers)
+        group, _, tool = name.partition(" ")
+        if not tool:
+            importlib.import_module(f"gpuherd.cli.{group}").add_parser(subparsers)
+            continue
+        if group not in nested:
+            owner = subparsers.choices.get(group) or subparsers.add_parser(group)
+            nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
+        importlib.import_module(f"gpuherd.cli.{group}_{tool}").add_parser(nested[group])
     return parser
 
 
 def _command(words: Sequence[str]) -> str | None:
-    """The word that names the command, behind our own options; None when these words begin with no such word."""
+    """The word that names the command, or the two, behind our own options; None when these words begin with no such
+    word."""
     rest = iter(words)
     for word in rest:
         if word == "--simulate":
             next(rest, None)
         elif not word.startswith("--simulate="):
-            return None if word.startswith("-") else word
+            two = f"{word} {next(rest, '')}"
+            return None if word.startswith("-") else two if two in COMMANDS else word
     return None
 
 

@@ -13,20 +13,22 @@ from gpuherd.errors import MissingExtra
 if TYPE_CHECKING:
     from gpuherd.esd.config import ExperimentConfig
     from gpuherd.esd.experiment import ESDExperiment
-    from gpuherd.esd.fit import PowerLawFit, fit_power_law
-    from gpuherd.esd.layer import FitSettings, LayerRow, analyse_layer
-    from gpuherd.esd.spectrum import eigenvalues
+    from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
+    from gpuherd.esd.layer import analyse_layer
+    from gpuherd.esd.row import LayerRow
+    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.spectra.eigenvalues import eigenvalues
 
 # Public name -> the module of this room that defines it.
 _HOME = {
     "ESDExperiment": "experiment",
     "ExperimentConfig": "config",
-    "FitSettings": "layer",
-    "LayerRow": "layer",
-    "PowerLawFit": "fit",
+    "FitSettings": "settings",
+    "LayerRow": "row",
+    "PowerLawFit": "fits.power_law",
     "analyse_layer": "layer",
-    "eigenvalues": "spectrum",
-    "fit_power_law": "fit",
+    "eigenvalues": "spectra.eigenvalues",
+    "fit_power_law": "fits.power_law",
 }
 
 __all__ = [

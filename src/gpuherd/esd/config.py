@@ -5,55 +5,50 @@ Knows what values are allowed. Does not read the model list, the machine or the 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
+from gpuherd.esd.settings import FitSettings
 from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
 from gpuherd.options import accepts_aliases, option
 from gpuherd.quantities import duration_s
 
 MODES = ("esd",)
-FixFingers = Literal["xmin_mid", "xmin_peak", "DKS"]
-FIX_FINGERS: tuple[FixFingers, ...] = get_args(FixFingers)
+SpectraOf = Literal["weights", "ba", "delta"]
+SPECTRA_OF: tuple[SpectraOf, ...] = get_args(SpectraOf)
 DEVICE_MAPS = ("auto", "cpu", "cuda")
 
 
-def threshold(word: str) -> float:
-    """An eigenvalue threshold: a finite number, 0 or more."""
-    try:
-        value = float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{word!r} is not a finite number of 0 or more")
-    return value
-
-
 @dataclass(frozen=True, kw_only=True)
-class AnalysisOptions:
+class AnalysisOptions(FitSettings):
     """How a model is analysed: what the experiment hands on to each worker, and what its results depend on."""
 
-    fix_fingers: FixFingers = option(
-        "xmin_mid",
-        help="how the start of the power-law tail is chosen: the median, near the peak of the histogram, or by search",
-        choices=FIX_FINGERS,
-        group="analysis",
-    )
-    evals_thresh: float = option(
-        1e-5, help="eigenvalues up to this are left out of the fit", parse=threshold, metavar="X", group="analysis"
-    )
-    bins: int = option(
-        100,
-        help="bins of the histogram in which xmin_peak finds the peak",
-        parse=positive_int,
-        metavar="N",
-        group="analysis",
-    )
     embeddings: bool = option(False, help="analyse embedding matrices too", group="analysis")
+    layers: tuple[str, ...] = option(
+        (),
+        help="analyse only matrices whose name matches one of these patterns, like 'model.layers.0.*' or '*.q_proj'",
+        many=True,
+        metavar="PATTERN",
+        group="analysis",
+    )
+    exclude: tuple[str, ...] = option(
+        (),
+        help="leave out matrices whose name matches one of these patterns",
+        many=True,
+        metavar="PATTERN",
+        group="analysis",
+    )
+    spectra_of: SpectraOf = option(
+        "weights",
+        help="the weights (of an adapter: merged into its base), an adapter's update BA alone, or the weights minus "
+        "those of the base",
+        choices=SPECTRA_OF,
+        group="analysis",
+    )
+    save_eigs: bool = option(False, help="keep all eigenvalues in eigs/<model>.parquet", group="analysis")
     device_map: str = option(
         "auto",
         help="where spectra are computed: on the job's GPU if there is one, on the CPU, or on a GPU or not at all",
@@ -67,20 +62,29 @@ class AnalysisOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.fix_fingers not in FIX_FINGERS:
-            raise UsageError(f"fix_fingers={self.fix_fingers!r}; possible: {', '.join(FIX_FINGERS)}")
+        super().__post_init__()
+        for name in ("layers", "exclude"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.spectra_of not in SPECTRA_OF:
+            raise UsageError(f"spectra_of={self.spectra_of!r}; possible: {', '.join(SPECTRA_OF)}")
         if self.device_map not in DEVICE_MAPS:
             raise UsageError(f"device_map={self.device_map!r}; possible: {', '.join(DEVICE_MAPS)}")
-        if not 0 <= self.evals_thresh < math.inf:
-            raise UsageError(f"evals_thresh={self.evals_thresh}; it must be a finite number of 0 or more")
-        if self.bins < 1:
-            raise UsageError(f"bins={self.bins}; the least is 1")
+
+    @property
+    def convention_columns(self) -> dict[str, Any]:
+        """What the figures depend on, by name, as it stands in each row; lists of patterns as one text."""
+        values = {name: getattr(self, name) for name in CONVENTION}
+        return {name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @property
     def convention(self) -> str:
-        """What the figures depend on, as one line: results of two conventions can't be compared."""
-        scope = "with" if self.embeddings else "without"
-        return f"fix_fingers={self.fix_fingers} evals_thresh={self.evals_thresh!r} bins={self.bins} {scope} embeddings"
+        """The same as one line: results of two conventions can't be compared."""
+        return " ".join(f"{name}={value}" for name, value in self.convention_columns.items())
+
+
+# Where a model is analysed, how fast, and what else is kept: no figure depends on these.
+NEUTRAL_OPTIONS = frozenset({"device_map", "no_parallel_gpu", "save_eigs"})
+CONVENTION: tuple[str, ...] = tuple(each.name for each in fields(AnalysisOptions) if each.name not in NEUTRAL_OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import ModelResult, gather, write_summary
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
@@ -44,7 +45,6 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.report.log import run_log
 from gpuherd.report.plan import PlanLine, print_plan
 from gpuherd.report.progress import track
@@ -202,19 +202,28 @@ class ESDExperiment:
         if self.config.overwrite:
             return
         earlier = self._recorded_convention() if self.directory.queue.exists() else None
-        if earlier is not None and earlier != self.config.convention:
+        if earlier is None:
+            return
+        ours = self.config.convention_columns
+        different = [name for name in (*ours, *(earlier.keys() - ours.keys())) if earlier.get(name) != ours.get(name)]
+        if different:
+            theirs = " ".join(f"{name}={earlier.get(name, 'not said')}" for name in different)
             raise UsageError(
-                f"{self.directory.root} holds results made with {earlier}; this run has {self.config.convention}. "
+                f"{self.directory.root} holds results made with {theirs}; this run has "
+                f"{' '.join(f'{name}={ours.get(name)}' for name in different)}. "
                 "Choose another --output-dir, or --overwrite to make them anew"
             )
 
-    def _recorded_convention(self) -> str | None:
+    def _recorded_convention(self) -> Mapping[str, Any] | None:
+        """The convention of the results that lie here, None where nothing is known of any."""
         try:
             record = json.loads(self.directory.run_json.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         convention = record.get("convention") if isinstance(record, dict) else None
-        return convention if isinstance(convention, str) else None
+        if isinstance(convention, str):  # as gpuherd 0.1 wrote it
+            return dict(word.split("=", 1) for word in convention.split() if "=" in word)
+        return convention if isinstance(convention, dict) else None
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
@@ -255,7 +264,7 @@ class ESDExperiment:
         return {
             "command": sys.argv,
             "config": self.config.to_dict(),
-            "convention": self.config.convention,
+            "convention": self.config.convention_columns,
             "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
             "host": socket.gethostname(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -341,7 +350,7 @@ def _result_entry(result: ModelResult) -> dict[str, Any]:
     return {"stats": str(result.stats), "seconds": result.seconds, "gpus": list(result.gpus)} | result.summary.columns()
 
 
-def _refusals_told(directory: RunDirectory) -> Iterable[tuple[str, str]]:
+def _refusals_told(directory: ESDDirectory) -> Iterable[tuple[str, str]]:
     """Model and reason of each refusal that failures.jsonl holds already."""
     try:
         lines = directory.failures.read_text(encoding="utf-8", errors="replace").splitlines()

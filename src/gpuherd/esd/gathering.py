@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, result_file
-from gpuherd.esd.results import (
+from gpuherd.esd.tables.stats import (
     CONVENTION_COLUMNS,
     LINEAGE_COLUMNS,
     ModelSummary,
     read_table,
-    stats_name,
     summarise,
     table_text,
 )
@@ -28,7 +28,6 @@ from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.names import safe_filename
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class ModelResult:
     gpus: tuple[str, ...]
 
 
-def gather(directory: RunDirectory, models: Mapping[str, PlannedModel]) -> list[ModelResult]:
+def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> list[ModelResult]:
     """The models that are done, in the order of ``models`` (job name to model)."""
     with closing(Queue(directory.queue)) as queue:
         states = queue.states()
@@ -63,7 +62,7 @@ def gather(directory: RunDirectory, models: Mapping[str, PlannedModel]) -> list[
     return results
 
 
-def write_summary(directory: RunDirectory, results: Sequence[ModelResult]) -> None:
+def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> None:
     """Writes ``esd_results_summary.csv``: ``results``, and the models of earlier lists that were done in this folder.
 
     Without any model the file is removed, so that it never shows what is not there. Raises CannotWrite.
@@ -78,7 +77,7 @@ def write_summary(directory: RunDirectory, results: Sequence[ModelResult]) -> No
         raise CannotWrite(f"can't write {directory.summary}: {problem.strerror}") from None
 
 
-def _earlier_rows(directory: RunDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:
+def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:
     """Rows of the present summary whose models are not in this list but are done here by the same convention.
 
     Their figures come from their stats files; only the extra columns of their list come from the old summary.
@@ -95,7 +94,7 @@ def _earlier_rows(directory: RunDirectory, results: Sequence[ModelResult]) -> li
         stem = safe_filename(model_id)
         if model_id in present or stem[:100] not in done:
             continue
-        summary = _summary_of(directory.stats / stats_name(model_id), {})
+        summary = _summary_of(directory.stats_file(model_id), {})
         if summary is not None and _convention_of(summary.convention) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}

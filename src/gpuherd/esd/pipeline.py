@@ -9,12 +9,14 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuherd.esd.results import SKIPPED
+from gpuherd.esd.tables.stats import SKIPPED
 
 if TYPE_CHECKING:
-    from gpuherd.esd.layer import FitSettings, LayerRow
+    from gpuherd.esd.row import LayerRow
+    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.spectra.pooled import LayerSpectrum
     from gpuherd.models.dtypes import FloatArray
     from gpuherd.models.matrices import WeightMatrix
 
@@ -31,6 +33,7 @@ def analyse_matrices(
     *,
     parallel: bool,
     on_progress: Callable[[int], None],
+    on_spectrum: Callable[[int, LayerSpectrum], None] | None = None,
 ) -> list[LayerRow]:
     """A row for each matrix, in the order of ``matrices``.
 
@@ -41,17 +44,23 @@ def analyse_matrices(
         parallel: spread over all devices, reading ahead; else one matrix after the other on the first. On the CPU
             nothing runs in parallel: at any time one matrix is in memory, and BLAS uses the cores.
         on_progress: called with the number of finished matrices, from one thread at a time.
+        on_spectrum: called with a matrix's index and its spectrum, in the order in which they are finished, from one
+            thread at a time; what it doesn't keep is freed.
 
     Raises:
         MemoryError or torch.OutOfMemoryError: a matrix does not fit, even alone on the first device.
     """
-    rows: list[LayerRow | None] = [_skipped_row(matrix) if matrix.skip is not None else None for matrix in matrices]
+    rows: list[LayerRow | None] = [
+        _row(matrix, SKIPPED + matrix.skip) if matrix.skip is not None else None for matrix in matrices
+    ]
     todo = [index for index, row in enumerate(rows) if row is None]
     finished = len(matrices) - len(todo)
 
-    def keep(index: int, row: LayerRow) -> None:
+    def keep(index: int, row: LayerRow, spectrum: LayerSpectrum) -> None:
         nonlocal finished
         rows[index] = row
+        if on_spectrum is not None:
+            on_spectrum(index, spectrum)
         finished += 1
         logger.debug("%s: %s", row.longname, row.fit_status)
         on_progress(finished)
@@ -60,7 +69,7 @@ def analyse_matrices(
         # What ran out of memory beside another matrix is tried again alone.
         todo = _run_lanes(matrices, todo, settings, devices, keep)
     for index in todo:
-        keep(index, _analyse(matrices[index], settings, devices[0]))
+        keep(index, *_analyse(matrices[index], settings, devices[0]))
     return [row for row in rows if row is not None]
 
 
@@ -77,7 +86,7 @@ def _run_lanes(
     todo: Sequence[int],
     settings: FitSettings,
     devices: Sequence[str],
-    keep: Callable[[int, LayerRow], None],
+    keep: Callable[[int, LayerRow, LayerSpectrum], None],
 ) -> list[int]:
     """Analyses ``todo`` in parallel. Returns what ran out of memory; raises the first other error."""
     remaining: Iterator[int] = iter(todo)
@@ -93,9 +102,9 @@ def _run_lanes(
                     slices = None if index is None else matrices[index].slices()
                 if index is None or slices is None:
                     return
-                row = _analyse(matrices[index], settings, device, slices)
+                row, spectrum = _analyse(matrices[index], settings, device, slices)
                 with keeping:
-                    keep(index, row)
+                    keep(index, row, spectrum)
             except BaseException as problem:
                 with keeping:
                     if is_out_of_memory(problem) and index is not None:
@@ -122,24 +131,22 @@ def _run_lanes(
 
 def _analyse(
     matrix: WeightMatrix, settings: FitSettings, device: str, slices: list[FloatArray] | None = None
-) -> LayerRow:
+) -> tuple[LayerRow, LayerSpectrum]:
     """One matrix; its weights are freed on return."""
-    from gpuherd.esd.layer import analyse_layer
+    from gpuherd.esd.layer import with_figures
+    from gpuherd.esd.spectra.pooled import layer_spectrum
 
     weights = matrix.slices() if slices is None else slices
-    return analyse_layer(matrix.longname, weights, settings, device=device, conv=matrix.kind == "conv")
+    spectrum = layer_spectrum(weights, device=device, conv=matrix.kind == "conv")
+    return with_figures(_row(matrix), spectrum, settings), spectrum
 
 
-def _skipped_row(matrix: WeightMatrix) -> LayerRow:
-    """The row of a matrix that is not analysed: its name, its shape and why."""
-    from dataclasses import fields
-
-    from gpuherd.esd.layer import LayerRow
+def _row(matrix: WeightMatrix, status: str = "not analysed") -> LayerRow:
+    """The row of a matrix without figures: its name, its shape and its status."""
+    from gpuherd.esd.row import LayerRow
 
     rows, columns = matrix.shape
-    given = {"longname": matrix.longname, "M": rows, "N": columns, "params": matrix.params}
-    cells: dict[str, Any] = {column.name: None for column in fields(LayerRow)}
-    return LayerRow(**(cells | given | {"fit_status": SKIPPED + str(matrix.skip)}))
+    return LayerRow(longname=matrix.longname, M=rows, N=columns, params=matrix.params, fit_status=status)
 
 
 def _free_gpu_cache() -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
 from gpuherd.esd.pipeline import LANES_PER_DEVICE
-from gpuherd.esd.results import stats_name
+from gpuherd.flags import words_of
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.names import safe_filename
 from gpuherd.models.preflight import examine
 
@@ -38,7 +38,7 @@ PANELS_MB = 128
 
 # Words that change where and how fast a model is analysed, not its figures: what is done stays done when they change,
 # so that a list that ran out of memory goes on with --no-parallel-gpu.
-NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--output-dir=")
+NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--save-eigs", "--output-dir=")
 
 # How our own worker is started; it tells its progress with each stage and matrix, and while a download goes on. Half an
 # hour without any is a worker that hangs. Another program may tell nothing, and gets no such limit by itself.
@@ -124,12 +124,12 @@ def _refusal(problem: RowProblem) -> Refusal:
     return Refusal(problem.line, problem.model_id, problem.text)
 
 
-def run_directory(config: ExperimentConfig) -> RunDirectory:
+def run_directory(config: ExperimentConfig) -> ESDDirectory:
     """The folder of the experiment."""
-    return RunDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
+    return ESDDirectory(os.fspath(config.output_dir), None if config.log_dir is None else os.fspath(config.log_dir))
 
 
-def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -> list[str]:
+def worker_command(config: ExperimentConfig, row: ModelRow, run: ESDDirectory) -> list[str]:
     """The argument list of the worker for this row. No shell sees it.
 
     ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
@@ -138,16 +138,12 @@ def worker_command(config: ExperimentConfig, row: ModelRow, run: RunDirectory) -
     if row.source_model is not None:
         words.append(f"--source-model={row.source_model}")
     words += [f"--relation={row.relation}", f"--output-dir={run.root}"]
-    words += [f"--fix-fingers={config.fix_fingers}", f"--evals-thresh={config.evals_thresh!r}", f"--bins={config.bins}"]
-    words.append(f"--device-map={config.device_map}")
-    words += ["--embeddings"] if config.embeddings else []
-    words += ["--no-parallel-gpu"] if config.no_parallel_gpu else []
-    return words
+    return words + words_of(config, AnalysisOptions)
 
 
-def result_file(run: RunDirectory, row: ModelRow) -> Path:
+def result_file(run: ESDDirectory, row: ModelRow) -> Path:
     """Where the worker writes the model's figures."""
-    return run.stats / stats_name(row.model_id)
+    return run.stats_file(row.model_id)
 
 
 def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
@@ -157,7 +153,7 @@ def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: RunDirectory) -> Job:
+def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: ESDDirectory) -> Job:
     """The job that analyses the model with this command."""
     on_cpu = config.device_map == "cpu"
     memory_mb = None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)

@@ -21,19 +21,19 @@ from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
-from gpuherd.esd.results import FIT_OK, Origin, has_fit, no_fit_reason, stats_name, stats_text
+from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.models.names import parse_model
 from gpuherd.options import option
 from gpuherd.report.log import configure_console
 
 if TYPE_CHECKING:
-    from gpuherd.esd.layer import LayerRow
+    from gpuherd.esd.row import LayerRow
     from gpuherd.models.source import TensorSource
 
 DESCRIPTION = """\
@@ -70,10 +70,9 @@ def analyse(options: WorkerOptions) -> Path:
         BadModel: the weights can't be read or none of them has a valid fit; there is then no file of this model.
         CannotWrite: the file can't be written.
     """
-    from gpuherd.esd.layer import FitSettings
     from gpuherd.models.matrices import matrices
 
-    target = RunDirectory(options.output_dir).stats / stats_name(options.model_id)
+    target = ESDDirectory(options.output_dir).stats_file(options.model_id)
     _prepare_folder(target.parent)
     started = time.monotonic()
     devices = _announce_devices(options)
@@ -81,11 +80,10 @@ def analyse(options: WorkerOptions) -> Path:
     with while_bytes_arrive(lambda megabytes: progress.report(megabytes, None, "load")):
         weights, base = _open_weights(options)
     found = list(matrices(weights, embeddings=options.embeddings))
-    settings = FitSettings(options.fix_fingers, options.evals_thresh, options.bins)
     progress.report(0, len(found), "analyse")
     rows = analyse_matrices(
         found,
-        settings,
+        options,
         devices,
         parallel=not options.no_parallel_gpu,
         on_progress=lambda done: progress.report(done, len(found), "analyse"),
@@ -138,10 +136,7 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
         model_id=options.model_id,
         source_model=options.source_model or base,
         relation=options.relation,
-        fix_fingers=options.fix_fingers,
-        evals_thresh=options.evals_thresh,
-        bins=options.bins,
-        embeddings=options.embeddings,
+        convention=options.convention_columns,
         gpuherd_version=__version__,
     )
 

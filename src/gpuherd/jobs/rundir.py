@@ -39,8 +39,6 @@ class RunDirectory:
         self.control_fifo = self.root / "control.fifo"
         self.gpu_metrics = self.root / "gpu_metrics.json"
         self.failures = self.root / "failures.jsonl"
-        self.stats = self.root / "stats"
-        self.summary = self.root / "esd_results_summary.csv"
         self.attempts = self.root / "attempts"
         self.standing = self.root / "standing.json"
 

@@ -63,6 +63,26 @@ class WeightMatrix:
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
 
+    def slabs(self, most: int) -> Iterator[FloatArray]:
+        """The matrix in consecutive pieces along its longer side, so that it is never whole in memory.
+
+        Args:
+            most: the longer side of a piece, at most, 1 or more.
+
+        Yields:
+            Pieces as stored: (most, columns) where there are more rows than columns or as many, else (rows, most); the
+            last one may be shorter. One at a time is in memory, if the caller keeps none.
+
+        Raises:
+            ValueError: a convolution, whose slices are matrices of their own.
+        """
+        if self.kind == "conv":
+            raise ValueError(f"{self.longname} is a convolution: it has slices")
+        (whole,) = self.slices()
+        rows, columns = self.shape
+        for start in range(0, max(rows, columns), most):
+            yield whole[start : start + most] if rows >= columns else whole[:, start : start + most]
+
 
 def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[WeightMatrix]:
     """Every tensor of two or more axes, as matrices, in natural order of names (layer 2 before layer 10).

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd import eigenvalues
-from gpuherd.esd.spectrum import _eigenvalues_torch
+from gpuherd.esd.spectra.eigenvalues import _eigenvalues_torch
 
 Float64 = npt.NDArray[np.float64]
 
@@ -190,7 +190,7 @@ def test_peak_memory_is_the_gram_matrix_and_a_panel(shape: tuple[int, int], rank
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
     )
     gram_mb, panel_mb, allowance_mb = min(shape) ** 2 * 8 / 2**20, 32, 24
     assert int(done.stdout) / 1024 < grams * gram_mb + panel_mb + allowance_mb
@@ -199,5 +199,5 @@ def test_peak_memory_is_the_gram_matrix_and_a_panel(shape: tuple[int, int], rank
 def test_the_room_opens_without_numpy() -> None:
     """``gpuherd --help`` imports the room; it must not pay for numpy."""
     code = "import sys, gpuherd.esd; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": source})

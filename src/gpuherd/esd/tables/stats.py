@@ -15,15 +15,13 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuherd.errors import printable
-from gpuherd.models.names import safe_filename
-
-if TYPE_CHECKING:
-    from gpuherd.esd.layer import LayerRow
+from gpuherd.esd.config import CONVENTION
+from gpuherd.esd.row import NOT_METRICS, LayerRow
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
@@ -32,22 +30,20 @@ FORMULA_STARTS = tuple("=+-@\t'")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
-CONVENTION_COLUMNS = ("fix_fingers", "evals_thresh", "bins", "embeddings", "gpuherd_version")
-# The columns of LayerRow that are not figures to be averaged.
-NOT_METRICS = frozenset({"longname", "M", "N", "params", "fit_status"})
+CONVENTION_COLUMNS = (*CONVENTION, "gpuherd_version")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What every row of a stats file repeats: whose weights these are and how they were analysed."""
+    """What every row of a stats file repeats: whose weights these are, and how they were analysed.
+
+    ``convention`` is ``AnalysisOptions.convention_columns``.
+    """
 
     model_id: str
     source_model: str | None
     relation: str
-    fix_fingers: str
-    evals_thresh: float
-    bins: int
-    embeddings: bool
+    convention: Mapping[str, Any]
     gpuherd_version: str
 
     @property
@@ -56,9 +52,9 @@ class Origin:
         return dict(zip(LINEAGE_COLUMNS, (self.model_id, self.source_model, self.relation), strict=True))
 
     @property
-    def convention(self) -> dict[str, Any]:
-        """The last columns."""
-        return {name: getattr(self, name) for name in CONVENTION_COLUMNS}
+    def last_columns(self) -> dict[str, Any]:
+        """CONVENTION_COLUMNS."""
+        return {**self.convention, "gpuherd_version": self.gpuherd_version}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +89,9 @@ class ModelSummary:
         return dict(self.lineage) | extra | own
 
 
-def stats_name(model_id: str) -> str:
-    """The name of a model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
-    return f"{safe_filename(model_id)}.csv"
-
-
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
     """The stats file of one model as CSV text, rows in the order given. There must be at least one row."""
-    return table_text([origin.lineage | asdict(row) | origin.convention for row in rows])
+    return table_text([origin.lineage | row.cells() | origin.last_columns for row in rows])
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:

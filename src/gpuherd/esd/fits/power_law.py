@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.settings import METHODS, Method
+
 Float64 = npt.NDArray[np.float64]
-Method = Literal["DKS", "xmin_mid", "xmin_peak"]
-METHODS: tuple[str, ...] = get_args(Method)
 
 EPS = float(np.finfo(np.float64).eps)
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.layer import LayerRow
-from gpuherd.esd.results import (
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.row import LayerRow
+from gpuherd.esd.tables.stats import (
     CONVENTION_COLUMNS,
     LINEAGE_COLUMNS,
     Origin,
@@ -27,7 +28,7 @@ from gpuherd.esd.results import (
     table_text,
 )
 
-ORIGIN = Origin("org/a", "org/b", "adapter", "xmin_mid", 1e-5, 100, False, "0.1.0")
+ORIGIN = Origin("org/a", "org/b", "adapter", AnalysisOptions().convention_columns, "0.1.0")
 
 
 def layer(name: str = "h.0.attn", status: str = "ok", alpha: float | None = 3.0, norm: float | None = 10.0) -> LayerRow:

@@ -1,0 +1,127 @@
+"""How a spectrum is computed and fitted: the options of one matrix, and so of all rows of a result.
+
+A light module: flags, workers and Python callers read it, no numpy is imported. Each field says what its values mean;
+docs/esd-numerics.md has the definitions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs.options import count, positive_int
+from gpuherd.options import option
+
+Method = Literal["xmin_mid", "xmin_peak", "xmin_peak_wide", "DKS"]
+METHODS: tuple[Method, ...] = get_args(Method)
+KS = Literal["one-sided", "two-sided"]
+KS_KINDS: tuple[KS, ...] = get_args(KS)
+Precision = Literal["float64", "float32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def nonnegative(word: str) -> float:
+    """A finite number, 0 or more."""
+    try:
+        value = float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{word!r} is not a finite number of 0 or more")
+    return value
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How the spectrum of a matrix is computed and fitted. The same settings for every row of a result, or the rows
+    can't be compared.
+
+    Raises:
+        UsageError: a value that is not allowed.
+    """
+
+    fix_fingers: Method = option(
+        "xmin_mid",
+        help="how the start of the power-law tail is chosen: at the median, near the peak of the histogram (in its "
+        "documented window, or in the wide one of the older codes), or by search over all eigenvalues",
+        choices=METHODS,
+        group="analysis",
+    )
+    evals_thresh: float = option(
+        1e-5, help="eigenvalues up to this are left out of the fit", parse=nonnegative, metavar="X", group="analysis"
+    )
+    bins: int = option(
+        100,
+        help="bins of the histogram in which xmin_peak finds the peak",
+        parse=positive_int,
+        metavar="N",
+        group="analysis",
+    )
+    ks: KS = option(
+        "one-sided",
+        help="the Kolmogorov-Smirnov distance: by the left limits of the empirical distribution, as WeightWatcher and "
+        "TempBalance compute it, or by both limits, as in textbooks",
+        choices=KS_KINDS,
+        group="analysis",
+    )
+    xmin_pos: float = option(
+        2.0,
+        help="xmin_mid starts the tail at eigenvalue n / X in ascending order: 2 is the median",
+        parse=float,
+        metavar="X",
+        group="analysis",
+    )
+    delta: float = option(
+        1e-3,
+        help="alpha_lo and alpha_hi span every tail whose distance is within X of the best",
+        parse=nonnegative,
+        metavar="X",
+        group="analysis",
+    )
+    clip_xmax: bool = option(
+        False, help="leave out the largest eigenvalues where they inflate alpha (fingers)", group="analysis"
+    )
+    bootstrap: int = option(
+        0,
+        help="samples for a p-value of the power law by parametric bootstrap (0: none; 2500 give two digits)",
+        parse=count,
+        metavar="N",
+        group="analysis",
+    )
+    tpl: bool = option(False, help="fit a truncated power law too (needs gpuherd[tpl])", group="analysis")
+    mp_fit: bool = option(False, help="fit the Marchenko-Pastur law to the bulk too", group="analysis")
+    randomize: bool = option(
+        False, help="compare with the spectrum of the same weights in random order", group="analysis"
+    )
+    farms: bool = option(
+        False, help="fit the pooled spectrum of windows of fixed aspect ratio too (FARMS)", group="analysis"
+    )
+    seed: int = option(0, help="of the bootstrap and the random order", parse=count, metavar="N", group="analysis")
+    precision: Precision = option(
+        "float64",
+        help="arithmetic of the eigenvalues: float32 halves the time and can move a searched alpha by 0.1",
+        choices=PRECISIONS,
+        group="analysis",
+    )
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("fix_fingers", METHODS), ("ks", KS_KINDS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name}={getattr(self, name)!r} is unknown; possible: {', '.join(allowed)}")
+        for name in ("evals_thresh", "delta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name)!r} must be a finite number, 0 or more")
+        if self.bins < 1:
+            raise UsageError(f"bins={self.bins!r} must be 1 or more")
+        if not 1 <= self.xmin_pos < math.inf:
+            raise UsageError(f"xmin_pos={self.xmin_pos!r} must be a finite number, 1 or more")
+        for name in ("bootstrap", "seed"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)!r} must be 0 or more")
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether figures are asked for that the spectrum alone does not give: the weights are then kept for them."""
+        return self.randomize or self.farms
