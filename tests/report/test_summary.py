@@ -61,7 +61,7 @@ def test_any_name_fits_in_80_columns(name: str) -> None:
 
 def test_a_plan() -> None:
     screen, out = console()
-    lines = [PlanLine("org/a", "lora", "org/b", 3 * 2**20, 1, "to do"), PlanLine("org/c", "", None, None, 1, "done")]
+    lines = [PlanLine("org/a", "lora", "org/b", 3 * 2**20, 42, 0.7, 1, "to do"), PlanLine("org/c", "", None, None, None, None, 1, "done")]
     print_plan(screen, lines, ["m.csv: row 9: unknown relation 'cousin'"], "1 to do")
     text = out.getvalue()
     assert "3.0 MB" in text
@@ -71,7 +71,7 @@ def test_a_plan() -> None:
 
 def test_a_plan_has_a_line_a_model_on_a_terminal_and_all_of_it_in_a_pipe() -> None:
     name = "an-organisation/a-model-of-a-very-long-name-indeed-8B-Instruct-v0.1"
-    lines = [PlanLine(name, "adapter", "b" * 400, None, 1, "to do")] * 30
+    lines = [PlanLine(name, "adapter", "b" * 400, None, None, None, 1, "to do")] * 30
     out = io.StringIO()
     print_plan(Console(file=out, width=80, force_terminal=True, color_system=None), lines, [], "30 to do")
     told = out.getvalue().splitlines()
