@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 NOT_SELECTED = "not selected by --layers"
 MOST_SHOWN = 3
+# Names compared by spelling, which is slow; a model has some dozens of kinds of names.
+MOST_COMPARED = 1000
+LEAST_LIKENESS = 0.6
 
 
 def selected(
@@ -65,16 +68,23 @@ def _nearest(pattern: str, names: Sequence[str]) -> str:
 
     Names that have the pattern's words in them; else those that are spelt most like it, one for each kind of layer.
     """
-    words = [word for word in re.split(r"[*?]+|\[[^]]*\]", pattern) if word.strip(".")]
-    near = [name for name in names if words and all(word.strip(".") in name for word in words)]
+    words = [word.strip(".").lower() for word in re.split(r"[*?]+|\[[^]]*\]", pattern)]
+    words = [word for word in words if word]
+    near = [name for name in names if words and all(word in name.lower() for word in words)]
     if not near:
         kinds: dict[str, str] = {}
         for name in names:
-            kinds.setdefault(re.sub(r"\d+", "0", name), name)
-        wanted = re.sub(r"\d+", "0", re.sub(r"[*?]", "", pattern))
-        close = difflib.get_close_matches(wanted, list(kinds), n=MOST_SHOWN, cutoff=0.3)
-        near = [kinds[kind] for kind in close]
+            kinds.setdefault(re.sub(r"\d+", "0", name).lower(), name)
+        wanted = re.sub(r"\d+", "0", re.sub(r"[*?]", "", pattern)).lower()
+        scored = sorted(((_likeness(wanted, kind), kind) for kind in list(kinds)[:MOST_COMPARED]), reverse=True)
+        near = [kinds[kind] for score, kind in scored if score >= LEAST_LIKENESS]
     if not near:
         return f"; its first is {names[0]}" if names else ""
     hint = "" if any(sign in pattern for sign in "*?[") else f" (a pattern matches the whole name: '*{pattern}*'?)"
     return f"; nearest: {', '.join(near[:MOST_SHOWN])}{hint}"
+
+
+def _likeness(wanted: str, name: str) -> float:
+    """How alike they are spelt, 0 to 1: as a whole, or the end of the name, which is what patterns mostly give."""
+    ends = (name, name[-len(wanted) :] if wanted else name)
+    return max(difflib.SequenceMatcher(None, wanted, end, autojunk=False).ratio() for end in ends)

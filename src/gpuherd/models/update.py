@@ -76,7 +76,11 @@ class AdapterUpdate:
             # The edit works in place. Its base tensor is not read a second time.
             return np.subtract(self.merged.edited(name, old.copy(), start), old)
         new = self.merged.unedited(name, start, stop).astype(np.float64)
-        return np.subtract(self.merged.edited(name, new, start), old)
+        edit = self.merged.edits.get(name)
+        if edit is None or _rescales(edit):
+            return np.subtract(self.merged.edited(name, new, start), old)
+        # An embedding that PEFT saved beside its factors is mostly the base's own: their difference first, then s B A.
+        return edit.apply(np.subtract(new, old), start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +161,14 @@ def adapter_update(merged: Merged, *, ba: bool) -> AdapterUpdate:
 def _low_rank(merged: Merged, name: str, ba: bool) -> Edit | None:
     """The edit that adds only s B A, where that is all that is asked for or all that the adapter does."""
     edit = merged.edits[name]
-    rescales = isinstance(edit, MatrixEdit) and edit.factors.magnitude is not None
     if ba:
         return edit.without_rescaling() if isinstance(edit, MatrixEdit) else edit
-    return None if rescales or name in merged.replaced else edit
+    return None if _rescales(edit) or name in merged.replaced else edit
+
+
+def _rescales(edit: Edit) -> bool:
+    """Whether it is DoRA's, which does more than add s B A."""
+    return isinstance(edit, MatrixEdit) and edit.factors.magnitude is not None
 
 
 def _why_no_ba(merged: Merged, name: str) -> str | None:

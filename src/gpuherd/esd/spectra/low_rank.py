@@ -39,9 +39,9 @@ def low_rank_spectrum(products: Sequence[tuple[Factor, Factor]], *, conv: bool =
         return LayerSpectrum(nothing, f"too small: {rows}x{columns} gives {count} eigenvalues, a fit needs 2")
     if not all(np.isfinite(factor).all() for product in products for factor in product):
         return LayerSpectrum(nothing, "the adapter's factors have NaN or infinite entries")
-    values = np.sort(np.concatenate([low_rank_eigenvalues(left, right) for left, right in products]))
-    if values[-1] == 0.0:
+    if not any(left.any() and right.any() for left, right in products):
         return LayerSpectrum(nothing, "all weights are zero")
+    values = np.sort(np.concatenate([low_rank_eigenvalues(left, right) for left, right in products]))
     return checked(values * CONV_NORM if conv else values)
 
 
