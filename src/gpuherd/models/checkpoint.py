@@ -19,8 +19,8 @@ from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models import safetensors_file, torch_file
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.quantised import quantised_as
-from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import StoredTensor, opened, read_stored
+from gpuherd.models.source import Run, TensorInfo
+from gpuherd.models.stored import StoredTensor, opened
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Many times the largest in use. Parsed JSON can take twenty times its size, so that a limit is needed.
@@ -67,11 +67,19 @@ class Checkpoint:
 
     def read(self, name: str) -> FloatArray:
         """One tensor as float32 (stored as F16, BF16, F32) or float64 (F64). Raises BadModel."""
-        return read_stored(self.stored[name])
+        return self.stored[name].read()
 
     def read_part(self, name: str, start: int, stop: int) -> FloatArray:
         """Entries ``start`` to ``stop`` of the tensor's first axis; only their bytes are read."""
-        return read_stored(self.stored[name], start, stop)
+        return self.stored[name].read(start, stop)
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether blocks of the tensor can be read by themselves: not where it is a view that skips numbers."""
+        return self.stored[name].has_blocks
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        """A block of the tensor seen as (all axes but the last, the last axis); only its bytes are read."""
+        return self.stored[name].read_block(rows, columns)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -48,10 +48,14 @@ class Layout:
 
     def block(self, part: int) -> tuple[int, int] | None:
         """First row and row after the last of a part that is one block of rows, else None."""
-        if self.axis != 0 or self.groups != 1:
-            return None
+        return self.runs(part)[0] if self.axis == 0 and self.groups == 1 else None
+
+    def runs(self, part: int) -> tuple[tuple[int, int], ...]:
+        """First and after the last index along the axis of each of the part's pieces, one for each group."""
+        period = sum(size for _, size in self.parts)
         start = sum(size for _, size in self.parts[:part])
-        return start, start + self.parts[part][1]
+        size = self.parts[part][1]
+        return tuple((first, first + size) for first in range(start, start + self.groups * period, period))
 
     def take(self, tensor: FloatArray, part: int) -> FloatArray:
         """One part: a view of the tensor where it is one block of it, else a copy."""

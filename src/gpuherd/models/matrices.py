@@ -11,14 +11,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeGuard
 
 import numpy as np
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import READABLE, FloatArray
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
-from gpuherd.models.source import TensorInfo, TensorSource
+from gpuherd.models.region import Region, read_region, slabs
+from gpuherd.models.source import BlockSource, TensorInfo, TensorSource
 
 Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
@@ -53,6 +54,7 @@ class WeightMatrix:
         skip: why it is not analysed, None if it is.
         slices: reads it: one matrix, or one for each kernel position of a convolution, as float32 or float64.
         tensor: the name of the stored tensor that it is in.
+        stream: reads it in slabs of a given longer side, each number once; None where it can only be read whole.
     """
 
     longname: str
@@ -62,6 +64,7 @@ class WeightMatrix:
     skip: str | None
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
+    stream: Callable[[int], Iterator[FloatArray]] | None = field(default=None, repr=False)
 
     def slabs(self, most: int) -> Iterator[FloatArray]:
         """The matrix in consecutive pieces along its longer side, so that it is never whole in memory.
@@ -71,13 +74,20 @@ class WeightMatrix:
 
         Yields:
             Pieces as stored: (most, columns) where there are more rows than columns or as many, else (rows, most); the
-            last one may be shorter. One at a time is in memory, if the caller keeps none.
+            last one may be shorter. One at a time is in memory, if the caller keeps none. Only a merged adapter's
+            matrices, views that skip numbers, and parts that alternate column by column are read whole first.
 
         Raises:
-            ValueError: a convolution, whose slices are matrices of their own.
+            BadModel: the file can't be read, or was changed.
+            ValueError: a convolution, whose slices are matrices of their own; or ``most`` is below 1.
         """
         if self.kind == "conv":
             raise ValueError(f"{self.longname} is a convolution: it has slices")
+        if most < 1:
+            raise ValueError(f"slabs of {most} are none")
+        if self.stream is not None:
+            yield from self.stream(most)
+            return
         (whole,) = self.slices()
         rows, columns = self.shape
         for start in range(0, max(rows, columns), most):
@@ -170,24 +180,62 @@ def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mappin
     longname = _longname(name)
     layout = layout_of(name, shape, config) if kind == "linear" else None
     if layout is None:
-        yield _matrix(longname, kind, shape, lambda: [source.read(name)], name)
+        yield _region(source, longname, kind, Region(name, ((0, shape[0]),), (0, shape[1])))
         return
     shared = _SharedRead(lambda: source.read(name), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        shape_of_part, block = layout.part_shape(shape, number), layout.block(number)
-        read = shared.part(number) if block is None else _rows(source, name, *block)
-        yield _matrix(longname + suffix, kind, shape_of_part, read, name)
+        region = _part_region(name, 0, shape, layout, number)
+        if region is not None and (_has_blocks(source, name) or layout.block(number) is not None):
+            yield _region(source, longname + suffix, kind, region)
+        else:
+            yield _whole(longname + suffix, kind, layout.part_shape(shape, number), shared.part(number), name)
 
 
-def _matrix(
+def _part_region(name: str, first: int, shape: Shape, layout: Layout, part: int) -> Region | None:
+    """Where one part of a fused matrix lies that begins in row ``first`` of its tensor; None for columns that
+    alternate, whose parts are cheaper to read together."""
+    runs = layout.runs(part)
+    if layout.axis == 0:
+        return Region(name, tuple((first + start, first + stop) for start, stop in runs), (0, shape[1]))
+    return Region(name, ((first, first + shape[0]),), runs[0]) if len(runs) == 1 else None
+
+
+def _has_blocks(source: TensorSource, name: str) -> TypeGuard[BlockSource]:
+    return isinstance(source, BlockSource) and source.has_blocks(name)
+
+
+def _region(source: TensorSource, longname: str, kind: Kind, region: Region) -> WeightMatrix:
+    """A matrix that lies in one tensor by itself: streamed where the source can, else read by rows."""
+    shape = region.shape
+    if _has_blocks(source, region.tensor):
+        blocks = source
+        return WeightMatrix(
+            longname,
+            kind,
+            shape,
+            shape[0] * shape[1],
+            None,
+            lambda: [read_region(blocks, region)],
+            region.tensor,
+            lambda most: slabs(blocks, region, most),
+        )
+    return _whole(longname, kind, shape, lambda: [_rows(source, region)], region.tensor)
+
+
+def _whole(
     longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str
 ) -> WeightMatrix:
     return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor)
 
 
-def _rows(source: TensorSource, name: str, start: int, stop: int) -> Callable[[], list[FloatArray]]:
-    """Reads a block of rows without the others."""
-    return lambda: [source.read_part(name, start, stop)]
+def _rows(source: TensorSource, region: Region) -> FloatArray:
+    """Reads whole rows of a tensor, in one run, by entries of its first axis: an expert, or a block of rows."""
+    shape = source.tensors[region.tensor].shape
+    ((start, stop),) = region.rows
+    if (start, stop) == (0, math.prod(shape[:-1])):
+        return source.read(region.tensor).reshape(region.shape)
+    each = math.prod(shape[1:-1])
+    return source.read_part(region.tensor, start // each, stop // each).reshape(region.shape)
 
 
 class _SharedRead:
@@ -225,20 +273,23 @@ def _experts(
         if count is None:
             yield _skipped(info, "expert", "stacked experts, but the config does not say how many")
             return
-        each, rows_each = (info.shape[0] // count, info.shape[1]), info.shape[0] // count
+        each = (info.shape[0] // count, info.shape[1])
     else:
-        count, each, rows_each = info.shape[0], (info.shape[1], info.shape[2]), 1
+        count, each = info.shape[0], (info.shape[1], info.shape[2])
     layout = expert_layout(name, each, _down_shape(name, tensors), config)
     for expert in range(count):
-        read = _expert(source, name, expert * rows_each, (expert + 1) * rows_each, each)
-        longname = _expert_name(name, expert)
+        first, longname = expert * each[0], _expert_name(name, expert)
+        whole = Region(name, ((first, first + each[0]),), (0, each[1]))
         if layout is None:
-            yield _matrix(longname, "expert", each, _listed(read), name)
+            yield _region(source, longname, "expert", whole)
             continue
-        shared = _SharedRead(read, layout)
+        shared = _SharedRead(_reader(source, whole), layout)
         for number, (suffix, _) in enumerate(layout.parts):
-            shape = layout.part_shape(each, number)
-            yield _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
+            part_name, region = _renamed(longname, suffix), _part_region(name, first, each, layout, number)
+            if region is not None and _has_blocks(source, name):
+                yield _region(source, part_name, "expert", region)
+            else:
+                yield _whole(part_name, "expert", layout.part_shape(each, number), shared.part(number), name)
 
 
 def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
@@ -269,12 +320,8 @@ def _renamed(longname: str, suffix: str) -> str:
     return f"{longname}_{suffix}"
 
 
-def _expert(source: TensorSource, name: str, start: int, stop: int, shape: Shape) -> Callable[[], FloatArray]:
-    return lambda: source.read_part(name, start, stop).reshape(shape)
-
-
-def _listed(read: Callable[[], FloatArray]) -> Callable[[], list[FloatArray]]:
-    return lambda: [read()]
+def _reader(source: TensorSource, region: Region) -> Callable[[], FloatArray]:
+    return lambda: read_region(source, region) if _has_blocks(source, region.tensor) else _rows(source, region)
 
 
 def _convolution(source: TensorSource, info: TensorInfo) -> WeightMatrix:
