@@ -85,6 +85,18 @@ def read_float_rows(
     return result
 
 
+def read_bytes(
+    fd: int, offset: int, shape: tuple[int, int], apart: int, what: str
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Rows of bytes, each beginning ``apart`` bytes after the last one. Raises BadModel when the file is too short."""
+    result = np.empty(shape, np.uint8)
+    if apart == shape[1]:
+        _fill(fd, offset, result.reshape(-1), what)
+    else:
+        _fill_rows(fd, offset, result, apart, what)
+    return result
+
+
 def _widen(raw: npt.NDArray[np.uint16], dtype: str, target: npt.NDArray[np.float32]) -> None:
     if dtype == "BF16":
         # bfloat16 is the upper half of a float32.

@@ -1,44 +1,27 @@
 """The weight matrices of a model, found by tensor name and shape, in order, each readable by itself.
 
-Goes by tensors, not by module classes, so that fused experts are not missed. Reads headers only; a matrix's numbers
-are read when its ``slices()`` is called. Nothing is kept, but a fused tensor until its last part was asked for. Names,
-splits and what is skipped: docs/models.md.
+Goes by tensors, not by module classes, so that fused experts are not missed; what a tensor is says ``kinds``. Reads
+headers only; a matrix's numbers are read when its ``slices()`` or ``slabs()`` are called. Nothing is kept, but a fused
+tensor whose parts can't be read apart, until its last part was asked for. Names, splits and what is skipped:
+docs/models.md.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.dtypes import READABLE, FloatArray
+from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.experts import down_shape, expert_name, part_name, stacked_experts
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
+from gpuherd.models.kinds import Kind, classify, tied_heads
 from gpuherd.models.region import Region, read_region, slabs
 from gpuherd.models.source import BlockSource, TensorInfo, TensorSource
-
-Kind = Literal["linear", "expert", "conv", "embedding", "other"]
-
-_INPUT_EMBEDDING = re.compile(
-    r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding)\.weight"
-)
-_EMBEDDING = re.compile(
-    r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
-    r"word_embedding|embed_positions|[\w-]*embeddings?|relative_attention_bias)\.weight"
-)
-_HEAD = re.compile(
-    r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
-)
-# Matrices whose names don't end in .weight: torch.nn.MultiheadAttention's.
-_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight)")
-# More experts or kernel positions than this in one tensor are no mixture and no convolution; each is a matrix to us.
-MAX_PIECES = 1 << 16
-_EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+")
-_STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 
 
 @dataclass(frozen=True)
@@ -100,12 +83,12 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
     ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once. Reads headers only.
     """
     tensors, config = source.tensors, source.config
-    tied = _tied_heads(tensors, config)
+    tied = tied_heads(tensors, config)
     for name in sorted(tensors, key=_natural):
         info = tensors[name]
         if len(info.shape) < 2:
             continue
-        kind, reason = _classify(info, tied, embeddings)
+        kind, reason = classify(info, tied, embeddings)
         if reason is not None:
             yield _skipped(info, kind, reason)
         elif kind == "expert":
@@ -120,46 +103,6 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     """A sort key that compares the numbers in a name as numbers. Zero-padded numbers stay apart by their text."""
     numbers = [part.isascii() and part.isdigit() and len(part) < 10 for part in name.split(".")]
     return [(number, int(part) if number else 0, part) for part, number in zip(name.split("."), numbers, strict=True)]
-
-
-def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """For each output head that the config says is the input embedding: the embedding's name, None if only the head is
-    in the file (it then is the embedding)."""
-    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    if not any(part.get("tie_word_embeddings") is True for part in parts):
-        return {}
-    inputs = {info.shape: name for name, info in tensors.items() if _INPUT_EMBEDDING.fullmatch(name)}
-    return {
-        name: inputs.get(info.shape)
-        for name, info in tensors.items()
-        if _HEAD.fullmatch(name) and (info.shape in inputs or not inputs)
-    }
-
-
-def _classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
-    """What the tensor is, and why it is not analysed (None if it is)."""
-    name, axes = info.name, len(info.shape)
-    if info.dtype not in READABLE:
-        return "other", f"stored as {info.dtype}, no weights"
-    if 0 in info.shape:
-        return "other", "empty"
-    if name.endswith("bias"):
-        return "other", "a bias"
-    same_as = info.shares or tied.get(name)
-    if same_as:
-        return "other", f"tied to {same_as}, counted there"
-    if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
-        return "embedding", None if embeddings else "embedding (use --embeddings)"
-    if _EXPERTS.fullmatch(name) and axes == 3:
-        return ("expert", None) if info.shape[0] <= MAX_PIECES else ("other", f"{info.shape[0]} experts, too many")
-    if _STACKED.fullmatch(name):
-        return "expert", None
-    if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name)):
-        return "linear", None
-    if axes in (3, 4, 5) and name.endswith("weight"):
-        positions = math.prod(info.shape[2:])
-        return ("conv", None) if positions <= MAX_PIECES else ("other", f"{positions} kernel positions, too many")
-    return "other", "a parameter or buffer that no rule knows as a weight matrix"
 
 
 def _longname(name: str) -> str:
@@ -269,55 +212,27 @@ def _experts(
     """One matrix for each expert, gate and up projections apart."""
     name = info.name
     if len(info.shape) == 2:
-        count = _stacked_experts(info, config)
+        count = stacked_experts(info, config)
         if count is None:
             yield _skipped(info, "expert", "stacked experts, but the config does not say how many")
             return
         each = (info.shape[0] // count, info.shape[1])
     else:
         count, each = info.shape[0], (info.shape[1], info.shape[2])
-    layout = expert_layout(name, each, _down_shape(name, tensors), config)
+    layout = expert_layout(name, each, down_shape(name, tensors), config)
     for expert in range(count):
-        first, longname = expert * each[0], _expert_name(name, expert)
+        first, longname = expert * each[0], expert_name(_longname(name), expert)
         whole = Region(name, ((first, first + each[0]),), (0, each[1]))
         if layout is None:
             yield _region(source, longname, "expert", whole)
             continue
         shared = _SharedRead(_reader(source, whole), layout)
         for number, (suffix, _) in enumerate(layout.parts):
-            part_name, region = _renamed(longname, suffix), _part_region(name, first, each, layout, number)
+            called, region = part_name(longname, suffix), _part_region(name, first, each, layout, number)
             if region is not None and _has_blocks(source, name):
-                yield _region(source, part_name, "expert", region)
+                yield _region(source, called, "expert", region)
             else:
-                yield _whole(part_name, "expert", layout.part_shape(each, number), shared.part(number), name)
-
-
-def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
-    """How many experts lie below each other in a 2-D tensor (DBRX)."""
-    ffn = config.get("ffn_config")
-    count = ffn.get("moe_num_experts") if isinstance(ffn, Mapping) else None
-    return count if type(count) is int and 0 < count <= MAX_PIECES and info.shape[0] % count == 0 else None
-
-
-def _down_shape(name: str, tensors: Mapping[str, TensorInfo]) -> Shape | None:
-    """The shape of the down projection that belongs to a fused gate and up projection."""
-    other = name.replace("gate_up_proj", "down_proj").replace("input_linear", "output_linear")
-    down = tensors.get(other)
-    return (down.shape[1], down.shape[2]) if other != name and down is not None and len(down.shape) == 3 else None
-
-
-def _expert_name(name: str, expert: int) -> str:
-    """As models with separate experts call them: ``experts.gate_up_proj`` gives ``experts.3.gate_up_proj``."""
-    longname = _longname(name)
-    before, experts, after = longname.rpartition("experts.")
-    return f"{before}{experts}{expert}.{after}" if experts else f"{longname}.{expert}"
-
-
-def _renamed(longname: str, suffix: str) -> str:
-    """``...gate_up_proj`` becomes ``...gate_proj``; names of another form get the part added."""
-    if longname.endswith("gate_up_proj"):
-        return f"{longname.removesuffix('gate_up_proj')}{suffix}_proj"
-    return f"{longname}_{suffix}"
+                yield _whole(called, "expert", layout.part_shape(each, number), shared.part(number), name)
 
 
 def _reader(source: TensorSource, region: Region) -> Callable[[], FloatArray]:

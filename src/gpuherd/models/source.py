@@ -20,9 +20,11 @@ class TensorInfo:
     Attributes:
         name: key in the checkpoint, for example ``transformer.h.0.attn.c_attn.weight``.
         shape: as stored.
-        dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …
+        dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …; or that of the quantised
+            format whose codes reading turns into weights, for example ``Q4_K`` or ``NF4``.
         nbytes: bytes in the file.
         shares: name of an earlier tensor of the checkpoint whose very bytes these are (tied weights), else None.
+        decoded: whether the stored numbers are codes that are turned into weights when they are read.
     """
 
     name: str
@@ -30,6 +32,7 @@ class TensorInfo:
     dtype: str
     nbytes: int
     shares: str | None = None
+    decoded: bool = False
 
 
 class TensorSource(Protocol):
