@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,6 +15,7 @@ Float64 = npt.NDArray[np.float64]
 
 def spectrum(kind: str, n: int, seed: int = 0) -> Float64:
     rng = np.random.default_rng(seed)
+    x: npt.NDArray[Any]
     if kind == "pareto":
         x = rng.pareto(1.5, n) + 1
     elif kind == "bulk":

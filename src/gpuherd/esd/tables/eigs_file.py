@@ -7,8 +7,9 @@ Zstandard, which loses nothing. Knows the file; where it goes and what a spectru
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.tables.stats import stored_text
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 GROUP_BYTES = 8 * 2**20
 
 
-class StoredEigs(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredEigs:
     """The eigenvalues of one matrix: its index in the model's table, its name, and float64 ascending."""
 
     index: int

@@ -49,10 +49,10 @@ def spectra_bytes(
 ) -> bytes:
     """The file of a model.
 
-    Arrays, with L layers and P points in all: ``longname`` str (L,); ``offsets`` int64 (L + 1,), layer i has the points
-    ``offsets[i]`` to ``offsets[i + 1]``; ``log10_lambda`` and ``log10_ccdf`` float32 (P,); ``histogram`` uint32 (L, 64);
-    ``count`` and ``below`` int64 (L,), see ``Sketch``; ``alpha``, ``xmin`` and ``D`` float64 (L,), NaN where there is no
-    fit, which no reader of ours gives on; ``about`` str (), JSON with ``model_id`` and ``convention``.
+    Arrays, with L layers and P points in all: ``longname`` str (L,); ``offsets`` int64 (L + 1,): layer i has the points
+    ``offsets[i]`` to ``offsets[i + 1]``; ``log10_lambda`` and ``log10_ccdf`` float32 (P,); ``histogram`` uint32
+    (L, 64); ``count`` and ``below`` int64 (L,), see ``Sketch``; ``alpha``, ``xmin`` and ``D`` float64 (L,), NaN where
+    there is no fit, which no reader of ours passes on; ``about`` str (), JSON with ``model_id`` and ``convention``.
 
     Args:
         sketches: by the row's index; rows without one (not analysed) are left out.
@@ -73,7 +73,7 @@ def spectra_bytes(
         "D": _figures([row.D for row, _ in kept]),
     }
     out = io.BytesIO()
-    # Written by hand, not by numpy.savez: that puts the time of day in, and the same spectra are to give the same bytes.
+    # By hand, not by numpy.savez, which puts the time of day in: the same spectra are to give the same bytes.
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
             member = zipfile.ZipInfo(f"{name}.npy")

@@ -66,7 +66,4 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
 def _kind_of(values: Sequence[Any]) -> str:
     """The type of a column that LayerRow doesn't declare, by its first value; text where there is none."""
     first = next((value for value in values if value is not None), "")
-    return "bool" if isinstance(first, bool) else next(k for k, t in _TYPES.items() if isinstance(first, t))
-
-
-_TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
+    return type(first).__name__ if isinstance(first, bool | int | float) else "str"
