@@ -5,7 +5,6 @@ Knows points and distances on a plot. Knows no files and no fits.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +58,7 @@ def sketch_of(evals: Float64, evals_thresh: float, most: int = MOST_POINTS) -> S
         return Sketch(np.empty(0, np.float32), np.empty(0, np.float32), np.zeros(64, np.uint32), 0, len(evals))
     logs = np.log10(x)
     # Equal eigenvalues share the ccdf of the first of them.
-    first = np.searchsorted(x, x, side="left")
+    first = np.maximum.accumulate(np.where(np.diff(x, prepend=-1.0) > 0, np.arange(count), 0))
     ccdf = np.log10((count - first) / count)
     chosen = _points(logs, ccdf, most)
     return Sketch(
@@ -81,39 +80,35 @@ def _histogram(logs: Float64) -> npt.NDArray[np.uint32]:
 
 
 def _points(x: Float64, y: Float64, most: int) -> npt.NDArray[np.int64]:
-    """Indices of the points to keep: both ends, then again and again the one farthest from the line drawn so far.
+    """Indices of the points to keep: both ends, then round by round in each segment of the line drawn so far the point
+    farthest from it, the worst first where not all fit into ``most``.
 
-    This is the split of Douglas and Peucker (1973), the worst segment first, so that it can end at ``most`` points.
+    This is the split of Douglas and Peucker (1973), all segments at once: a round costs O(n), and there are few.
     """
-    wide, high = float(x[-1] - x[0]), float(y[0] - y[-1])
     # Lengths in widths and heights of the plot.
-    x, y = x / (wide or 1.0), y / (high or 1.0)
-    last = len(x) - 1
-    chosen = {0, last}
-    segments: list[tuple[float, int, int, int]] = []
-
-    def consider(start: int, stop: int) -> None:
-        if stop - start > 1:
-            distance, at = _farthest(x, y, start, stop)
-            if distance > UNSEEN:
-                heapq.heappush(segments, (-distance, start, at, stop))
-
-    consider(0, last)
-    while segments and len(chosen) < most:
-        _, start, at, stop = heapq.heappop(segments)
-        chosen.add(at)
-        consider(start, at)
-        consider(at, stop)
-    return np.array(sorted(chosen), dtype=np.int64)
+    x, y = x / (float(x[-1] - x[0]) or 1.0), y / (float(y[0] - y[-1]) or 1.0)
+    chosen = np.unique(np.array([0, len(x) - 1], np.int64))
+    while len(chosen) < most:
+        worst, distances = _farthest(x, y, chosen)
+        far = np.flatnonzero(distances > UNSEEN)
+        if len(far) == 0:
+            break
+        # A stable sort: of equal distances the leftmost.
+        far = far[np.argsort(-distances[far], kind="stable")][: most - len(chosen)]
+        chosen = np.sort(np.concatenate([chosen, worst[far]]))
+    return chosen
 
 
-def _farthest(x: Float64, y: Float64, start: int, stop: int) -> tuple[float, int]:
-    """The point between ``start`` and ``stop`` that is farthest from the line through both, and how far it is."""
-    across, up = x[stop] - x[start], y[stop] - y[start]
-    between = slice(start + 1, stop)
-    length = float(np.hypot(across, up))
-    if length == 0.0:
-        return 0.0, start + 1
-    distances = np.abs(across * (y[between] - y[start]) - up * (x[between] - x[start])) / length
-    at = int(np.argmax(distances))
-    return float(distances[at]), start + 1 + at
+def _farthest(x: Float64, y: Float64, chosen: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Float64]:
+    """For each segment between two chosen points: the point farthest from the line through both, and how far it is."""
+    starts, stops = chosen[:-1], chosen[1:]
+    lengths = stops - starts
+    across, up = x[stops] - x[starts], y[stops] - y[starts]
+    size = np.hypot(across, up)
+    size[size == 0.0] = np.inf
+    # Each point belongs to the segment that starts at it or before it; the last point to none.
+    dx, dy = x[:-1] - np.repeat(x[starts], lengths), y[:-1] - np.repeat(y[starts], lengths)
+    distances = np.abs(np.repeat(across / size, lengths) * dy - np.repeat(up / size, lengths) * dx)
+    largest = np.maximum.reduceat(distances, starts)
+    at = np.flatnonzero(distances == np.repeat(largest, lengths))
+    return at[np.searchsorted(at, starts)], largest
