@@ -90,8 +90,8 @@ class ModelSummary:
 
 
 def stats_rows(origin: Origin, rows: Iterable[LayerRow]) -> list[dict[str, Any]]:
-    """The cells of a model's stats file by column, a row a matrix."""
-    return [origin.lineage | row.cells() | origin.last_columns for row in rows]
+    """The cells of a model's stats file by column, a row a matrix; without the columns of options that are off."""
+    return [origin.lineage | row.cells(origin.convention) | origin.last_columns for row in rows]
 
 
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
