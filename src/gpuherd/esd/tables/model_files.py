@@ -50,7 +50,7 @@ class ModelPaths:
         self.matrix = directory.model_file(directory.metrics, model_id, ".parquet")
         self.spectra = directory.model_file(directory.spectra, model_id, ".npz")
         self.eigs = directory.model_file(directory.eigs, model_id, ".parquet")
-        self.coverage = directory.model_file(directory.coverage, model_id, ".csv")
+        self.coverage = directory.coverage_file(model_id)
 
     @property
     def results(self) -> tuple[Path, ...]:
