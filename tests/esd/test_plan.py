@@ -181,7 +181,7 @@ def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["", "--odd", "-x", "a\0b", "\ud800"])
 def test_a_pattern_that_no_worker_could_be_given(bad: str) -> None:
-    with pytest.raises(UsageError, match="layers=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"layers=.*a pattern is"):
         ExperimentConfig(single_model="org/a", layers=(bad,))
-    with pytest.raises(UsageError, match="exclude=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"exclude=.*a pattern is"):
         ExperimentConfig(single_model="org/a", exclude=("*", bad))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.blocks import assert_blocks
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.spectra.low_rank import low_rank_spectrum
@@ -107,7 +108,8 @@ def test_lora_equals_peft_for_ba_and_for_delta(tiny: Tiny, tmp_path: Path, case:
     save_file(dense_update, whole / "model.safetensors")
     wanted = {m.longname: m for m in matrices(open_checkpoint(whole), embeddings=True) if m.skip is None}
     for spectra_of in ("ba", "delta"):
-        found = open_subject(tmp_path, base, spectra_of, embeddings=True).matrices
+        subject = open_subject(tmp_path, base, spectra_of, embeddings=True)
+        found = subject.matrices
         ours = analysed(found)
         assert len(ours) == count
         for name, matrix in ours.items():
@@ -115,6 +117,7 @@ def test_lora_equals_peft_for_ba_and_for_delta(tiny: Tiny, tmp_path: Path, case:
             assert close(dense(matrix), expected), name
             if matrix.factors is None:  # PEFT saved the embedding beside its factors: any difference is possible
                 assert (case, spectra_of) == ("embeddings", "delta")
+                assert_blocks(subject.source, "model.embed_tokens.weight", expected, 1e-12)
                 continue
             assert close(multiplied(matrix), expected), name
             singular = np.sort(np.linalg.svd(expected, compute_uv=False) ** 2)
@@ -152,6 +155,7 @@ def test_parts_of_doras_delta_are_those_of_the_whole(tiny: Tiny, tmp_path: Path)
     for source in (merge(open_checkpoint(base), tmp_path), open_subject(tmp_path, base, "delta").source):
         for name in ("transformer.h.1.mlp.c_fc.weight", "transformer.wte.weight"):
             whole = source.read(name)
+            assert_blocks(source, name, whole, 1e-7 * np.abs(whole).max())
             pieces = [source.read_part(name, start, start + 8) for start in range(0, len(whole), 8)]
             assert np.allclose(np.concatenate(pieces), whole, rtol=1e-6, atol=1e-7 * np.abs(whole).max())
 
@@ -188,6 +192,9 @@ def test_experts(tiny: Tiny, tmp_path: Path) -> None:
                 matrix = found[f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj"]
                 wanted = fused[expert][:, offset::2]
                 assert close(multiplied(matrix), wanted) and close(dense(matrix), wanted)
+    source = open_subject(tmp_path, base, "delta").source
+    for name in (f"model.layers.0.mlp.experts.{kind}_proj" for kind in ("gate_up", "down")):
+        assert_blocks(source, name, source.read(name), 1e-12)
 
 
 def test_convolutions(tmp_path: Path) -> None:
@@ -208,10 +215,12 @@ def test_convolutions(tmp_path: Path) -> None:
             if parameter.requires_grad:
                 parameter.normal_(0.0, 0.3)
     adapted.save_pretrained(tmp_path / "a")
-    found = analysed(open_subject(tmp_path / "a", base, "ba").matrices)
+    subject = open_subject(tmp_path / "a", base, "ba")
+    found = analysed(subject.matrices)
     for name in ("0", "1"):
         product = adapted.base_model.model[int(name)].get_delta_weight("default").detach().double().numpy()
         assert found[name].factors is not None
+        assert not subject.source.has_blocks(f"{name}.weight")  # type: ignore[attr-defined]
         pairs = found[name].factors()  # type: ignore[misc]
         slices = found[name].slices()
         positions = np.moveaxis(product.reshape(*product.shape[:2], -1), 2, 0)
@@ -250,6 +259,8 @@ def test_a_fine_tune_minus_its_base_is_exact(pair: tuple[Path, Path, dict[str, t
         assert np.array_equal(dense(matrix), wanted.numpy())
         part = subject.source.read_part(f"{name}.weight", 1, 3)
         assert np.array_equal(part, wanted[1:3].numpy())
+        assert_blocks(subject.source, f"{name}.weight", wanted.numpy(), 0.0)
+        assert all(slab.size <= 5 * min(matrix.shape) for slab in matrix.slabs(5))
 
 
 def test_tensors_without_a_counterpart(pair: tuple[Path, Path, dict[str, torch.Tensor]]) -> None:
