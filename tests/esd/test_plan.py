@@ -21,6 +21,7 @@ from gpuherd.esd.plan import (
     PlannedModel,
     Refusal,
     gpu_memory_mb,
+    gpus_needed,
     job_name,
     make_job,
     make_plan,
@@ -185,3 +186,14 @@ def test_a_pattern_that_no_worker_could_be_given(bad: str) -> None:
         ExperimentConfig(single_model="org/a", layers=(bad,))
     with pytest.raises(UsageError, match=r"exclude=.*a pattern is"):
         ExperimentConfig(single_model="org/a", exclude=("*", bad))
+
+
+def test_the_spectra_of_ba_take_no_gpu() -> None:
+    two = replace(CONFIG, gpus_per_job=2)
+    ba = replace(two, spectra_of="ba")
+    run = ESDDirectory("out")
+    job = make_job(ba, PLANNED, ["x"], run)
+    assert (gpus_needed(two), gpus_needed(ba), job.gpus, job.memory_mb) == (2, 0, 0, None)
+    assert gpus_needed(replace(ba, device_map="cuda")) == gpus_needed(replace(ba, randomize=True)) == 2
+    assert gpus_needed(replace(two, spectra_of="delta")) == 2
+    assert gpus_needed(replace(two, device_map="cpu")) == 0
