@@ -134,6 +134,8 @@ def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_a
         assert {k: v for k, v in row.items() if k != "spectra_of"} == {
             k: v for k, v in delta[name].items() if k != "spectra_of"
         }
+    told = work("--model-id", adapter, "--spectra-of", "ba", "--output-dir", tmp_path / "told")
+    assert "Update: s B A of rank 4 in 2 tensors" in told.stdout
 
 
 def test_a_fine_tune_minus_its_base(tmp_path: Path, make_model: MakeModel) -> None:

@@ -20,7 +20,7 @@ from gpuherd.esd.spectra.low_rank import low_rank_spectrum
 from gpuherd.models.adapter import merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.matrices import WeightMatrix, matrices
-from gpuherd.models.subject import open_subject
+from gpuherd.models.subject import open_subject, told_ranks
 from gpuherd.models.update import NOT_IN_ADAPTER, NOT_IN_BASE, SAVED_WHOLE
 
 Tiny = Callable[..., tuple[Any, Path]]
@@ -112,6 +112,7 @@ def test_lora_equals_peft_for_ba_and_for_delta(tiny: Tiny, tmp_path: Path, case:
         found = subject.matrices
         ours = analysed(found)
         assert len(ours) == count
+        assert set(subject.ranks) <= ({2, 4, 40} if case == "patterns" else {4})
         for name, matrix in ours.items():
             expected = dense(wanted[name])
             assert close(dense(matrix), expected), name
@@ -354,3 +355,7 @@ def test_impossible_combinations(pair: tuple[Path, Path, dict[str, torch.Tensor]
     _, other = tiny("bloom")
     with pytest.raises(BadModel, match="right base model"):
         open_subject(tuned, other, "delta")
+
+
+def test_ranks_in_words() -> None:
+    assert (told_ranks([8, 8]), told_ranks([16, 4, 8])) == ("rank 8", "ranks 4 to 16")

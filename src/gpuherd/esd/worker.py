@@ -128,7 +128,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
-    from gpuherd.models.subject import open_subject
+    from gpuherd.models.subject import open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
@@ -140,7 +140,10 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     if base is not None:
         print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
         base_path = locate(parse_model(base))
-    return open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings), base
+    subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
+    if subject.ranks:
+        print(f"Update: s B A of {told_ranks(subject.ranks)} in {len(subject.ranks)} tensors")
+    return subject, base
 
 
 def _origin(options: WorkerOptions, base: str | None) -> Origin:
