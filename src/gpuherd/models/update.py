@@ -189,7 +189,7 @@ def _why_no_pair(new: TensorInfo, old: TensorInfo | None) -> str | None:
         return NOT_IN_BASE
     if old.shape != new.shape:
         return f"of shape {'x'.join(map(str, old.shape))} in the base"
-    return None if old.dtype in READABLE else f"stored as {old.dtype} in the base"
+    return None if old.dtype in READABLE or old.decoded else f"stored as {old.dtype} in the base"
 
 
 def difference(model: TensorSource, base: TensorSource) -> Difference:

@@ -161,12 +161,13 @@ def has_fit(rows: Iterable[LayerRow]) -> bool:
 def no_fit_reason(rows: Sequence[LayerRow]) -> str:
     """One sentence that says why no matrix of a model has a fit: the commonest reason, with the first that has it."""
     analysed = [row for row in rows if not row.fit_status.startswith(SKIPPED)]
+    if not rows:
+        return "the model has no weight matrix that can be analysed"
+    reason = statistics.mode(row.fit_status for row in analysed or rows)
+    first = next(row for row in rows if row.fit_status == reason)
     if not analysed:
-        first = f"; {rows[0].longname} is {rows[0].fit_status}" if rows else ""
-        return f"the model has no weight matrix that can be analysed{first}"
-    reason = statistics.mode(row.fit_status for row in analysed)
-    first_row = next(row for row in analysed if row.fit_status == reason)
-    return f"none of its {len(analysed)} matrices has a valid fit; {first_row.longname}: {reason}"
+        return f"the model has no weight matrix that can be analysed; {first.longname} is {reason}"
+    return f"none of its {len(analysed)} matrices has a valid fit; {first.longname}: {reason}"
 
 
 def summarise(
