@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models import gguf_model, safetensors_file, torch_file
+from gpuherd.models.decoding import decoded
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.source import Run, TensorInfo
@@ -132,7 +133,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         stored = _merge(files)
     else:
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        stored = _read_folder(path) if path.is_dir() else _merge([read_weight_file(path)])
+        stored = decoded(_read_folder(path) if path.is_dir() else _merge([read_weight_file(path)]), config)
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
     if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
