@@ -312,6 +312,8 @@ class ESDExperiment:
                 relation=planned.row.relation,
                 base=planned.facts.base or planned.row.source_model,
                 size_bytes=planned.facts.total_bytes,
+                matrices=planned.facts.num_matrices,
+                share=planned.facts.share,
                 gpus=gpus,
                 state="done" if job_name(self.config, planned) in done else "to do",
             )

@@ -32,3 +32,7 @@ class ESDDirectory(RunDirectory):
     def stats_file(self, model_id: str) -> Path:
         """A model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
         return self.stats / f"{safe_filename(model_id)}.csv"
+
+    def coverage_file(self, model_id: str) -> Path:
+        """A model's coverage table."""
+        return self.coverage / f"{safe_filename(model_id)}.csv"

@@ -121,12 +121,17 @@ def _on_gpus(
 
 
 def _on_cpu(index: int, matrix: WeightMatrix, settings: FitSettings) -> Result:
-    """One matrix by numpy and LAPACK; its weights are freed on return."""
+    """One matrix by numpy and LAPACK; its weights are freed on return, unless figures need them."""
     from gpuherd.esd.on_device import Result
+    from gpuherd.esd.spectra.low_rank import low_rank_spectrum
     from gpuherd.esd.spectra.pooled import layer_spectrum
 
-    weights = matrix.slices()
-    spectrum = layer_spectrum(weights, conv=matrix.kind == "conv")
+    weights = matrix.slices() if settings.needs_weights or matrix.factors is None else None
+    if matrix.factors is not None:
+        spectrum = low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
+    else:
+        assert weights is not None  # noqa: S101 - read above
+        spectrum = layer_spectrum(weights, conv=matrix.kind == "conv")
     return Result(index, spectrum, weights if settings.needs_weights else None, "cpu")
 
 
