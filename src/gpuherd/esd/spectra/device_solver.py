@@ -83,7 +83,9 @@ def gram_on_device(
     total = GramSum(min(shape), device, form)
     for panel in panels:
         there = panel.to(device, non_blocking=True)
+        del panel
         total.add(there.T if rows >= columns else there)
+        del there
     peak = total.peak()
     safe = math.isfinite(peak) and peak > 0 and abs(math.frexp(peak)[1]) <= SAFE_EXPONENT
     return total.result() if safe else None
