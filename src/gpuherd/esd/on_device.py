@@ -27,7 +27,7 @@ from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.settings import Precision
     from gpuherd.models.dtypes import Codes
     from gpuherd.models.matrices import HalfSlabs, WeightMatrix
 
@@ -176,18 +176,18 @@ def group_spectra(
         yield Result(work.index, spectrum, weights.pop(work.index, None), device)
 
 
-def alone(index: int, matrix: WeightMatrix, settings: FitSettings, device: str) -> Result:
+def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str) -> Result:
     """One matrix by itself, on this thread: what a lane does, with nothing beside it. ``spectrum`` is None for what the
     CPU has to look at, and for what it is better at (products of low rank, too large for the GPU)."""
     memory = memory_of([device])
     size = size_of(index, matrix, memory[1] if memory else None)
     if size.on_host or size.side <= HOST_SIDE:
         return Result(index, None, None, device)
-    whole = comes_whole(matrix, settings.needs_weights)
+    whole = comes_whole(matrix, needs_weights)
     work = Work(index, matrix, read_pieces(matrix, device, whole), whole)
     try:
         with ieee_float32():
-            (result,) = group_spectra([work], device, device_arithmetic(device, settings.precision), lambda _: 1)
+            (result,) = group_spectra([work], device, device_arithmetic(device, precision), lambda _: 1)
     except Exception as problem:
         if did_not_converge(problem):
             return Result(index, None, None, device)
