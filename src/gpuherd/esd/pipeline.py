@@ -134,10 +134,12 @@ def _analyse(
 ) -> tuple[LayerRow, LayerSpectrum]:
     """One matrix; its weights are freed on return."""
     from gpuherd.esd.layer import with_figures
-    from gpuherd.esd.spectra.pooled import layer_spectrum
+    from gpuherd.esd.spectra.pooled import layer_spectrum, spectrum_of
 
-    weights = matrix.slices() if slices is None else slices
-    spectrum = layer_spectrum(weights, device=device, conv=matrix.kind == "conv")
+    if slices is None:
+        spectrum = spectrum_of(matrix, device=device, precision=settings.precision)
+    else:
+        spectrum = layer_spectrum(slices, device=device, conv=matrix.kind == "conv", precision=settings.precision)
     return with_figures(_row(matrix), spectrum, settings), spectrum
 
 
