@@ -54,8 +54,9 @@ class GramSum:
         self._dtype = np.dtype(dtype)
         self._length = min(longer, panel_length(self._n, dtype))
         self._buffer: Real | None = None
-        self._library = choice_for(self._n).library
+        # First the large piece: where it can't be had, that is said before a library takes buffers of its own.
         self.matrix: Real = aligned((self._n, self._n), self._dtype)
+        self._library = choice_for(self._n).library
         self.exponent = 0
         self.bad = 0
         self.empty = True
