@@ -99,8 +99,9 @@ def _run_lanes(
             try:
                 with reading:  # one reader at a time: the disk is one, and host memory holds few matrices
                     index = next(remaining, None)
-                    slices = None if index is None else matrices[index].slices()
-                if index is None or slices is None:
+                    factored = index is not None and matrices[index].factors is not None
+                    slices = None if index is None or factored else matrices[index].slices()
+                if index is None:
                     return
                 row, spectrum = _analyse(matrices[index], settings, device, slices)
                 with keeping:

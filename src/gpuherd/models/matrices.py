@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
@@ -22,6 +23,21 @@ from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
 from gpuherd.models.kinds import Kind, classify, tied_heads
 from gpuherd.models.region import Region, read_region, slabs
 from gpuherd.models.source import BlockSource, TensorInfo, TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of its stored tensor a matrix is.
+
+    Attributes:
+        piece: number of the expert in a fused mixture; 0 where the tensor has two axes.
+        layout: how the tensor, or each of its experts, holds several matrices; None where it is one.
+        number: which of these.
+    """
+
+    piece: int = 0
+    layout: Layout | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,10 @@ class WeightMatrix:
         skip: why it is not analysed, None if it is.
         slices: reads it: one matrix, or one for each kernel position of a convolution, as float32 or float64.
         tensor: the name of the stored tensor that it is in.
+        part: which part of that tensor it is.
+        factors: where the matrix is known to be a product left right of low rank (the update of an adapter), reads the
+            factors in float64, (M, r) and (r, N), one pair for each of the ``slices``; their spectrum is then that of
+            an r x r core. None for any other matrix.
         stream: reads it in slabs of a given longer side, each number once; None where it can only be read whole.
     """
 
@@ -47,6 +67,8 @@ class WeightMatrix:
     skip: str | None
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
+    part: Part = Part()
+    factors: Callable[[], list[tuple[FloatArray, FloatArray]]] | None = field(default=None, repr=False)
     stream: Callable[[int], Iterator[FloatArray]] | None = field(default=None, repr=False)
 
     def slabs(self, most: int) -> Iterator[FloatArray]:
@@ -57,8 +79,9 @@ class WeightMatrix:
 
         Yields:
             Pieces as stored: (most, columns) where there are more rows than columns or as many, else (rows, most); the
-            last one may be shorter. One at a time is in memory, if the caller keeps none. Only a merged adapter's
-            matrices, views that skip numbers, and parts that alternate column by column are read whole first.
+            last one may be shorter. One at a time is in memory, if the caller keeps none. Read whole first
+            are only parts that alternate column by column, views that skip numbers, and, from a source that has no
+            blocks (a merged adapter, a difference), what is wider than long.
 
         Raises:
             BadModel: the file can't be read, or was changed.
@@ -121,64 +144,74 @@ def _skipped(info: TensorInfo, kind: Kind, reason: str) -> WeightMatrix:
 def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mapping[str, Any]) -> Iterator[WeightMatrix]:
     name, shape = info.name, (info.shape[0], info.shape[1])
     longname = _longname(name)
+    whole = Region(name, ((0, shape[0]),), (0, shape[1]))
     layout = layout_of(name, shape, config) if kind == "linear" else None
     if layout is None:
-        yield _region(source, longname, kind, Region(name, ((0, shape[0]),), (0, shape[1])))
-        return
-    shared = _SharedRead(lambda: source.read(name), layout)
+        yield _region(source, longname, kind, whole, Part())
+    else:
+        yield from _parts(source, kind, whole, layout, 0, lambda suffix: longname + suffix)
+
+
+def _parts(
+    source: TensorSource, kind: Kind, whole: Region, layout: Layout, piece: int, called: Callable[[str], str]
+) -> Iterator[WeightMatrix]:
+    """The parts of a fused matrix: each read by itself where its bytes can be, else together."""
+    alone = _has_blocks(source, whole.tensor)
+    shared = _SharedRead(lambda: _read(source, whole), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        region = _part_region(name, 0, shape, layout, number)
-        if region is not None and (_has_blocks(source, name) or layout.block(number) is not None):
-            yield _region(source, longname + suffix, kind, region)
+        region, part = _part_region(whole, layout, number), Part(piece, layout, number)
+        if region is not None and (alone or (kind != "expert" and layout.block(number) is not None)):
+            yield _region(source, called(suffix), kind, region, part)
         else:
-            yield _whole(longname + suffix, kind, layout.part_shape(shape, number), shared.part(number), name)
+            shape = layout.part_shape(whole.shape, number)
+            yield _whole(called(suffix), kind, shape, shared.part(number), whole.tensor, part)
 
 
-def _part_region(name: str, first: int, shape: Shape, layout: Layout, part: int) -> Region | None:
-    """Where one part of a fused matrix lies that begins in row ``first`` of its tensor; None for columns that
-    alternate, whose parts are cheaper to read together."""
-    runs = layout.runs(part)
+def _part_region(whole: Region, layout: Layout, part: int) -> Region | None:
+    """Where one part of a fused matrix lies; None for columns that alternate, which are cheaper to read together."""
+    runs, (first, last) = layout.runs(part), whole.rows[0]
     if layout.axis == 0:
-        return Region(name, tuple((first + start, first + stop) for start, stop in runs), (0, shape[1]))
-    return Region(name, ((first, first + shape[0]),), runs[0]) if len(runs) == 1 else None
+        return Region(whole.tensor, tuple((first + start, first + stop) for start, stop in runs), whole.columns)
+    return Region(whole.tensor, ((first, last),), runs[0]) if len(runs) == 1 else None
 
 
 def _has_blocks(source: TensorSource, name: str) -> TypeGuard[BlockSource]:
     return isinstance(source, BlockSource) and source.has_blocks(name)
 
 
-def _region(source: TensorSource, longname: str, kind: Kind, region: Region) -> WeightMatrix:
-    """A matrix that lies in one tensor by itself: streamed where the source can, else read by rows."""
-    shape = region.shape
+def _region(source: TensorSource, longname: str, kind: Kind, region: Region, part: Part) -> WeightMatrix:
+    """A matrix that lies in its tensor by itself, streamed where the source can."""
+    whole = _whole(longname, kind, region.shape, lambda: [_read(source, region)], region.tensor, part)
     if _has_blocks(source, region.tensor):
         blocks = source
-        return WeightMatrix(
-            longname,
-            kind,
-            shape,
-            shape[0] * shape[1],
-            None,
-            lambda: [read_region(blocks, region)],
-            region.tensor,
-            lambda most: slabs(blocks, region, most),
-        )
-    return _whole(longname, kind, shape, lambda: [_rows(source, region)], region.tensor)
+        return replace(whole, stream=lambda most: slabs(blocks, region, most))
+    if len(source.tensors[region.tensor].shape) == 2 and region.shape[0] >= region.shape[1]:
+        return replace(whole, stream=lambda most: _row_slabs(source, region, most))
+    return whole
 
 
 def _whole(
-    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str
+    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str, part: Part
 ) -> WeightMatrix:
-    return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor)
+    return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor, part)
 
 
-def _rows(source: TensorSource, region: Region) -> FloatArray:
-    """Reads whole rows of a tensor, in one run, by entries of its first axis: an expert, or a block of rows."""
+def _read(source: TensorSource, region: Region) -> FloatArray:
+    """A region; from a source that has no blocks only one run of whole rows: a tensor, an expert, a block of rows."""
+    if _has_blocks(source, region.tensor):
+        return read_region(source, region)
     shape = source.tensors[region.tensor].shape
     ((start, stop),) = region.rows
     if (start, stop) == (0, math.prod(shape[:-1])):
         return source.read(region.tensor).reshape(region.shape)
     each = math.prod(shape[1:-1])
     return source.read_part(region.tensor, start // each, stop // each).reshape(region.shape)
+
+
+def _row_slabs(source: TensorSource, region: Region, most: int) -> Iterator[FloatArray]:
+    ((first, last),) = region.rows
+    for start in range(first, last, most):
+        yield source.read_part(region.tensor, start, min(start + most, last))
 
 
 class _SharedRead:
@@ -224,19 +257,9 @@ def _experts(
         first, longname = expert * each[0], expert_name(_longname(name), expert)
         whole = Region(name, ((first, first + each[0]),), (0, each[1]))
         if layout is None:
-            yield _region(source, longname, "expert", whole)
-            continue
-        shared = _SharedRead(_reader(source, whole), layout)
-        for number, (suffix, _) in enumerate(layout.parts):
-            called, region = part_name(longname, suffix), _part_region(name, first, each, layout, number)
-            if region is not None and _has_blocks(source, name):
-                yield _region(source, called, "expert", region)
-            else:
-                yield _whole(called, "expert", layout.part_shape(each, number), shared.part(number), name)
-
-
-def _reader(source: TensorSource, region: Region) -> Callable[[], FloatArray]:
-    return lambda: read_region(source, region) if _has_blocks(source, region.tensor) else _rows(source, region)
+            yield _region(source, longname, "expert", whole, Part(expert))
+        else:
+            yield from _parts(source, "expert", whole, layout, expert, partial(part_name, longname))
 
 
 def _convolution(source: TensorSource, info: TensorInfo) -> WeightMatrix:

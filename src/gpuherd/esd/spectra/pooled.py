@@ -52,7 +52,7 @@ def spectrum_of(
     precision: Precision = "float64",
     free: Callable[[], int | None] = free_memory,
 ) -> LayerSpectrum:
-    """The spectrum of a weight matrix that is read now, in pieces (a convolution: whole).
+    """The spectrum of a weight matrix that is read now: in pieces, a convolution whole, a product by its factors.
 
     Args:
         matrix: not one that is skipped. Each number is read once; a matrix of deficient rank is read again.
@@ -63,6 +63,10 @@ def spectrum_of(
     Returns:
         A spectrum, always: a matrix that can't be analysed, or is too large for the memory, has a ``problem``.
     """
+    if matrix.factors is not None:
+        from gpuherd.esd.spectra.low_rank import low_rank_spectrum
+
+        return low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
     rows, columns = matrix.shape
     if matrix.kind == "conv" or device != "cpu":
         return layer_spectrum(matrix.slices(), device=device, conv=matrix.kind == "conv", precision=precision)
