@@ -1,11 +1,11 @@
 """Where the tail of a spectrum has determinant 1: the ERG (exact renormalisation group) condition, det X = 1.
 
 The eigenvalues are scaled so that their mean is 1. From the largest one down, the product first rises and then falls,
-since it gains a factor above 1 as long as λ is above the mean; the tail ends with the eigenvalue that brings it below 1.
-Martin and Hinrichs (2025) take a layer as ideal where the power law's tail and this one end together: ERG_gap = 0.
+since it gains factors above 1 as long as λ is above the mean; the tail ends with the eigenvalue that brings it below
+1. WeightWatcher takes a layer as ideal where the power law's tail and this one end together: ERG_gap = 0.
 
-Knows sorted numbers only. All products are sums of logarithms, so that nothing over- or underflows at any n (the product
-itself does: WeightWatcher 0.7.7, which multiplies, finds 5,482 of 6,063 at n = 8192).
+Knows sorted numbers only. Products are sums of logarithms, so that nothing over- or underflows at any n. (The product
+itself does: WeightWatcher 0.7.7, which multiplies, found 5,482 where it is 6,063, at n = 8192.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The power law of a layer's windows of one aspect ratio (FARMS), so that layers of different shapes can be compared.
 
-alpha depends on a matrix's aspect ratio. FARMS (Hu, Goel, Killiakov and Yang, ICML 2025, 2506.06280) therefore takes the
-eigenvalues of many windows of a fixed aspect ratio together, and fits the power law to those.
+alpha depends on a matrix's aspect ratio. FARMS (Hu, Goel, Killiakov and Yang, ICML 2025, 2506.06280) therefore takes
+the eigenvalues of many windows of a fixed aspect ratio together, and fits the power law to those.
 
 Windows as in the authors' code. Of a matrix: up to 10 x 10 windows of 100 rows and 200 columns, spread evenly. Of a
 convolution, at each kernel position, turned so that it is not wide: windows of half as many rows as it has columns, and
@@ -70,7 +70,7 @@ def windows_of_matrix(rows: int, columns: int) -> Windows:
     """The windows of a matrix: from top to bottom, and in each strip from left to right.
 
     A window has min(100, rows, columns // 2) rows and twice as many columns. (The authors' code takes 100 x 200 from
-    smaller matrices too; what it cuts out of them has another aspect ratio.) A single column gives one window of 1 x 1.
+    smaller matrices too; what it cuts out of them has another aspect ratio.) Windows of a single column are 1 x 1.
     """
     height = max(1, min(WINDOW_ROWS, rows, columns // ASPECT))
     width = min(columns, ASPECT * height)
@@ -88,8 +88,8 @@ def _starts(length: int, window: int) -> list[int]:
 def windows_of_slice(rows: int, columns: int) -> Windows:
     """The windows of one kernel position of a convolution with at least as many rows as columns.
 
-    There are rows // columns, each of columns // 2 rows (at least 1) and all columns, from the top. Half of the rows are
-    in none, as in the authors' code.
+    There are rows // columns, each of columns // 2 rows (at least 1) and all columns, from the top. Half of the rows
+    are in none, as in the authors' code.
     """
     height = max(1, columns // ASPECT)
     return Windows(height, columns, tuple((place * height, 0) for place in range(rows // columns)))
@@ -155,5 +155,5 @@ def window_eigenvalues(W: Matrix, windows: Windows) -> Float64:
 def eigenvalues_of_stack(stack: Float64) -> Float64:
     """Squared singular values of each matrix of a stack (b, rows, columns): (b, min(rows, columns)), ascending."""
     wide = stack if stack.shape[1] <= stack.shape[2] else stack.transpose(0, 2, 1)
-    values: Float64 = np.linalg.eigvalsh(wide @ wide.transpose(0, 2, 1))
-    return np.maximum(values, 0.0)
+    values: Float64 = np.maximum(np.linalg.eigvalsh(wide @ wide.transpose(0, 2, 1)), 0.0)
+    return values

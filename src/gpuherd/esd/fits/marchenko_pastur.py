@@ -5,12 +5,12 @@ the density
 
     rho(x) = Q / (2 pi sigma² x) sqrt((b - x)(x - a)),   a, b = sigma² (1 -+ 1/sqrt(Q))²
 
-with sigma = 1 (Marchenko and Pastur 1967). In a trained matrix a few spikes carry a part of the mean, and sigma is less.
+with sigma = 1 (Marchenko and Pastur 1967). In a trained matrix, spikes carry a part of the mean, and sigma is less.
 
-The procedure is WeightWatcher's (0.7.7, ``RMT_Util.fit_density_with_range``), so that its sigma comes out. The spectrum's
-density is estimated on 1,000 points by a linear kernel of bandwidth 0.1; sigma minimises the sum of squared
+The procedure is WeightWatcher's (0.7.7, ``RMT_Util.fit_density_with_range``), so that its sigma comes out. The density
+of the spectrum is estimated on 1,000 points by a linear kernel of bandwidth 0.1; sigma minimises the sum of squared
 differences, first over 195 steps, then by the simplex method of Nelder and Mead. WeightWatcher estimates the density
-anew for each sigma, though it doesn't depend on it. Here it is estimated once, by two prefix sums over the sorted
+anew for each sigma, though it doesn't depend on it. Here it is estimated once, by prefix sums over the sorted
 eigenvalues.
 
 For square matrices (Q = 1) the density of the singular values s is compared with the quarter circle
@@ -82,8 +82,8 @@ def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPa
     """Fits the law to a spectrum.
 
     Args:
-        evals: all λ of the matrix, ascending, not negative, with a positive and finite sum; shape (n,). Of a convolution
-            those of all slices.
+        evals: all λ of the matrix, ascending, not negative, with a positive and finite sum; shape (n,). Of a
+            convolution those of all slices.
         rows: of the matrix, or of one slice.
         columns: likewise.
     """
@@ -177,11 +177,15 @@ class _QuarterCircle:
 
 
 def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
-    """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None where all are penalised."""
+    """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None if all are penalised."""
+
+    def misfit(sigma: Float64) -> float:
+        return float(model.misfit(sigma)[0])
+
     steps = np.mgrid[FIRST * unit : LAST * unit : STEP * unit]
     misfits = model.misfit(steps)
     start = int(misfits.argmin())
     if isinstance(model, _Bulk) and misfits[start] >= PENALTY * len(model.density.x):
         return None
-    found = fmin(lambda sigma: float(model.misfit(sigma)[0]), steps[start : start + 1], disp=False)
+    found = fmin(misfit, steps[start : start + 1], disp=False)
     return float(found[0])

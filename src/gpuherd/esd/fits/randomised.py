@@ -36,8 +36,8 @@ class RandomisedFigures:
 
     Attributes:
         max_rand_eval: the largest eigenvalue of the random matrices.
-        rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the mean
-            over the replicas. 1 for a matrix that can't be told from noise.
+        rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the
+            mean over the replicas. 1 for a matrix that can't be told from noise.
         rand_distance: Jensen-Shannon distance of the two spectra, each divided by its sum and in ascending order
             (natural logarithm: 0 to sqrt(ln 2)), the mean over the replicas.
         rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the
