@@ -91,7 +91,7 @@ class ModelSummary:
 
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
     """The stats file of one model as CSV text, rows in the order given. There must be at least one row."""
-    return table_text([origin.lineage | row.cells() | origin.last_columns for row in rows])
+    return table_text([origin.lineage | row.cells(origin.convention) | origin.last_columns for row in rows])
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
