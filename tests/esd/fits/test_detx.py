@@ -76,7 +76,7 @@ def test_scaling_changes_the_value_alone() -> None:
 
 def test_equal_eigenvalues_have_no_such_tail() -> None:
     assert detx_tail(np.ones(6)) == DetXTail(None, None)
-    assert detx_tail(1 + 1e-16 * np.arange(6)) == DetXTail(None, None)
+    assert detx_tail(np.array([1.0, 1.0, 1 + 4e-16])) == DetXTail(None, None)
     assert detx_tail(np.array([3.0])) == DetXTail(None, None)
 
 

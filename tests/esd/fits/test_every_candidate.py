@@ -7,10 +7,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.esd.fits.plain import FAMILIES, Float64, Plain, every_candidate, in_window, peak_of, spectrum
 
 from gpuherd.esd import PowerLawFit, fit_power_law
 from gpuherd.esd.settings import KS, KS_KINDS, Method
-from tests.esd.fits.plain import FAMILIES, Float64, Plain, every_candidate, in_window, peak_of, spectrum
 
 # 7 families of so many spectra.
 SHORT, LONG = 100, 1930
@@ -48,7 +48,7 @@ def check(
     assert fit.num_tail == len(x) - expected, (method, ks)
     assert (fit.xmin, fit.xmax) == (x[expected], x[-1])
     assert fit.alpha == pytest.approx(plain.alphas[expected], rel=1e-9)
-    assert fit.D == pytest.approx(plain.distances(ks)[expected], abs=1e-11)
+    assert pytest.approx(plain.distances(ks)[expected], abs=1e-11) == fit.D
     assert fit.sigma == pytest.approx((plain.alphas[expected] - 1) / math.sqrt(fit.num_tail), rel=1e-9)
     found = (fit.alpha_lo, fit.alpha_hi)
     assert found == pytest.approx(plain.interval(ks, expected, delta, allowed), rel=1e-9), (method, ks)

@@ -100,7 +100,7 @@ def fit_farms(slices: Sequence[Matrix], settings: FitSettings, *, conv: bool = F
 
     Args:
         slices: the matrix, or the slices of a convolution; finite.
-        settings: method, threshold, bins.
+        settings: method and distance, threshold, bins.
         conv: the slices belong to a convolution, whose eigenvalues count half.
     """
     groups = [x[x > settings.evals_thresh] for x in farms_spectra(slices, conv=conv)]
@@ -119,7 +119,7 @@ def fit_farms(slices: Sequence[Matrix], settings: FitSettings, *, conv: bool = F
 
 
 def _fit(x: Float64, settings: FitSettings) -> PowerLawFit:
-    return fit_power_law(x, settings.fix_fingers, bins=settings.bins, xmin_pos=settings.xmin_pos)
+    return fit_power_law(x, settings.fix_fingers, bins=settings.bins, xmin_pos=settings.xmin_pos, ks=settings.ks)
 
 
 def _mean(values: Sequence[float | None]) -> float:
