@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.esd.bulk import bulk_columns
+from gpuherd.esd.fits.bootstrap import bootstrap_p_value
 from gpuherd.esd.fits.clip import fit_clipped
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_by_settings
+from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum
@@ -111,11 +113,16 @@ def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
 
 def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSettings) -> LayerRow:
     """Fills in the columns of the power law and of what else is asked about it."""
-    if not settings.clip_xmax:
-        return _with_fit(row, evals, fit_by_settings(x, settings))
-    clipped = fit_clipped(x, lambda values: fit_by_settings(values, settings))
-    row = replace(row, num_fingers=clipped.num_fingers, raw_alpha=clipped.raw_alpha)
-    return _with_fit(row, evals, clipped.fit)
+    if settings.clip_xmax:
+        clipped = fit_clipped(x, lambda values: fit_by_settings(values, settings))
+        row = replace(row, num_fingers=clipped.num_fingers, raw_alpha=clipped.raw_alpha)
+        x, fit = clipped.kept, clipped.fit
+    else:
+        fit = fit_by_settings(x, settings)
+    if settings.bootstrap and fit.alpha is not None:
+        rng = generator("bootstrap", settings.seed, row.longname)
+        row = replace(row, p_value=bootstrap_p_value(x, fit, settings, rng))
+    return _with_fit(row, evals, fit)
 
 
 def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:

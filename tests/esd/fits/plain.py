@@ -1,4 +1,4 @@
-"""What the fits are compared with: searches over every candidate written as the definitions read, and made-up spectra."""
+"""What the fits are compared with: a search over every candidate as the definitions read, and made-up spectra."""
 
 from __future__ import annotations
 

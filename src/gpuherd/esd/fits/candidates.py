@@ -51,16 +51,28 @@ class Candidates:
     def least(self) -> tuple[int, float]:
         """The candidate of least distance and that distance; of those equal within TIE, the first. There must be one
         candidate at least."""
-        alive = self.sharpen(np.arange(self.first, self.first + len(self.bounds)), COARSE, math.inf)
-        best = math.inf
-        fine = False
+        if len(self.bounds) == 1:
+            return self.first, self.examine(self.first)
+        alive = self.sharpen(self._all(), COARSE, math.inf)
+        best = self._examine_most_promising(alive)
+        alive = self.sharpen(self.remaining(alive, best + TIE), FINE, best + TIE)
         while alive.size:
-            best = min(best, self.examine(int(alive[self.bounds[alive - self.first].argmin()]), alive))
+            best = min(best, self._examine_most_promising(alive))
             alive = self.remaining(alive, best + TIE)
-            if not fine:
-                alive, fine = self.sharpen(alive, FINE, best + TIE), True
         chosen = min(i for i, distance in self.distances.items() if distance <= best + TIE)
         return chosen, self.distances[chosen]
+
+    def any_within(self, limit: float) -> bool:
+        """Whether any distance is at most ``limit``: answered sooner than which one is the least."""
+        alive = self.sharpen(self._all(), COARSE, limit)
+        if alive.size and self._examine_most_promising(alive) <= limit:
+            return True
+        alive = self.sharpen(self.remaining(alive, limit), FINE, limit)
+        while alive.size:
+            if self._examine_most_promising(alive) <= limit:
+                return True
+            alive = self.remaining(alive, limit)
+        return False
 
     def sharpen(self, who: Indices, points: Sequence[float], limit: float) -> Indices:
         """Samples ``who`` at ``points`` of their tails. Returns those that can still be within ``limit``."""
@@ -83,6 +95,12 @@ class Candidates:
         """Those of ``who`` whose distance is not known in full and can be within ``limit``."""
         at = who - self.first
         return who[(self.bounds[at] <= limit + SLACK) & self._unknown[at]]
+
+    def _all(self) -> Indices:
+        return np.arange(self.first, self.first + len(self.bounds))
+
+    def _examine_most_promising(self, who: Indices) -> float:
+        return self.examine(int(who[self.bounds[who - self.first].argmin()]), who)
 
     def _raise(self, who: Indices, points: Indices | np.intp) -> None:
         at = who - self.first

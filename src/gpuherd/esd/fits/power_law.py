@@ -81,27 +81,44 @@ def fit_power_law(
     x = np.asarray(evals, dtype=np.float64)
     _check_arguments(method, bins, xmin_pos, ks, delta)
     _check_spectrum(x)
-    n = len(x)
-    if n < 2:
-        return _no_fit(f"too few eigenvalues for a fit: {n}, at least 2 are needed")
+    if len(x) < 2:
+        return _no_fit(f"too few eigenvalues for a fit: {len(x)}, at least 2 are needed")
     tails = Tails.of(x, ks)
+    allowed = candidate_range(x, tails, method, bins=bins, xmin_pos=xmin_pos)
+    if isinstance(allowed, str):
+        return _no_fit(allowed)
+    candidates = Candidates(tails, *allowed)
+    chosen, distance = candidates.least()
+    if method == "xmin_mid":  # chosen by its place: any tail could have been
+        candidates = Candidates(tails, 0, tails.stop)
+        candidates.distances[chosen] = distance
+    return _result(x, candidates, chosen, distance, delta)
+
+
+def candidate_range(x: Float64, tails: Tails, method: Method, *, bins: int, xmin_pos: float) -> tuple[int, int] | str:
+    """The candidates first … stop-1 that a method chooses from, at least one; or one sentence that says why there is
+    none.
+
+    Args:
+        x: ascending, positive, finite, at least two values.
+        tails: of ``x``.
+    """
+    n = len(x)
     if tails.stop == 0:
-        return _no_fit(f"all {n} eigenvalues are equal: alpha is infinite")
+        return f"all {n} eigenvalues are equal: alpha is infinite"
+    if method == "DKS":
+        return 0, tails.stop
     if method == "xmin_mid":
         middle = min(int(n / xmin_pos), n - 2)
-        if middle >= tails.stop:
-            return _no_fit(f"the {n - middle} eigenvalues from the middle up are equal: alpha is infinite")
-        candidates = Candidates(tails, 0, tails.stop)
-        return _result(x, candidates, middle, candidates.examine(middle), delta)
-    first, stop = 0, tails.stop
-    if method != "DKS":
-        low, high = peak_window(x, bins, method)
-        first = int(np.searchsorted(x, low, side="left"))
-        stop = min(int(np.searchsorted(x, high, side="right")), stop)
-        if first >= stop:
-            return _no_fit(f"no candidate for xmin in the window around the peak, {low:.6g} to {high:.6g}")
-    candidates = Candidates(tails, first, stop)
-    return _result(x, candidates, *candidates.least(), delta)
+        if middle < tails.stop:
+            return middle, middle + 1
+        return f"the {n - middle} eigenvalues from the middle up are equal: alpha is infinite"
+    low, high = peak_window(x, bins, method)
+    first = int(np.searchsorted(x, low, side="left"))
+    stop = min(int(np.searchsorted(x, high, side="right")), tails.stop)
+    if first < stop:
+        return first, stop
+    return f"no candidate for xmin in the window around the peak, {low:.6g} to {high:.6g}"
 
 
 def fit_by_settings(evals: npt.NDArray[np.floating[Any]], settings: FitSettings) -> PowerLawFit:
