@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -40,6 +40,21 @@ _EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of its stored tensor a matrix is.
+
+    Attributes:
+        piece: number of the expert in a fused mixture; 0 where the tensor has two axes.
+        layout: how the tensor, or each of its experts, holds several matrices; None where it is one.
+        number: which of these.
+    """
+
+    piece: int = 0
+    layout: Layout | None = None
+    number: int = 0
+
+
 @dataclass(frozen=True)
 class WeightMatrix:
     """One weight matrix, or one thing of two or more axes that is not analysed.
@@ -53,6 +68,10 @@ class WeightMatrix:
         skip: why it is not analysed, None if it is.
         slices: reads it: one matrix, or one for each kernel position of a convolution, as float32 or float64.
         tensor: the name of the stored tensor that it is in.
+        part: which part of that tensor it is.
+        factors: where the matrix is known to be a product left right of low rank (the update of an adapter), reads the
+            factors in float64, (M, r) and (r, N), one pair for each of the ``slices``; their spectrum is then that of
+            an r x r core. None for any other matrix.
     """
 
     longname: str
@@ -62,6 +81,8 @@ class WeightMatrix:
     skip: str | None
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
+    part: Part = Part()
+    factors: Callable[[], list[tuple[FloatArray, FloatArray]]] | None = field(default=None, repr=False)
 
     def slabs(self, most: int) -> Iterator[FloatArray]:
         """The matrix in consecutive pieces along its longer side, so that it is never whole in memory.
@@ -176,7 +197,7 @@ def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mappin
     for number, (suffix, _) in enumerate(layout.parts):
         shape_of_part, block = layout.part_shape(shape, number), layout.block(number)
         read = shared.part(number) if block is None else _rows(source, name, *block)
-        yield _matrix(longname + suffix, kind, shape_of_part, read, name)
+        yield replace(_matrix(longname + suffix, kind, shape_of_part, read, name), part=Part(0, layout, number))
 
 
 def _matrix(
@@ -233,12 +254,13 @@ def _experts(
         read = _expert(source, name, expert * rows_each, (expert + 1) * rows_each, each)
         longname = _expert_name(name, expert)
         if layout is None:
-            yield _matrix(longname, "expert", each, _listed(read), name)
+            yield replace(_matrix(longname, "expert", each, _listed(read), name), part=Part(expert))
             continue
         shared = _SharedRead(read, layout)
         for number, (suffix, _) in enumerate(layout.parts):
             shape = layout.part_shape(each, number)
-            yield _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
+            fused = _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
+            yield replace(fused, part=Part(expert, layout, number))
 
 
 def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
