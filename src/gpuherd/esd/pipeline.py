@@ -72,7 +72,15 @@ def analyse_matrices(
 
     def finish(result: Result) -> None:
         assert result.spectrum is not None  # noqa: S101 - what has none goes to the CPU
-        row = with_figures(_row(matrices[result.index]), result.spectrum, settings)
+        matrix = matrices[result.index]
+        row = with_figures(
+            _row(matrix),
+            result.spectrum,
+            settings,
+            slices=result.weights,
+            conv=matrix.kind == "conv",
+            device=result.device,
+        )
         with keeping:
             keep(result.index, row, result.spectrum)
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.randomised import (
+    PURPOSE,
     RandomisedFigures,
     compare_with_random_order,
-    generator,
     jensen_shannon_distance,
     shuffled,
 )
+from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -40,7 +41,7 @@ def compare(W: npt.NDArray[np.floating], *, name: str = "w", seed: int = 0) -> R
 def test_entries_are_kept_and_the_matrix_is_left_as_it_was(shape: tuple[int, int], dtype: type) -> None:
     W: npt.NDArray[Any] = np.random.default_rng(1).standard_normal(shape).astype(dtype)
     before = W.copy()
-    order = shuffled(W, generator(0, "w"))
+    order = shuffled(W, generator(PURPOSE, 0, "w"))
     assert (order.shape, order.dtype) == (W.shape, W.dtype)
     assert np.array_equal(W, before)
     assert np.array_equal(np.sort(order, axis=None), np.sort(W, axis=None))
@@ -50,12 +51,12 @@ def test_entries_are_kept_and_the_matrix_is_left_as_it_was(shape: tuple[int, int
 
 def test_a_view_that_is_not_contiguous_is_shuffled_too() -> None:
     W = np.arange(60.0).reshape(6, 10)[:, ::2].T
-    assert np.array_equal(np.sort(shuffled(W, generator(0, "w")), axis=None), np.sort(W, axis=None))
+    assert np.array_equal(np.sort(shuffled(W, generator(PURPOSE, 0, "w")), axis=None), np.sort(W, axis=None))
 
 
 def test_every_order_is_as_likely() -> None:
     """All 24 orders of 4 entries in 24,000 draws: chi-squared with 23 degrees of freedom, 99.99 % below 57."""
-    rng = generator(0, "w")
+    rng = generator(PURPOSE, 0, "w")
     counts: dict[bytes, int] = {}
     for _ in range(24_000):
         order = shuffled(np.arange(4, dtype=np.int8).reshape(2, 2), rng).tobytes()
@@ -69,7 +70,7 @@ def test_seed_and_name_decide_the_order() -> None:
     assert compare(W) == compare(W)
     assert compare(W) != compare(W, seed=1)
     assert compare(W) != compare(W, name="other")
-    assert np.array_equal(shuffled(W, generator(3, "ä")), shuffled(W, generator(3, "ä")))
+    assert np.array_equal(shuffled(W, generator(PURPOSE, 3, "ä")), shuffled(W, generator(PURPOSE, 3, "ä")))
 
 
 def test_structure_becomes_noise() -> None:
@@ -108,7 +109,7 @@ def test_small_spectra_take_five_orders() -> None:
     W = structured(40, 60)
     evals = layer_spectrum([W]).evals
     figures = compare(W)
-    rng = generator(0, "w")
+    rng = generator(PURPOSE, 0, "w")
     spectra = [layer_spectrum([shuffled(W, rng)]).evals for _ in range(5)]
     assert figures.max_rand_eval == max(each[-1] for each in spectra)
     assert figures.rand_softrank == pytest.approx(np.mean([each[-1] for each in spectra]) / evals[-1])
@@ -121,7 +122,7 @@ def test_the_slices_of_a_convolution_are_shuffled_apart_at_half_weight() -> None
     slices = [structured(30, 20, seed) * (1 + seed) for seed in range(9)]
     evals = layer_spectrum(slices, conv=True).evals
     figures = compare_with_random_order("conv", slices, evals, seed=0, conv=True)
-    rng = generator(0, "conv")
+    rng = generator(PURPOSE, 0, "conv")
     expected = np.sort(np.concatenate([np.linalg.svd(shuffled(W, rng), compute_uv=False) ** 2 for W in slices])) / 2
     assert figures.max_rand_eval == pytest.approx(expected[-1], rel=1e-5)
     assert expected.sum() == pytest.approx(evals.sum(), rel=1e-5)  # an order keeps the norm

@@ -10,7 +10,6 @@ that a row doesn't depend on which matrices came before it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -28,6 +28,9 @@ Matrix = npt.NDArray[Any]
 # A spectrum of fewer eigenvalues than this is compared with more than one random order, as in WeightWatcher.
 FEW_EIGENVALUES = 100
 REPLICAS_OF_FEW = 5
+
+# What the random numbers are for (see ``seeding``).
+PURPOSE = "random order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def compare_with_random_order(
         device: where the eigenvalues are computed.
     """
     replicas = REPLICAS_OF_FEW if len(evals) < FEW_EIGENVALUES else 1
-    rng = generator(seed, name)
+    rng = generator(PURPOSE, seed, name)
     spectra = [
         layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv).evals
         for _ in range(replicas)
@@ -96,12 +99,6 @@ def compare_with_random_order(
         rand_mp_softrank=fit.mp_softrank,
         rand_status=fit.mp_status,
     )
-
-
-def generator(seed: int, name: str) -> np.random.Generator:
-    """The random numbers of one matrix: the same for the same seed and name, on any machine and in any order."""
-    digest = hashlib.sha256(b"random order\0" + name.encode("utf-8", "surrogatepass")).digest()
-    return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 
 
 def shuffled(W: Matrix, rng: np.random.Generator) -> Matrix:
