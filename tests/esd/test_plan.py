@@ -17,7 +17,6 @@ from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     CUDA_CONTEXT_MB,
     HEARTBEAT_S,
-    PANELS_MB,
     PlannedModel,
     Refusal,
     gpu_memory_mb,
@@ -50,11 +49,11 @@ def test_a_job_is_the_same_only_for_the_same_model_base_and_convention() -> None
 
 
 def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
-    gram_mb = 4096 * 4096 * 8 // 2**20
-    one = gpu_memory_mb(FACTS, parallel=False)
-    two = gpu_memory_mb(FACTS, parallel=True)
-    assert one == CUDA_CONTEXT_MB + 3 * gram_mb + PANELS_MB
-    assert two == CUDA_CONTEXT_MB + 2 * (3 * gram_mb + PANELS_MB)
+    lane_mb = 3 * 4096 * 4096 * 8 // 2**20 + 128
+    assert gpu_memory_mb(FACTS, parallel=False) == CUDA_CONTEXT_MB + lane_mb
+    assert gpu_memory_mb(FACTS, parallel=True) == CUDA_CONTEXT_MB + 8 * lane_mb
+    wide = replace(FACTS, largest_side=16384)
+    assert gpu_memory_mb(wide, parallel=True) == CUDA_CONTEXT_MB + 2 * (3 * 2048 + 128)
     assert gpu_memory_mb(replace(FACTS, largest_side=None), parallel=True) is None
 
 

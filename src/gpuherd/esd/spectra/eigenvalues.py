@@ -13,7 +13,6 @@ float32 it is 5e-6 (n = 768) to 2e-5 (n = 4096), which can move a searched alpha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum
+from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum, panel_length
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float
     if device == "cpu":
         reading = eigenvalues_of_slabs(slabs, *W.shape, precision=precision)
     else:
-        reading = _by_torch(W, slabs, device)
+        reading = _on_device(slabs, (W.shape[0], W.shape[1]), device, precision)
     if reading.bad:
         raise ValueError(f"eigenvalues() takes a finite matrix; {reading.bad} entries of this one are NaN or infinite")
     return reading.evals
@@ -186,31 +185,20 @@ def _ascending_svdvals(core: Float64) -> Float64:
     return values
 
 
-def _by_torch(W: Matrix, slabs: Slabs, device: str) -> Reading:
-    """As ``eigenvalues_of_slabs``, by torch on ``device``: panels become float64 there."""
-    peak = max(abs(float(W.min())), abs(float(W.max())))  # NaN, if there is one, comes through min and max
-    if not math.isfinite(peak):
-        return Reading(np.empty(0), bad=int(W.size - np.isfinite(W).sum()))
-    exponent = math.frexp(peak)[1]
-    if abs(exponent) <= SAFE_EXPONENT:
-        exponent = 0
-    values = _eigenvalues_torch(W if W.shape[0] <= W.shape[1] else W.T, device, exponent)
-    if is_deficient(values):
-        values = singular_values(slabs, W.shape[0], W.shape[1], exponent) ** 2
-    return Reading(scaled_back(values, exponent), zero=peak == 0.0)
-
-
-def _eigenvalues_torch(wide: Matrix, device: str, exponent: int) -> Float64:
-    """Eigenvalues of the Gram matrix of the rows of ``wide``, ascending; rounding can leave some below 0."""
+def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision) -> Reading:
+    """As ``eigenvalues_of_slabs``, by torch on ``device``. What it can't resolve, or finds unfit, the CPU looks at."""
     import torch
 
-    n, m = wide.shape
-    step = max(256, (32 << 20) // (8 * n))
-    gram = torch.zeros((n, n), dtype=torch.float64, device=device)
-    for start in range(0, m, step):
-        part = wide[:, start : start + step]
-        part = np.ldexp(part.astype(np.float64), -exponent) if exponent else part.copy()
-        panel = torch.from_numpy(part).to(device).to(torch.float64)
-        gram.addmm_(panel, panel.T)
-    values: Float64 = torch.linalg.eigvalsh(gram).cpu().numpy()
-    return values
+    from gpuherd.esd.spectra.device_gram import ieee_float32
+    from gpuherd.esd.spectra.device_solver import device_arithmetic, eigenvalues_of_grams, gram_on_device
+
+    arithmetic = device_arithmetic(device, precision)
+    stored = (np.float64, np.float32)
+    panels = (
+        torch.from_numpy(piece.astype(piece.dtype if piece.dtype in stored else np.float64, order="C", copy=True))
+        for piece in slabs(panel_length(min(shape)))
+    )
+    with ieee_float32():
+        gram = gram_on_device(panels, shape, device, arithmetic.gram)
+        values = None if gram is None else eigenvalues_of_grams([gram], arithmetic.solver)[0]
+    return eigenvalues_of_slabs(slabs, *shape) if values is None else Reading(values)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpuherd.engines.allotment import free_memory
 from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues, eigenvalues_of_slabs
-from gpuherd.esd.spectra.gram import panel_length
+from gpuherd.esd.spectra.gram import count_non_finite, panel_length
 from gpuherd.esd.spectra.stack import readings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def layer_spectrum(
     problem = _too_small(rows, columns, len(slices)) or _too_large(rows, columns, precision, free_memory())
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
-    read = readings(slices, precision=precision) if device == "cpu" else _on_device(slices, device)
+    read = readings(slices, precision=precision) if device == "cpu" else _on_device(slices, device, precision)
     return _pooled(read, rows * columns * len(slices), conv=conv)
 
 
@@ -121,10 +121,10 @@ def _pooled(read: Iterable[Reading], weights: int, *, conv: bool) -> LayerSpectr
     return checked(evals * CONV_NORM if conv else evals)
 
 
-def _on_device(slices: Iterable[Matrix], device: str) -> Iterable[Reading]:
+def _on_device(slices: Iterable[Matrix], device: str, precision: Precision) -> Iterable[Reading]:
     for W in slices:
-        bad = int(W.size - np.isfinite(W).sum())
-        evals = np.empty(0) if bad else eigenvalues(W, device=device)
+        bad = count_non_finite(W)
+        evals = np.empty(0) if bad else eigenvalues(W, device=device, precision=precision)
         yield Reading(evals, bad=bad, zero=not bad and not W.any())
 
 
