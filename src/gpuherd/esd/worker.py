@@ -27,6 +27,7 @@ from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.selection import selected
+from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
@@ -125,24 +126,19 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
-    from gpuherd.models.subject import open_subject, why_not
+    from gpuherd.models.subject import open_subject
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
     if not adapter and relation_of(options.relation) is Relation.ADAPTER:
         raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
-    base = options.source_model or (adapter_base(path) if adapter else None)
-    reason = why_not(options.spectra_of, adapter=adapter, base=base)
-    if reason is not None:
-        raise BadModel(f"model {options.model_id!r}: {reason}")
-    if not adapter and options.spectra_of == "weights":
-        return open_subject(path, None, embeddings=options.embeddings), None
-    if base is None:
-        raise BadModel(f"adapter {options.model_id!r} names no base model: give it as source_model")
-    print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
-    there = locate(parse_model(base))
-    subject = open_subject(path, there, options.spectra_of, embeddings=options.embeddings)
-    return subject, base
+    base, base_path = None, None
+    if adapter or options.spectra_of == "delta":
+        base = options.source_model or (adapter_base(path) if adapter else None)
+    if base is not None:
+        print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
+        base_path = locate(parse_model(base))
+    return open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings), base
 
 
 def _origin(options: WorkerOptions, base: str | None) -> Origin:
@@ -201,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settle()  # before numpy is imported
     # A log that is read while the worker runs, or after it was killed, must not wait in a buffer.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.exit(main())
