@@ -27,6 +27,7 @@ from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.selection import selected
+from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
@@ -193,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settle()  # before numpy is imported
     # A log that is read while the worker runs, or after it was killed, must not wait in a buffer.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.exit(main())
