@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.models.blocks import assert_blocks
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.low_rank import low_rank_spectrum
 from gpuherd.models.adapter import merge
 from gpuherd.models.checkpoint import open_checkpoint
@@ -316,14 +318,33 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 def test_each_tensor_is_read_once_from_each_side(
     pair: tuple[Path, Path, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Through reading, spectrum and fit: the bytes that come from the disk are those of the matrices, on both sides."""
     base, tuned, _ = pair
     subject = open_subject(tuned, base, "delta")
     sizes = sum(subject.source.tensors[m.tensor].nbytes for m in subject.matrices if m.skip is None)
     with counted(monkeypatch) as read:
-        for matrix in subject.matrices:
-            if matrix.skip is None:
-                matrix.slices()
+        rows = analyse_matrices(subject.matrices, FitSettings(), ("cpu",), parallel=False, on_progress=lambda _: None)
+    assert sum(row.fit_status == "ok" for row in rows) == 15
     assert read == {str(folder / "model.safetensors"): sizes for folder in (base, tuned)}
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_merging_reads_the_base_once(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_dora: bool
+) -> None:
+    """In slabs; for DoRA twice what comes with a part of its inputs only, as wide matrices do. The factors once."""
+    _, base = tiny("llama")
+    train(base, tmp_path, use_dora=use_dora, target_modules=LLAMA)
+    subject = open_subject(tmp_path, base, "weights")
+    chosen = [matrix for matrix in subject.matrices if matrix.skip is None and "_proj" in matrix.tensor]
+    with counted(monkeypatch) as read:
+        for matrix in chosen:
+            assert sum(slab.size for slab in matrix.slabs(7)) == matrix.params
+    twice = [matrix for matrix in chosen if use_dora and matrix.shape[0] < matrix.shape[1]]
+    assert len(chosen) == 14 and len(twice) == (6 if use_dora else 0)
+    assert read[str(base / "model.safetensors")] == 4 * sum(matrix.params for matrix in (*chosen, *twice))
+    factors = load_file(tmp_path / "adapter_model.safetensors").values()
+    assert read[str(tmp_path / "adapter_model.safetensors")] == sum(factor.nbytes for factor in factors)
 
 
 def test_the_base_is_not_read_for_ba(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

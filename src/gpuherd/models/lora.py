@@ -48,6 +48,14 @@ class Factors:
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
+@lru_cache(maxsize=3)
+def _factor(tensor: StoredTensor) -> FloatArray:
+    """A factor, kept while its module is merged: every block and every expert needs it anew."""
+    factor = read_stored(tensor)
+    factor.setflags(write=False)
+    return factor
+
+
 class Edit(Protocol):
     """What an adapter does to one tensor of the base."""
 
@@ -109,7 +117,7 @@ class MatrixEdit:
         self._add(block, rows, columns)
         if self.factors.magnitude is not None:
             first, last = columns if self.transposed else rows
-            wanted = read_stored(self.factors.magnitude).reshape(-1)[first:last]
+            wanted = _factor(self.factors.magnitude).reshape(-1)[first:last]
             lengths = np.sqrt(_squares(block, self._axis) if squares is None else squares[first:last])
             with np.errstate(divide="ignore", invalid="ignore"):
                 factor = (wanted / lengths).astype(block.dtype)
@@ -138,8 +146,8 @@ class MatrixEdit:
 
     def _sides(self) -> tuple[FloatArray, FloatArray]:
         rank = self.factors.rank
-        a = read_stored(self.factors.a).reshape(rank, -1)
-        b = read_stored(self.factors.b).reshape(-1, rank)
+        a = _factor(self.factors.a).reshape(rank, -1)
+        b = _factor(self.factors.b).reshape(-1, rank)
         return (a.T, b.T) if self.transposed else (b, a)
 
     @property
@@ -254,17 +262,9 @@ class ExpertEdit:
     def _sides(self, expert: int) -> tuple[FloatArray, FloatArray]:
         rank = self.factors.rank
         a = read_stored(self.factors.a, expert * rank, (expert + 1) * rank)
-        b = _read_and_keep(self.factors.b)
+        b = _factor(self.factors.b)
         b = b.reshape(b.shape[0], rank, self.experts)[:, :, expert]
         return (a.T, b.T) if self.transposed else (b, a)
-
-
-@lru_cache(maxsize=1)
-def _read_and_keep(tensor: StoredTensor) -> FloatArray:
-    """The factor B of all experts, which lie between each other in it: read once for all of them."""
-    b = read_stored(tensor)
-    b.setflags(write=False)
-    return b
 
 
 def expert_edit(

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.lora import PANEL_BYTES, Edit, ExpertEdit, Float64, MatrixEdit
-from gpuherd.models.source import BlockSource, Run, TensorInfo, TensorSource
+from gpuherd.models.source import BlockSource, CodeSource, Run, TensorInfo, TensorSource
 from gpuherd.models.stored import StoredTensor, read_stored
 
 
@@ -54,6 +54,16 @@ class Merged:
     def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
         """A block of the merged tensor, seen as (all axes but the last, the last axis)."""
         return self.edited_block(name, self.unedited_block(name, rows, columns), rows, columns)
+
+    def half_of(self, name: str) -> Half | None:
+        """The format of a tensor of 16-bit numbers that the adapter leaves as it is in the base, else None."""
+        untouched = name not in self.edits and name not in self.replaced
+        return self.base.half_of(name) if untouched and isinstance(self.base, CodeSource) else None
+
+    def read_codes(self, name: str, rows: Run, columns: Run, target: Codes) -> None:
+        """Fills ``target`` with a block of such a tensor as it is stored."""
+        assert isinstance(self.base, CodeSource)  # noqa: S101 - half_of has been asked
+        self.base.read_codes(name, rows, columns, target)
 
     def unedited(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """A tensor, or its entries ``start`` to ``stop``, before B A is added: the base's, or the one that the adapter
