@@ -110,10 +110,16 @@ def test_versions() -> None:
     assert "powerlaw 2.0.0 is installed" in second
 
 
-def test_an_installed_version_2_is_refused_by_name(tmp_path: Path) -> None:
-    installed = tmp_path / "powerlaw-2.0.0.dist-info"
+def with_version_2(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python where powerlaw 2.0.0 stands before the version that is really installed."""
+    installed = folder / "powerlaw-2.0.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: powerlaw\nVersion: 2.0.0\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_installed_version_2_is_refused_by_name(tmp_path: Path) -> None:
     code = (
         "import numpy as np\n"
         "from gpuherd.errors import MissingExtra\n"
@@ -123,8 +129,13 @@ def test_an_installed_version_2_is_refused_by_name(tmp_path: Path) -> None:
         "except MissingExtra as problem:\n"
         "    print(problem)\n"
     )
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
+    done = with_version_2(tmp_path, "-c", code)
     assert "powerlaw 2.0.0 is installed" in done.stdout
+
+
+def test_an_experiment_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    words = ["esd", "--single-model", "any/model", "--tpl", "--output-dir", str(tmp_path / "out")]
+    done = with_version_2(tmp_path, "-m", "gpuherd", *words)
+    assert done.returncode == 2
+    assert "powerlaw 2.0.0 is installed" in done.stderr
+    assert not (tmp_path / "out").exists()
