@@ -24,9 +24,9 @@ TIE = 1e-12
 SLACK = 1e-13
 
 # Where in its tail (0 = xmin, 1 = the largest value) a candidate is sampled: 16 Chebyshev points, so that the ends,
-# where short tails differ most, are seen densely. Two of them are looked at for all candidates, the others in this order
-# for those that are left. (Of several orders tried on Pareto, lognormal, uniform and random-matrix spectra, this one
-# samples least.)
+# where short tails differ most, are seen densely. Two of them are looked at for all candidates, the others, in this
+# order, for those that are left. (Of several orders tried on Pareto, lognormal, uniform and random-matrix spectra,
+# this one samples least.)
 _CHEBYSHEV = tuple(0.5 - 0.5 * math.cos(math.pi * (k + 0.5) / 16) for k in range(16))
 COARSE = (_CHEBYSHEV[5], _CHEBYSHEV[10])
 FINE = tuple(_CHEBYSHEV[k] for k in (2, 13, 7, 8, 0, 15, 4, 11, 1, 3, 6, 9, 12, 14))
