@@ -38,7 +38,7 @@ from gpuherd.esd.spectra.device_gram import ieee_float32
 from gpuherd.esd.spectra.device_solver import device_arithmetic, did_not_converge
 
 if TYPE_CHECKING:
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.settings import Precision
     from gpuherd.models.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ MOST_FIT_THREADS = 4
 @dataclass
 class Left:
     """What the lanes left to be done one after the other: ``alone`` ran out of memory beside others, ``on_cpu`` is what
-    a device can't finish (deficient rank, no numbers)."""
+    a device can't finish in this precision (deficient rank, no numbers)."""
 
     alone: list[int] = field(default_factory=list)
     on_cpu: list[int] = field(default_factory=list)
@@ -64,7 +64,8 @@ class Lanes:
     Args:
         matrices: of the model.
         todo: which of them.
-        settings: precision, and whether figures need the weights.
+        precision: of Gram matrices and eigenvalues.
+        needs_weights: figures need the weights, which are then read whole.
         devices: as torch names them.
         finish: called with each result that has a spectrum, from one of several threads.
         spectrum_on_cpu: gives a result for a small matrix, by index.
@@ -74,20 +75,21 @@ class Lanes:
         self,
         matrices: Sequence[WeightMatrix],
         todo: Sequence[int],
-        settings: FitSettings,
+        precision: Precision,
+        needs_weights: bool,
         devices: Sequence[str],
         finish: Callable[[Result], None],
         spectrum_on_cpu: Callable[[int], Result],
     ) -> None:
         self._matrices = matrices
-        self._settings = settings
+        self._needs_weights = needs_weights
         self._devices = devices
         self._finish = finish
         self._spectrum_on_cpu = spectrum_on_cpu
         memory = memory_of(devices)
         sizes = [size_of(index, matrices[index], memory[1] if memory else None) for index in todo]
         self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
-        self._arithmetic = [device_arithmetic(device, settings.precision) for device in devices]
+        self._arithmetic = [device_arithmetic(device, precision) for device in devices]
         self._ahead: ReadAhead[Piece] = ReadAhead(READ_AHEAD_BYTES)
         self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
         self._lock = threading.Lock()
@@ -141,7 +143,7 @@ class Lanes:
         return read_pieces(self._matrices[index], self._devices[device], self._whole(index))
 
     def _whole(self, index: int) -> bool:
-        return comes_whole(self._matrices[index], self._settings.needs_weights)
+        return comes_whole(self._matrices[index], self._needs_weights)
 
     def _lane(self, number: int) -> None:
         """One lane: groups for its GPU until there are no more."""
@@ -167,7 +169,7 @@ class Lanes:
             if result.spectrum is None:
                 with self._lock:
                     self._left.on_cpu.append(result.index)
-            elif self._settings.needs_weights:
+            elif self._needs_weights:
                 # The lane waits for these fits, so that weights are held of no more matrices than there are lanes.
                 self._finish_one(result)
             else:

@@ -17,7 +17,7 @@ from gpuherd.esd.tables.stats import SKIPPED
 if TYPE_CHECKING:
     from gpuherd.esd.on_device import Result
     from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.settings import FitSettings, Precision
     from gpuherd.esd.spectra.pooled import LayerSpectrum
     from gpuherd.models.matrices import WeightMatrix
 
@@ -118,24 +118,37 @@ def _on_gpus(
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)
 
-    left = Left(alone=todo)
-    if parallel:
-        left = Lanes(matrices, todo, settings, devices, finish, on_cpu).run()
-    for index in left.alone:
-        result = alone(index, matrices[index], settings, devices[0])
-        finish(result if result.spectrum is not None else on_cpu(index))
-    for index in left.on_cpu:
+    def on_gpus(some: list[int], precision: Precision) -> list[int]:
+        """Finishes what can be done in this precision, and returns the rest."""
+        left = Left(alone=some)
+        if parallel:
+            left = Lanes(matrices, some, precision, settings.needs_weights, devices, finish, on_cpu).run()
+        for index in left.alone:
+            result = alone(index, matrices[index], precision, settings.needs_weights, devices[0])
+            if result.spectrum is None:
+                left.on_cpu.append(index)
+            else:
+                finish(result)
+        return left.on_cpu
+
+    rest = on_gpus(todo, settings.precision)
+    if settings.precision != "float64":
+        rest = on_gpus(rest, "float64")
+    for index in rest:
         finish(on_cpu(index))
 
 
 def _on_cpu(index: int, matrix: WeightMatrix, settings: FitSettings) -> Result:
-    """One matrix by numpy and LAPACK; its weights are freed on return."""
+    """One matrix by numpy and LAPACK: read in pieces, or whole where figures need its weights; freed on return."""
     from gpuherd.esd.on_device import Result
-    from gpuherd.esd.spectra.pooled import layer_spectrum
+    from gpuherd.esd.spectra.pooled import layer_spectrum, spectrum_of
 
-    weights = matrix.slices()
-    spectrum = layer_spectrum(weights, conv=matrix.kind == "conv")
-    return Result(index, spectrum, weights if settings.needs_weights else None, "cpu")
+    weights = matrix.slices() if settings.needs_weights else None
+    if weights is None or matrix.factors is not None:
+        spectrum = spectrum_of(matrix, precision=settings.precision)
+    else:
+        spectrum = layer_spectrum(weights, conv=matrix.kind == "conv", precision=settings.precision)
+    return Result(index, spectrum, weights, "cpu")
 
 
 def _row(matrix: WeightMatrix, status: str = "not analysed") -> LayerRow:

@@ -86,3 +86,12 @@ def test_a_solver_that_gives_up_is_known() -> None:
     assert did_not_converge(caught.value)
     assert did_not_converge(np.linalg.LinAlgError())
     assert not did_not_converge(RuntimeError())
+
+
+def test_of_float32_every_eigenvalue_above_zero_counts() -> None:
+    values = torch.tensor([[1e-9, 1.0, 2.0], [-1e-9, 1.0, 2.0]])
+    found = eigenvalues_of_grams([torch.diag(each) for each in values], "device")
+    assert found[0] is not None
+    assert found[0].dtype == np.float64
+    assert found[1] is None
+    assert gram_on_device([torch.full((3, 4), 1e20)], (3, 4), DEVICE, "float32") is None

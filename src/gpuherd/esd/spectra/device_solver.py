@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpuherd.esd.spectra.device_gram import Form, GramSum
 from gpuherd.esd.spectra.eigenvalues import EPS, SAFE_EXPONENT
+from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,9 @@ Float64 = npt.NDArray[np.float64]
 # 8.9 (RTX 30 and 40, A10, A40, L4, L40), 10.3 (B300) and 12.x (RTX 50).
 FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
+
+# Beyond 2^±24 sums of squares could come near the ends of float32.
+SAFE_EXPONENT_FLOAT32 = 24
 
 _ONE_ON_HOST = threading.Lock()
 
@@ -77,15 +81,18 @@ def gram_on_device(
         form: see ``GramSum``.
 
     Returns:
-        None where an entry is NaN or infinite, all are zero, or their squares could leave float64's range.
+        None where an entry is NaN or infinite, all are zero, or sums of squares could leave the range of the form.
     """
     rows, columns = shape
     total = GramSum(min(shape), device, form)
     for panel in panels:
         there = panel.to(device, non_blocking=True)
+        del panel
         total.add(there.T if rows >= columns else there)
+        del there
     peak = total.peak()
-    safe = math.isfinite(peak) and peak > 0 and abs(math.frexp(peak)[1]) <= SAFE_EXPONENT
+    range_ = SAFE_EXPONENT_FLOAT32 if form == "float32" else SAFE_EXPONENT
+    safe = math.isfinite(peak) and peak > 0 and abs(math.frexp(peak)[1]) <= range_
     return total.result() if safe else None
 
 
@@ -93,9 +100,12 @@ def eigenvalues_of_grams(grams: list[torch.Tensor], solver: Literal["device", "h
     """The eigenvalues of Gram matrices of one size, each ascending; the list is emptied on the way.
 
     Returns:
-        float64 (n,) for each; None where its least one is no more than rounding, and may be negative.
+        float64 (n,) for each; None where its least one is no more than rounding. Of float32 matrices the small ones
+        always are, and that is the price of it, but none may be 0 or less.
     """
     import torch
+
+    least = 0.0 if grams[0].dtype == torch.float32 else EPS
 
     if solver == "host":
         values = [_on_host(grams.pop(0)) for _ in range(len(grams))]
@@ -104,12 +114,12 @@ def eigenvalues_of_grams(grams: list[torch.Tensor], solver: Literal["device", "h
         grams.clear()  # the solver makes a copy of its own: one of three less
         solved: npt.NDArray[Any] = torch.linalg.eigvalsh(stacked).cpu().numpy().astype(np.float64)
         values = list(np.atleast_2d(solved))
-    return [each if is_resolved(each) else None for each in values]
+    return [each if _is_resolved(each, least) else None for each in values]
 
 
-def is_resolved(values: Float64) -> bool:
-    """Whether eigenvalues of a float64 Gram matrix, ascending, are all more than its rounding."""
-    return bool(np.isfinite(values).all()) and bool(values[0] >= len(values) * EPS * values[-1])
+def _is_resolved(values: Float64, least: float) -> bool:
+    """Whether eigenvalues, ascending, are all more than n ``least`` of the largest, and more than 0."""
+    return bool(np.isfinite(values).all()) and 0.0 < values[0] >= len(values) * least * values[-1]
 
 
 def did_not_converge(problem: BaseException) -> bool:
@@ -121,9 +131,6 @@ def did_not_converge(problem: BaseException) -> bool:
 
 def _on_host(gram: torch.Tensor) -> Float64:
     """By LAPACK, one matrix at a time: it takes all threads that there are."""
-    from scipy.linalg import eigh
-
     with _ONE_ON_HOST:
-        there = gram.cpu().numpy()
-        values: Float64 = eigh(there, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="evd")
-    return values
+        # Rows first here is columns first there, and a Gram matrix is the same both ways.
+        return symmetric_eigenvalues(gram.cpu().numpy().T)
