@@ -18,6 +18,7 @@ from gpuherd.report.log import configure_console
 # Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
 COMMANDS = (
     "esd",
+    "esd import",
     "batch",
     "run",
     "submit",
@@ -103,6 +104,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
+    _reject_unknown_tool(command, unknown, command_parser)
     command_parser.reject_unknown(unknown)
     if args.command is None:
         parser.print_help()
@@ -120,6 +122,17 @@ def run(argv: Sequence[str] | None = None) -> int:
 
             print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
         raise
+
+
+def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Parser) -> None:
+    """Exits with the nearest command of this command, where a word that is no flag was not understood."""
+    tools = [tool for group, _, tool in (name.partition(" ") for name in COMMANDS) if tool and group == command]
+    if tools and unknown and not unknown[0].startswith("-"):
+        import difflib
+
+        nearest = difflib.get_close_matches(unknown[0], tools, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(tools)}"
+        parser.error(f"unknown command {unknown[0]!r}; {hint}")
 
 
 def main() -> None:
