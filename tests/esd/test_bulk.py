@@ -134,7 +134,8 @@ def test_the_worker_writes_them_and_the_same_again(tmp_path: Path, make_model: C
     tables = []
     for folder in ("one", "two", "other seed"):
         words = flags if folder != "other seed" else (*flags[:-1], "4")
-        command = [sys.executable, "-m", "gpuherd.esd.worker", "--model-id", model, "--output-dir", tmp_path / folder]
+        command = [sys.executable, "-m", "gpuherd.esd.worker", "--model-id", str(model)]
+        command += ["--output-dir", str(tmp_path / folder)]
         subprocess.run([*command, "--device-map", "cpu", *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         tables.append(tmp_path / folder / "stats" / f"{safe_filename(str(model))}.csv")
     assert tables[0].read_bytes() == tables[1].read_bytes()
