@@ -33,6 +33,15 @@ class ESDDirectory(RunDirectory):
         """A model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
         return self.stats / f"{safe_filename(model_id)}.csv"
 
+    def model_file(self, folder: Path, model_id: str, suffix: str) -> Path:
+        """A model's file in one of the folders; ``suffix`` with its dot."""
+        return folder / f"{safe_filename(model_id)}{suffix}"
+
     def coverage_file(self, model_id: str) -> Path:
         """A model's coverage table."""
-        return self.coverage / f"{safe_filename(model_id)}.csv"
+        return self.model_file(self.coverage, model_id, ".csv")
+
+    @property
+    def folders_of_results(self) -> tuple[Path, ...]:
+        """The folders in which workers write."""
+        return (self.coverage, self.eigs, self.spectra, self.metrics, self.stats)

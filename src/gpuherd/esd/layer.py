@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
+from gpuherd.esd.bulk import bulk_columns
+from gpuherd.esd.fits.bootstrap import bootstrap_p_value
+from gpuherd.esd.fits.clip import fit_clipped
+from gpuherd.esd.fits.power_law import PowerLawFit, fit_by_settings
+from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum
@@ -23,6 +27,9 @@ Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
+
+# λ below this count as lost in weak_rank_loss, as in WeightWatcher.
+WEAK_RANK = 1e-6
 
 
 def analyse_layer(
@@ -42,7 +49,7 @@ def analyse_layer(
         settings: how to fit.
         device: where the eigenvalues are computed (see ``spectra.eigenvalues``).
         eigenvalues: the pooled λ in any order, with the factor of a convolution already in, where they are known; the
-            slices are then looked at for their shapes only.
+            slices are then looked at for their shapes only, unless ``settings.needs_weights``.
         conv: the slices belong to a convolution: every λ is multiplied by 0.5. Also true of a 1x1 kernel.
 
     Returns:
@@ -56,21 +63,32 @@ def analyse_layer(
     """
     row = _row_without_figures(matrix_name, slices)
     if eigenvalues is None:
-        spectrum = layer_spectrum(slices, device=device, conv=conv)
+        spectrum = layer_spectrum(slices, device=device, conv=conv, precision=settings.precision)
     elif bool((eigenvalues >= 0).all()):
         spectrum = checked(np.sort(eigenvalues))
     else:
         raise ValueError(f"{matrix_name}: eigenvalues of a Gram matrix can't be negative or NaN")
-    return with_figures(row, spectrum, settings)
+    return with_figures(row, spectrum, settings, slices=slices, conv=conv, device=device)
 
 
-def with_figures(row: LayerRow, spectrum: LayerSpectrum, settings: FitSettings) -> LayerRow:
+def with_figures(
+    row: LayerRow,
+    spectrum: LayerSpectrum,
+    settings: FitSettings,
+    *,
+    slices: Sequence[Matrix] | None = None,
+    conv: bool = False,
+    device: str = "cpu",
+) -> LayerRow:
     """The row of a matrix, filled in from its spectrum.
 
     Args:
         row: name, shape and params.
         spectrum: of this matrix.
         settings: how to fit.
+        slices: the weights; may be None where ``settings.needs_weights`` is false.
+        conv: the slices belong to a convolution.
+        device: where further eigenvalues are computed, of the same weights in random order.
     """
     if spectrum.problem is not None:
         return replace(row, fit_status=spectrum.problem)
@@ -78,10 +96,11 @@ def with_figures(row: LayerRow, spectrum: LayerSpectrum, settings: FitSettings) 
     x = evals[evals > settings.evals_thresh]
     row = _with_spectrum(row, evals, len(x))
     if len(x) < 2:
-        reason = f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})"
-        return replace(row, fit_status=reason)
-    fit = fit_power_law(x, settings.fix_fingers, bins=settings.bins, xmin_pos=settings.xmin_pos)
-    return _with_fit(row, evals, fit)
+        row = replace(row, fit_status=f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})")
+    else:
+        row = _with_power_law(row, evals, x, settings)
+    further: dict[str, Any] = bulk_columns(row, evals, settings, slices=slices, conv=conv, device=device)
+    return replace(row, **further)
 
 
 def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
@@ -92,16 +111,36 @@ def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
     return LayerRow(longname=name, M=rows, N=columns, params=rows * columns * len(slices))
 
 
+def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSettings) -> LayerRow:
+    """Fills in the columns of the power law and of what else is asked about it."""
+    if settings.clip_xmax:
+        clipped = fit_clipped(x, lambda values: fit_by_settings(values, settings))
+        row = replace(row, num_fingers=clipped.num_fingers, raw_alpha=clipped.raw_alpha)
+        x, fit = clipped.kept, clipped.fit
+    else:
+        fit = fit_by_settings(x, settings)
+    if settings.bootstrap and fit.alpha is not None:
+        rng = generator("bootstrap", settings.seed, row.longname)
+        row = replace(row, p_value=bootstrap_p_value(x, fit, settings, rng))
+    return _with_fit(row, evals, fit)
+
+
 def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
     """Fills in the columns that need no fit."""
     norm, largest = float(evals.sum()), float(evals[-1])
+    sides = (row.M, row.N)
     sigma = np.sqrt(evals)
-    rank = int(np.count_nonzero(sigma > sigma[-1] * (max(row.M, row.N) * EPS)))
+    rank = int(np.count_nonzero(sigma > sigma[-1] * (max(sides) * EPS)))
     return replace(
         row,
+        Q=max(sides) / min(sides),
         num_evals=num_evals,
         matrix_rank=rank,
+        rank_loss=len(evals) - rank,
+        weak_rank_loss=int(np.searchsorted(evals, WEAK_RANK)),
         spectral_norm=largest,
+        sv_max=float(sigma[-1]),
+        sv_min=float(sigma[0]),
         norm=norm,
         log_norm=math.log10(norm),
         log_spectral_norm=math.log10(largest),
@@ -118,14 +157,18 @@ def _entropy(p: Float64, rank: int) -> float:
 
 def _with_fit(row: LayerRow, evals: Float64, fit: PowerLawFit) -> LayerRow:
     """Fills in the columns that need a fit; where there is none, its status only."""
-    if fit.alpha is None:
+    if fit.alpha is None or fit.xmin is None:
         return replace(row, fit_status=fit.status)
     return replace(
         row,
         alpha=fit.alpha,
+        alpha_lo=fit.alpha_lo,
+        alpha_hi=fit.alpha_hi,
+        sigma=fit.sigma,
         D=fit.D,
         xmin=fit.xmin,
         xmax=fit.xmax,
+        num_pl_spikes=len(evals) - int(np.searchsorted(evals, fit.xmin)),
         alpha_weighted=fit.alpha * math.log10(float(evals[-1])),
         log_alpha_norm=_log_alpha_norm(evals, fit.alpha),
         fit_status=fit.status,

@@ -72,7 +72,15 @@ def analyse_matrices(
 
     def finish(result: Result) -> None:
         assert result.spectrum is not None  # noqa: S101 - what has none goes to the CPU
-        row = with_figures(_row(matrices[result.index]), result.spectrum, settings)
+        matrix = matrices[result.index]
+        row = with_figures(
+            _row(matrix),
+            result.spectrum,
+            settings,
+            slices=result.weights,
+            conv=matrix.kind == "conv",
+            device=result.device,
+        )
         with keeping:
             keep(result.index, row, result.spectrum)
 
@@ -131,18 +139,16 @@ def _on_gpus(
 
 
 def _on_cpu(index: int, matrix: WeightMatrix, settings: FitSettings) -> Result:
-    """One matrix by numpy and LAPACK; its weights are freed on return, unless figures need them."""
+    """One matrix by numpy and LAPACK: read in pieces, or whole where figures need its weights; freed on return."""
     from gpuherd.esd.on_device import Result
-    from gpuherd.esd.spectra.low_rank import low_rank_spectrum
-    from gpuherd.esd.spectra.pooled import layer_spectrum
+    from gpuherd.esd.spectra.pooled import layer_spectrum, spectrum_of
 
-    weights = matrix.slices() if settings.needs_weights or matrix.factors is None else None
-    if matrix.factors is not None:
-        spectrum = low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
+    weights = matrix.slices() if settings.needs_weights else None
+    if weights is None or matrix.factors is not None:
+        spectrum = spectrum_of(matrix, precision=settings.precision)
     else:
-        assert weights is not None  # noqa: S101 - read above
-        spectrum = layer_spectrum(weights, conv=matrix.kind == "conv")
-    return Result(index, spectrum, weights if settings.needs_weights else None, "cpu")
+        spectrum = layer_spectrum(weights, conv=matrix.kind == "conv", precision=settings.precision)
+    return Result(index, spectrum, weights, "cpu")
 
 
 def _row(matrix: WeightMatrix, status: str = "not analysed") -> LayerRow:

@@ -5,12 +5,21 @@ Knows the columns, what they mean and their order. Computes nothing, imports no 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 Cell = str | int | float | bool | None
 
 # The columns of LayerRow that are not figures to be averaged.
-NOT_METRICS = frozenset({"longname", "M", "N", "params", "fit_status"})
+NOT_METRICS = frozenset(
+    {"longname", "M", "N", "Q", "params", "fit_status", "tpl_status", "mp_status", "rand_status", "farms_status"}
+)
+
+
+def only_with(option: str) -> Any:
+    """A column that is there only when the analysis was asked for it: where this option of FitSettings is on."""
+    return field(default=None, metadata={"option": option})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +33,31 @@ class LayerRow:
         longname: the matrix's name.
         M: rows as stored (of a slice, for a convolution).
         N: columns as stored.
+        Q: max(M, N) / min(M, N), 1 or more.
         num_evals: how many λ are above ``evals_thresh``.
         matrix_rank: how many σ = sqrt(λ) are above σ_max max(M, N) eps64.
+        rank_loss: how many are not.
+        weak_rank_loss: how many λ are below 1e-6.
         params: how many weights: M N, times the slices.
         alpha: exponent of the power law fitted to x.
-        D: its one-sided Kolmogorov-Smirnov distance.
+        alpha_lo: the least alpha of all tails whose distance is at most D + ``delta``.
+        alpha_hi: the largest one.
+        sigma: standard error of alpha, (alpha - 1) / sqrt(n) for the n values of the tail.
+        D: its Kolmogorov-Smirnov distance, of the kind that the convention column ``ks`` names.
         xmin: the eigenvalue from which on it is fitted. (Other tools write the smallest kept eigenvalue here.)
-        xmax: the largest x.
+        xmax: the largest x that was fitted.
+        num_pl_spikes: how many λ are at least xmin.
+        num_fingers: (clip_xmax) 0 where nothing was left out; else the number of largest x left out, less 1.
+        raw_alpha: (clip_xmax) alpha of all x, nothing left out.
+        p_value: (bootstrap) the share of samples of the fitted law whose own fit is farther off than D.
+        tpl_alpha: (tpl) exponent of the truncated power law x^-alpha e^(-lambda x).
+        tpl_lambda: (tpl) its rate of decay.
+        tpl_xmin: (tpl) the eigenvalue from which on it is fitted.
+        tpl_D: (tpl) its one-sided Kolmogorov-Smirnov distance.
+        tpl_status: (tpl) ``"ok"``, or why there is none.
         spectral_norm: max λ, the square of what mathematics calls so.
+        sv_max: max σ, its root.
+        sv_min: min σ.
         norm: sum λ, the square of the Frobenius norm.
         log_norm: log10 norm.
         log_spectral_norm: log10 spectral_norm.
@@ -39,20 +65,47 @@ class LayerRow:
         log_alpha_norm: log10 sum λ^alpha.
         stable_rank: norm / spectral_norm.
         entropy: -sum p ln p / ln matrix_rank with p = λ / norm: 0 to 1. None for rank 1.
+        detX_num: how many of the largest λ, scaled to a mean of 1, it takes for their product to fall below 1.
+        detX_val: the smallest of these λ.
+        ERG_gap: detX_num - num_pl_spikes: 0 where the power law and det X = 1 have one tail.
+        sigma_mp, W_scale, bulk_min, bulk_max, tw_edge, num_spikes, mp_softrank, mp_status: (mp_fit) the law of
+            Marchenko and Pastur, see ``fits.marchenko_pastur.MarchenkoPasturFit``.
+        max_rand_eval, rand_softrank, rand_distance, rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes,
+            rand_mp_softrank, rand_status: (randomize) the same weights in random order, see
+            ``fits.randomised.RandomisedFigures``.
+        farms_alpha, farms_D, farms_xmin, farms_num_evals, farms_status: (farms) the power law of the matrix's windows,
+            see ``fits.farms.FarmsFit``.
         fit_status: ``"ok"``; else the reason why alpha (and all that needs it) is None.
     """
 
     longname: str
     M: int
     N: int
+    Q: float | None = None
     num_evals: int | None = None
     matrix_rank: int | None = None
+    rank_loss: int | None = None
+    weak_rank_loss: int | None = None
     params: int
     alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    sigma: float | None = None
     D: float | None = None
     xmin: float | None = None
     xmax: float | None = None
+    num_pl_spikes: int | None = None
+    num_fingers: int | None = only_with("clip_xmax")
+    raw_alpha: float | None = only_with("clip_xmax")
+    p_value: float | None = only_with("bootstrap")
+    tpl_alpha: float | None = only_with("tpl")
+    tpl_lambda: float | None = only_with("tpl")
+    tpl_xmin: float | None = only_with("tpl")
+    tpl_D: float | None = only_with("tpl")  # noqa: N815 - D, as the other one
+    tpl_status: str | None = only_with("tpl")
     spectral_norm: float | None = None
+    sv_max: float | None = None
+    sv_min: float | None = None
     norm: float | None = None
     log_norm: float | None = None
     log_spectral_norm: float | None = None
@@ -60,8 +113,42 @@ class LayerRow:
     log_alpha_norm: float | None = None
     stable_rank: float | None = None
     entropy: float | None = None
+    detX_num: int | None = None  # noqa: N815 - WeightWatcher's name
+    detX_val: float | None = None  # noqa: N815
+    ERG_gap: int | None = None
+    sigma_mp: float | None = only_with("mp_fit")
+    W_scale: float | None = only_with("mp_fit")
+    bulk_min: float | None = only_with("mp_fit")
+    bulk_max: float | None = only_with("mp_fit")
+    tw_edge: float | None = only_with("mp_fit")
+    num_spikes: int | None = only_with("mp_fit")
+    mp_softrank: float | None = only_with("mp_fit")
+    mp_status: str | None = only_with("mp_fit")
+    max_rand_eval: float | None = only_with("randomize")
+    rand_softrank: float | None = only_with("randomize")
+    rand_distance: float | None = only_with("randomize")
+    rand_sigma_mp: float | None = only_with("randomize")
+    rand_bulk_min: float | None = only_with("randomize")
+    rand_bulk_max: float | None = only_with("randomize")
+    rand_num_spikes: int | None = only_with("randomize")
+    rand_mp_softrank: float | None = only_with("randomize")
+    rand_status: str | None = only_with("randomize")
+    farms_alpha: float | None = only_with("farms")
+    farms_D: float | None = only_with("farms")  # noqa: N815
+    farms_xmin: float | None = only_with("farms")
+    farms_num_evals: int | None = only_with("farms")
+    farms_status: str | None = only_with("farms")
     fit_status: str = "not analysed"
 
-    def cells(self) -> dict[str, Cell]:
-        """The columns by name, in order."""
-        return asdict(self)
+    def cells(self, options: Mapping[str, Any] | None = None) -> dict[str, Cell]:
+        """The columns by name, in order.
+
+        Args:
+            options: the fields of FitSettings by name, as the convention of a result has them. The columns of an option
+                that is off are left out, of all rows alike. None: every column.
+        """
+        return {
+            column.name: getattr(self, column.name)
+            for column in fields(self)
+            if options is None or "option" not in column.metadata or options.get(column.metadata["option"])
+        }

@@ -114,7 +114,8 @@ class _Look:
 
 def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Preflight:
     """Of a model of the Hub only what the list says is known. ``said``: whether it says what the model is."""
-    reason = why_not(look.spectra_of, adapter=adapter, base=look.base)
+    # An adapter of the Hub may name its base in its own config.
+    reason = None if adapter else why_not(look.spectra_of, adapter=False, base=look.base)
     if reason is not None and said:
         raise BadModel(f"model {shown(ref.text)}: {reason}")
     needed = look.base is not None and (adapter or look.spectra_of == "delta")

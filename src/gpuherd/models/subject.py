@@ -14,9 +14,10 @@ from typing import Literal
 from gpuherd.errors import BadModel
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
+from gpuherd.models.lora import ExpertEdit, MatrixEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
-from gpuherd.models.update import adapter_update, difference, update_matrices
+from gpuherd.models.update import AdapterUpdate, adapter_update, difference, update_matrices
 
 SpectraOf = Literal["weights", "ba", "delta"]
 
@@ -38,21 +39,32 @@ class Subject:
     base: TensorSource | None = None
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank r of each tensor whose update is taken as s B A; empty where nothing is."""
+        low_rank = self.source.low_rank if isinstance(self.source, AdapterUpdate) else {}
+        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, MatrixEdit | ExpertEdit))
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors as stored, each storage once; the base's too where weights are compared with it."""
         sources = (self.source,) if self.base is None else (self.source, self.base)
         return sum(info.nbytes for source in sources for info in source.tensors.values() if info.shares is None)
 
 
-def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | None) -> str | None:
+def told_ranks(ranks: Sequence[int]) -> str:
+    """The ranks of an adapter's modules in a few words: ``rank 8``, or ``ranks 4 to 16``."""
+    least, most = min(ranks), max(ranks)
+    return f"rank {least}" if least == most else f"ranks {least} to {most}"
+
+
+def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | Path | None) -> str | None:
     """Why there are no such spectra of a model, None if there are."""
+    if adapter and base is None:
+        return "this is an adapter that names no base model: give it as source_model in the list, or by --base-model"
     if spectra_of == "ba" and not adapter:
-        return (
-            "spectra of BA are those of an adapter, and this is a whole model; --spectra-of delta compares it with"
-            " its base"
-        )
-    if spectra_of == "delta" and not adapter and base is None:
-        return "there is no base to compare it with: name it as source_model in the list, or by --base-model"
+        return "only an adapter has a BA, and this is a whole model; --spectra-of delta compares it with its base"
+    if spectra_of == "delta" and base is None:
+        return "there is no base to compare it with: give it as source_model in the list, or by --base-model"
     return None
 
 
@@ -72,25 +84,23 @@ def open_subject(
             spectra of this model.
     """
     adapter = is_adapter(path)
-    reason = why_not(spectra_of, adapter=adapter, base=None if base is None else str(base))
+    reason = why_not(spectra_of, adapter=adapter, base=base)
     if reason is not None:
         raise BadModel(reason)
-    if base is not None and (adapter or spectra_of == "delta") and is_adapter(base):
+    if base is None or (not adapter and spectra_of == "weights"):
+        source = open_checkpoint(path)
+        return Subject(source, list(matrices(source, embeddings=embeddings)))
+    if is_adapter(base):
         raise BadModel("the base is itself an adapter; merge that one first")
-    if adapter:
-        if base is None:
-            raise BadModel("it is an adapter and no base model is named: name it as source_model in the list")
-        merged = merge(open_checkpoint(base), path)
-        if spectra_of == "weights":
-            return Subject(merged, list(matrices(merged, embeddings=embeddings)))
-        update = adapter_update(merged, ba=spectra_of == "ba")
-        return Subject(update, list(update_matrices(update, embeddings=embeddings)))
-    if spectra_of == "delta" and base is not None:
-        old = open_checkpoint(base)
+    old = open_checkpoint(base)
+    if not adapter:
         delta = difference(open_checkpoint(path), old)
         return Subject(delta, list(update_matrices(delta, embeddings=embeddings)), old)
-    source = open_checkpoint(path)
-    return Subject(source, list(matrices(source, embeddings=embeddings)))
+    merged = merge(old, path)
+    if spectra_of == "weights":
+        return Subject(merged, list(matrices(merged, embeddings=embeddings)))
+    update = adapter_update(merged, ba=spectra_of == "ba")
+    return Subject(update, list(update_matrices(update, embeddings=embeddings)))
 
 
 def count_weights(tensors: Mapping[str, TensorInfo], found: Iterable[WeightMatrix]) -> int:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpuherd.esd.spectra.device_gram import Form, GramSum
 from gpuherd.esd.spectra.eigenvalues import EPS, SAFE_EXPONENT
+from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
     import torch
@@ -130,9 +131,6 @@ def did_not_converge(problem: BaseException) -> bool:
 
 def _on_host(gram: torch.Tensor) -> Float64:
     """By LAPACK, one matrix at a time: it takes all threads that there are."""
-    from scipy.linalg import eigh
-
     with _ONE_ON_HOST:
-        there = gram.cpu().numpy()
-        values: Float64 = eigh(there, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="evd")
-    return values
+        # Rows first here is columns first there, and a Gram matrix is the same both ways.
+        return symmetric_eigenvalues(gram.cpu().numpy().T)
