@@ -155,8 +155,7 @@ class FourBit(Decoded):
         table, scales, size, offset = self.nested
         codes = integers_of(self.absmax, self.absmax.offset, (0, 1), run, 0).reshape(-1)
         scale = scales.read().reshape(-1)[np.arange(*run) // size]
-        found: Float32 = table.read().reshape(-1)[codes] * scale + np.float32(offset)
-        return found
+        return np.add(_product(table.read().reshape(-1)[codes], scale), np.float32(offset))
 
 
 def integers_of(tensor: StoredTensor, offset: int, rows: Run, columns: Run, apart: int) -> npt.NDArray[np.uint8]:
