@@ -158,7 +158,12 @@ def test_each_format(tmp_path: Path, case: str) -> None:
     tensors, config, wanted = CASES[case]()
     checkpoint = saved(tmp_path, {**tensors, "h.0.plain.weight": torch.ones(4, 4)}, config)
     found = {m.longname: m for m in matrices(checkpoint)}
-    assert set(found) == {"h.0.k", "h.0.plain"}
+    assert {name for name, m in found.items() if m.skip is None} == {"h.0.k", "h.0.plain"}
+    # What it was made from stays in the list of tensors, and says so.
+    beside = {name for name, info in checkpoint.tensors.items() if info.scales_of == "h.0.k.weight"}
+    assert len(checkpoint.tensors) == len(tensors) + 1
+    assert beside == set(tensors) - {"h.0.k.weight", "h.0.k.qweight", "h.0.k.bias"}
+    assert all("scales or codes of h.0.k.weight" in str(m.skip) for m in found.values() if m.tensor in beside)
     matrix = found["h.0.k"]
     assert matrix.skip is None and matrix.shape == wanted.shape and matrix.tensor == "h.0.k.weight"
     info = checkpoint.tensors["h.0.k.weight"]
@@ -210,7 +215,7 @@ def test_mxfp4_experts_as_transformers_unpacks_them(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path, tensors, {"quant_method": "mxfp4"})
     config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "gpt_oss"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert {info.dtype for info in checkpoint.tensors.values()} == {"MXFP4", "F32"}
+    assert {info.dtype for info in checkpoint.tensors.values() if not info.scales_of} == {"MXFP4", "F32"}
     got = {m.longname: m.slices()[0] for m in matrices(open_checkpoint(tmp_path)) if m.skip is None}
     assert len(got) == 9
     for expert in range(3):
