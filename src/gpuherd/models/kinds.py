@@ -55,8 +55,6 @@ def tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> 
 def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
     """What a tensor of two or more axes is, and why it is not analysed (None if it is)."""
     name, axes = info.name, len(info.shape)
-    if info.scales_of is not None:
-        return "other", f"{SCALES}{info.scales_of}, counted there"
     if info.dtype not in READABLE and not info.decoded:
         return "other", f"stored as {info.dtype}, no weights"
     if 0 in info.shape:
