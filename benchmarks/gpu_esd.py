@@ -129,10 +129,32 @@ def eigenvalues(n: int, device: str) -> dict[str, Any]:
         G = gram_of(n, 2 * n, device, dtype)
         name = str(dtype).removeprefix("torch.")
         one: dict[str, Any] = {}
+        counts = [count for count in STREAMS if fits(n, count, device)]
         with peak_memory(device, one):
-            one["streams"] = {str(count): in_streams(G, count, device) for count in STREAMS if fits(n, count, device)}
+            one["streams"] = {
+                str(count): in_streams(lambda G=G: torch.linalg.eigvalsh(G).cpu(), count, device)  # type: ignore[misc]
+                for count in counts
+            }
         figures[name] = one
+        if dtype == torch.float64:
+            figures["to_band"] = bands(G, counts, device)
         del G
+    return figures
+
+
+def bands(G: torch.Tensor, counts: list[int], device: str) -> dict[str, Any]:
+    """The other way: a band by the GPU (seconds a matrix, several streams), and its eigenvalues by a core of the CPU."""
+    from gpuherd.esd.spectra.device_band import to_band
+
+    figures: dict[str, Any] = {}
+    with peak_memory(device, figures):
+        figures["streams"] = {str(count): in_streams(lambda: to_band(G.clone()), count, device) for count in counts}
+    band = to_band(G.clone())
+    started = time.process_time()
+    values = band.eigenvalues()
+    figures["cpu_seconds"] = time.process_time() - started
+    exact = np.linalg.eigvalsh(G.cpu().numpy())
+    figures["difference"] = float(np.abs(values - exact).max() / exact[-1])
     return figures
 
 
@@ -145,16 +167,14 @@ def fits(n: int, count: int, device: str) -> bool:
     return 3 * 8 * n * n * count < 0.8 * torch.cuda.mem_get_info()[0]
 
 
-def in_streams(G: torch.Tensor, count: int, device: str) -> float:
+def in_streams(solve: Callable[[], object], count: int, device: str) -> float:
     """Seconds a matrix when ``count`` threads, each with a stream of its own, solve 2 each."""
-    import torch
-
     from gpuherd.esd.on_device import own_stream
 
     def lane() -> None:
         with own_stream(device):
             for _ in range(2):
-                torch.linalg.eigvalsh(G).cpu()
+                solve()
 
     def work() -> None:
         threads = [threading.Thread(target=lane) for _ in range(count)]
@@ -175,7 +195,9 @@ def batched(n: int, count: int, device: str) -> dict[str, Any]:
     figures: dict[str, Any] = {"n": n, "count": count}
     with peak_memory(device, figures):
         figures["batch"] = seconds(lambda: torch.linalg.eigvalsh(stack).cpu(), device) / count
-    figures["eight_streams"] = in_streams(G, 8 if device.startswith("cuda") else 2, device)
+    figures["eight_streams"] = in_streams(
+        lambda: torch.linalg.eigvalsh(G).cpu(), 8 if device.startswith("cuda") else 2, device
+    )
     figures["cpu"] = seconds(lambda: np.linalg.eigvalsh(G.cpu().numpy()), "cpu")
     return figures
 
