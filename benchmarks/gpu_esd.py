@@ -31,6 +31,8 @@ from benchmarks.worker_memory import write_llama
 if TYPE_CHECKING:
     import torch
 
+    from gpuherd.esd.spectra.device_solver import Solver
+
 SIZES = (1024, 2048, 4096, 8192)
 BATCHED = ((256, 64), (512, 32), (768, 16), (1023, 8), (2048, 4))
 STREAMS = (1, 2, 4, 8, 16)
@@ -143,13 +145,14 @@ def eigenvalues(n: int, device: str) -> dict[str, Any]:
 
 
 def bands(G: torch.Tensor, counts: list[int], device: str) -> dict[str, Any]:
-    """The other way: a band by the GPU (seconds a matrix, several streams), and its eigenvalues by a core of the CPU."""
+    """The other way: a band by the GPU (seconds a matrix, by streams), and its eigenvalues by a core of the CPU."""
     from gpuherd.esd.spectra.device_band import to_band
 
     figures: dict[str, Any] = {}
     with peak_memory(device, figures):
         figures["streams"] = {str(count): in_streams(lambda: to_band(G.clone()), count, device) for count in counts}
     band = to_band(G.clone())
+    band.eigenvalues()
     started = time.process_time()
     values = band.eigenvalues()
     figures["cpu_seconds"] = time.process_time() - started
@@ -299,8 +302,11 @@ def whole_model(cuda: bool) -> dict[str, Any]:
             "lanes_to_cpu": difference(folder / "lanes", folder / "cpu"),
             "one_by_one_to_lanes": difference(folder / "one", folder / "lanes"),
         }
-        if not cuda:
-            figures["in_lanes_of_this_process"] = lanes_here(folder / "model")
+        solvers: tuple[Solver, ...] = ("device", "band")
+        for solver in solvers:
+            figures[f"lanes_of_this_process_{solver}"] = lanes_here(
+                folder / "model", "cuda:0" if cuda else "cpu:0", solver
+            )
     return figures
 
 
@@ -348,20 +354,28 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["longname"]: row for row in csv.DictReader(file) if row["fit_status"] == "ok"}
 
 
-def lanes_here(model: Path) -> dict[str, Any]:
-    """Where there is no GPU: the way of a GPU, with torch on the CPU."""
+def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
+    """The lanes without the worker around them, with float64 Gram matrices: eigenvalues on the device, or bands."""
     from gpuherd.esd import FitSettings
-    from gpuherd.esd.pipeline import analyse_matrices
+    from gpuherd.esd.fits.power_law import fit_power_law
+    from gpuherd.esd.lanes import Lanes
+    from gpuherd.esd.on_device import Result
+    from gpuherd.esd.spectra.device_solver import Arithmetic
+    from gpuherd.esd.spectra.pooled import spectrum_of
     from gpuherd.models.checkpoint import open_checkpoint
     from gpuherd.models.matrices import matrices
 
-    found = list(matrices(open_checkpoint(model)))
-    settings = FitSettings("DKS")
+    found = [matrix for matrix in matrices(open_checkpoint(model)) if matrix.skip is None]
+    settings, alphas = FitSettings("DKS"), {}
+
+    def finish(result: Result) -> None:
+        assert result.spectrum is not None
+        evals = result.spectrum.evals
+        alphas[result.index] = fit_power_law(evals[evals > settings.evals_thresh], "DKS").alpha
+
+    def on_cpu(index: int) -> Result:
+        return Result(index, spectrum_of(found[index]), None, "cpu")
+
     started = time.perf_counter()
-    lanes = analyse_matrices(found, settings, ("cpu:0",), parallel=True, on_progress=lambda _: None)
-    spent = time.perf_counter() - started
-    plain = analyse_matrices(found, settings, ("cpu",), parallel=True, on_progress=lambda _: None)
-    both = [
-        (a.alpha, b.alpha) for a, b in zip(lanes, plain, strict=True) if a.alpha is not None and b.alpha is not None
-    ]
-    return {"wall_s": spent, "largest_difference_of_alpha": max(abs(a / b - 1) for a, b in both)}
+    left = Lanes(found, range(len(found)), False, [device], [Arithmetic("float64", solver)], finish, on_cpu).run()
+    return {"wall_s": time.perf_counter() - started, "done": len(alphas), "left": len(left.alone) + len(left.on_cpu)}
