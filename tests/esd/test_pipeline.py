@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.devices import CudaDevices, NoCuda, choose_devices
@@ -20,12 +22,15 @@ from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.batching import HOST_SIDE
 from gpuherd.esd.spectra.pooled import LayerSpectrum
+from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.matrices import matrices as read_matrices
 
 SETTINGS = FitSettings("xmin_mid")
 
 
+HALF = (torch.bfloat16, torch.float16, torch.float32)
 LARGE, SMALL = (HOST_SIDE + 40, HOST_SIDE + 4), (24, 16)
 
 
@@ -107,6 +112,32 @@ def test_lanes_give_the_rows_of_a_single_lane() -> None:
     assert lanes[14].fit_status == "1 of 84000 weights are NaN or infinite"
     assert_alike(lanes, alone)
     assert_alike(analysed(matrices, "cpu:0", parallel=False), alone)
+
+
+def test_a_checkpoint_of_16_bits_gives_the_rows_of_the_cpu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {f"layers.{n}.weight": torch.randn(HOST_SIDE + 3 + 200 * (n % 2), HOST_SIDE + 90) for n in range(6)}
+    save_file(
+        {name: tensor.to(HALF[n % 3]) for n, (name, tensor) in enumerate(tensors.items())}, tmp_path / "m.safetensors"
+    )
+    found = list(read_matrices(open_checkpoint(tmp_path / "m.safetensors")))
+    assert [matrix.half is not None for matrix in found] == [True, True, False] * 2
+    assert_alike(analysed(found, "cpu:0"), analysed(found, "cpu"))
+    assert_alike(analysed(found, "cpu:0", parallel=False), analysed(found, "cpu"))
+
+
+def test_float32_is_done_in_float64_where_an_eigenvalue_would_not_be_positive() -> None:
+    square = [matrix(f"m{n}", n, shape=(400, 400)) for n in range(6)]
+    settings = FitSettings("xmin_mid", precision="float32")
+    exact = analysed(square, "cpu")
+    for parallel in (True, False):
+        rows = analyse_matrices(square, settings, ("cpu:0",), parallel=parallel, on_progress=lambda _: None)
+        for row, other in zip(rows, exact, strict=True):
+            assert row.alpha == pytest.approx(other.alpha, rel=1e-3)
+            assert row.norm == pytest.approx(other.norm, rel=1e-5)
+        # Some in float32, whose small eigenvalues are noise; the others in float64 to the last digits.
+        far = [abs((row.alpha or 0) / (other.alpha or 1) - 1) > 1e-9 for row, other in zip(rows, exact, strict=True)]
+        assert any(far)
 
 
 def test_two_runs_in_lanes_give_the_same_bits() -> None:

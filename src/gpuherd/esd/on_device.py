@@ -17,18 +17,21 @@ from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_leng
 from gpuherd.esd.spectra.device_gram import ieee_float32
 from gpuherd.esd.spectra.device_solver import (
     Arithmetic,
+    Solved,
     device_arithmetic,
     did_not_converge,
-    eigenvalues_of_grams,
     gram_on_device,
+    settled,
+    solved,
 )
 from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.esd.settings import FitSettings
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.esd.settings import Precision
+    from gpuherd.models.dtypes import Codes
+    from gpuherd.models.matrices import HalfSlabs, WeightMatrix
 
 Float64 = npt.NDArray[np.float64]
 Weights = list[npt.NDArray[np.floating[Any]]]
@@ -44,6 +47,25 @@ class Work:
     matrix: WeightMatrix
     pieces: Iterable[Piece]
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a device found out about a matrix; ``settle`` makes a spectrum of it.
+
+    Attributes:
+        index: its number in the model.
+        pieces: of the matrix, or of each slice of a convolution; None where a piece can't be computed there.
+        conv: it is a convolution.
+        weights: its slices, if they came whole.
+        device: where it was computed.
+    """
+
+    index: int
+    pieces: tuple[Solved | None, ...]
+    conv: bool
+    weights: Weights | None
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +88,13 @@ class Result:
 def size_of(index: int, matrix: WeightMatrix, total_bytes: int | None) -> Size:
     """What a plan has to know of a matrix; ``total_bytes`` is the memory of the smallest GPU, None if not known."""
     side, long = min(matrix.shape), max(matrix.shape)
-    fused = matrix.part.layout is not None
+    read_together = matrix.part.layout is not None and matrix.stream is None
     return Size(
         index,
         side,
         long,
         pieces=max(1, matrix.params // max(1, side * long)),
-        bundle=(matrix.tensor, matrix.part.piece) if fused else None,
+        bundle=(matrix.tensor, matrix.part.piece) if read_together else None,
         # Of a product of low rank only a small core is computed.
         on_host=matrix.factors is not None or (total_bytes is not None and lane_bytes(side) > total_bytes),
     )
@@ -85,21 +107,45 @@ def comes_whole(matrix: WeightMatrix, needs_weights: bool) -> bool:
 
 def read_pieces(matrix: WeightMatrix, device: str, whole: bool) -> Iterator[Piece]:
     """Reads a matrix: its slices as they are, or panels in memory that the device can fetch by itself."""
+    side = min(matrix.shape)
     if whole:
         yield from matrix.slices()
-        return
-    for slab in matrix.slabs(panel_length(min(matrix.shape))):
-        yield staged(slab, device)
+    elif matrix.half is not None:
+        yield from _half_pieces(matrix.half, panel_length(side, 2), device)
+    else:
+        for slab in matrix.slabs(panel_length(side, 4)):
+            yield staged(slab, device)
+
+
+def _half_pieces(half: HalfSlabs, most: int, device: str) -> Iterator[torch.Tensor]:
+    """16-bit numbers, read from the file into the memory that the GPU fetches them from, and widened there."""
+    import torch
+
+    made: list[torch.Tensor] = []
+
+    def room(shape: tuple[int, int]) -> Codes:
+        made.append(_pinned(shape, torch.int16, device))
+        codes: Codes = made[0].numpy().view(np.uint16)
+        return codes
+
+    dtype = torch.bfloat16 if half.dtype == "BF16" else torch.float16
+    for _ in half.stream(most, room):
+        yield made.pop().view(dtype)
 
 
 def staged(array: npt.NDArray[Any], device: str) -> torch.Tensor:
     """The numbers as a tensor in pinned memory, if it is for a GPU: the copy there then goes on beside other work."""
     import torch
 
-    dtype = torch.float64 if array.dtype == np.float64 else torch.float32
-    tensor = torch.empty(array.shape, dtype=dtype, pin_memory=torch.device(device).type == "cuda")
+    tensor = _pinned(array.shape, torch.float64 if array.dtype == np.float64 else torch.float32, device)
     tensor.numpy()[...] = array
     return tensor
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    import torch
+
+    return torch.empty(shape, dtype=dtype, pin_memory=torch.device(device).type == "cuda")
 
 
 def piece_bytes(piece: Piece) -> int:
@@ -107,9 +153,9 @@ def piece_bytes(piece: Piece) -> int:
     return int(piece.nbytes)
 
 
-def group_spectra(
+def compute_group(
     group: Sequence[Work], device: str, arithmetic: Arithmetic, batch: Callable[[int], int]
-) -> Iterator[Result]:
+) -> Iterator[Computed]:
     """The spectra of matrices, in their order; those of one side that follow each other are solved together.
 
     Args:
@@ -120,12 +166,12 @@ def group_spectra(
     """
     grams: list[torch.Tensor] = []
     owners: list[int] = []
-    found: dict[int, list[Float64 | None]] = {work.index: [] for work in group}
+    found: dict[int, list[Solved | None]] = {work.index: [] for work in group}
     weights: dict[int, Weights] = {}
     side = 0
 
     def solve() -> None:
-        for owner, values in zip(owners, eigenvalues_of_grams(grams, arithmetic.solver), strict=True):
+        for owner, values in zip(owners, solved(grams, arithmetic.solver), strict=True):
             found[owner].append(values)
         owners.clear()
 
@@ -147,22 +193,36 @@ def group_spectra(
     if grams:
         solve()
     for work in group:
-        spectrum = _pooled(found[work.index], conv=work.matrix.kind == "conv")
-        yield Result(work.index, spectrum, weights.pop(work.index, None), device)
+        pieces, conv = tuple(found[work.index]), work.matrix.kind == "conv"
+        yield Computed(work.index, pieces, conv, weights.pop(work.index, None), device)
 
 
-def alone(index: int, matrix: WeightMatrix, settings: FitSettings, device: str) -> Result:
+def settle(computed: Computed) -> Result:
+    """The spectrum of what was computed; takes the CPU's time where only bands were. ``weights`` are handed on."""
+    values: list[Float64] = []
+    for piece in computed.pieces:
+        each = None if piece is None else settled(piece)
+        if each is None:
+            return Result(computed.index, None, computed.weights, computed.device)
+        values.append(each)
+    evals = np.sort(np.concatenate(values))
+    spectrum = checked(evals * CONV_NORM if computed.conv else evals)
+    return Result(computed.index, spectrum, computed.weights, computed.device)
+
+
+def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str) -> Result:
     """One matrix by itself, on this thread: what a lane does, with nothing beside it. ``spectrum`` is None for what the
     CPU has to look at, and for what it is better at (products of low rank, too large for the GPU)."""
     memory = memory_of([device])
     size = size_of(index, matrix, memory[1] if memory else None)
     if size.on_host or size.side <= HOST_SIDE:
         return Result(index, None, None, device)
-    whole = comes_whole(matrix, settings.needs_weights)
+    whole = comes_whole(matrix, needs_weights)
     work = Work(index, matrix, read_pieces(matrix, device, whole), whole)
     try:
         with ieee_float32():
-            (result,) = group_spectra([work], device, device_arithmetic(device, settings.precision), lambda _: 1)
+            (computed,) = compute_group([work], device, device_arithmetic(device, precision), lambda _: 1)
+            result = settle(computed)
     except Exception as problem:
         if did_not_converge(problem):
             return Result(index, None, None, device)
@@ -181,18 +241,10 @@ def _grams(work: Work, weights: Weights | None, device: str, arithmetic: Arithme
 
 def _panels(weights: npt.NDArray[Any], device: str) -> Iterator[torch.Tensor]:
     rows, columns = weights.shape
-    step = panel_length(min(rows, columns))
+    step = panel_length(min(rows, columns), weights.itemsize)
     for start in range(0, max(rows, columns), step):
         part = weights[start : start + step] if rows >= columns else weights[:, start : start + step]
         yield staged(part, device)
-
-
-def _pooled(values: Sequence[Float64 | None], *, conv: bool) -> LayerSpectrum | None:
-    sound = [each for each in values if each is not None]
-    if len(sound) < len(values) or not sound:
-        return None
-    evals = np.sort(np.concatenate(sound))
-    return checked(evals * CONV_NORM if conv else evals)
 
 
 @contextmanager
@@ -205,6 +257,15 @@ def own_stream(device: str) -> Iterator[None]:
         return
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         yield
+
+
+def warm_up(device: str) -> None:
+    """Has torch load its solvers for a device and make what it keeps there. From one thread: torch loads its linear
+    algebra for GPUs on first use, and fails with "lazy wrapper should be called at most once" where two threads do."""
+    import torch
+
+    identity = torch.eye(2, dtype=torch.float64, device=device)
+    torch.linalg.eigvalsh(identity @ identity)
 
 
 def free_cache(devices: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from gpuherd.esd.tables.stats import SKIPPED
 if TYPE_CHECKING:
     from gpuherd.esd.on_device import Result
     from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.settings import FitSettings, Precision
     from gpuherd.esd.spectra.pooled import LayerSpectrum
     from gpuherd.models.matrices import WeightMatrix
 
@@ -114,17 +114,29 @@ def _on_gpus(
     """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
     from gpuherd.esd.lanes import Lanes, Left
     from gpuherd.esd.on_device import alone
+    from gpuherd.esd.spectra.device_solver import device_arithmetic
 
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)
 
-    left = Left(alone=todo)
-    if parallel:
-        left = Lanes(matrices, todo, settings, devices, finish, on_cpu).run()
-    for index in left.alone:
-        result = alone(index, matrices[index], settings, devices[0])
-        finish(result if result.spectrum is not None else on_cpu(index))
-    for index in left.on_cpu:
+    def on_gpus(some: list[int], precision: Precision) -> list[int]:
+        """Finishes what can be done in this precision, and returns the rest."""
+        left = Left(alone=some)
+        if parallel:
+            arithmetic = [device_arithmetic(device, precision) for device in devices]
+            left = Lanes(matrices, some, settings.needs_weights, devices, arithmetic, finish, on_cpu).run()
+        for index in left.alone:
+            result = alone(index, matrices[index], precision, settings.needs_weights, devices[0])
+            if result.spectrum is None:
+                left.on_cpu.append(index)
+            else:
+                finish(result)
+        return left.on_cpu
+
+    rest = on_gpus(todo, settings.precision)
+    if settings.precision != "float64":
+        rest = on_gpus(rest, "float64")
+    for index in rest:
         finish(on_cpu(index))
 
 

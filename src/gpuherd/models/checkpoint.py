@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models import gguf_model, safetensors_file, torch_file
-from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.decoding import decoded
+from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.source import Run, TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, opened
@@ -113,26 +114,30 @@ class Checkpoint:
         """A block of the tensor seen as (all axes but the last, the last axis); only its bytes are read."""
         return self.stored[name].read_block(rows, columns)
 
+    def half_of(self, name: str) -> Half | None:
+        """The tensor's format where ``read_codes`` can be asked for it: 16 bits a number, stored as they are."""
+        tensor = self.stored[name]
+        return tensor.half if isinstance(tensor, StoredTensor) else None
+
+    def read_codes(self, name: str, rows: Run, columns: Run, target: Codes) -> None:
+        """Fills ``target`` with a block (see ``read_block``) as its 16-bit numbers are stored. Raises BadModel."""
+        tensor = self.stored[name]
+        if not isinstance(tensor, StoredTensor) or tensor.half is None:
+            raise ValueError(f"{name} is not stored in 16 bits")
+        tensor.read_codes(rows, columns, target)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The model in this folder, or in this single ``.safetensors``, ``.bin``, ``.pt``, ``.pth`` or ``.gguf`` file (of a
     GGUF file in shards: any of them).
 
     Headers are read and checked, no weights. Raises MissingModel when the path or a shard is not there, BadModel when
-    it is no model, damaged, or quantised.
+    it is no model, damaged, or quantised in a way that can't be turned back into weights.
     """
     path = Path(path)
     if not path.exists():
         raise MissingModel(f"{path} is not there")
-    folder = path if path.is_dir() else path.parent
-    gguf = path if path.suffix.lower() in _GGUF and not path.is_dir() else _only_gguf(folder) if path.is_dir() else None
-    stored: Mapping[str, Stored]
-    if gguf is not None:
-        config, files = gguf_model.read_model(gguf)
-        stored = _merge(files)
-    else:
-        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        stored = _read_folder(path) if path.is_dir() else _merge([read_weight_file(path)])
+    config, stored = _open(path)
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
     if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
@@ -142,10 +147,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
     quantised = quantised_as(config, (tensor.info for tensor in stored.values()))
     if quantised is not None:
         raise BadModel(
-            f"{path} is quantised ({quantised}): its numbers are codes, not weights. Use the unquantised model; "
-            "if the weights are plain after all, remove quantization_config from its config.json"
+            f"{path} is quantised ({quantised}), in a form that can't be turned back into weights here: its numbers "
+            "are codes. Use the unquantised model; if the weights are plain after all, remove quantization_config from "
+            "its config.json"
         )
     return Checkpoint(path, config, stored)
+
+
+def _open(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Stored]]:
+    """Config and tensors of a folder or a file that exists."""
+    whole_folder = path.is_dir()
+    gguf = _only_gguf(path) if whole_folder else path if path.suffix.lower() in _GGUF else None
+    if gguf is not None:
+        config, files = gguf_model.read_model(gguf)
+        return config, _merge(files)
+    beside = (path if whole_folder else path.parent) / "config.json"
+    config = read_json(beside) if beside.exists() else {}
+    return config, decoded(_read_folder(path) if whole_folder else _merge([read_weight_file(path)]), config)
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

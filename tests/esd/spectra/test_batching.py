@@ -94,7 +94,7 @@ def test_shares_are_within_four_thirds_of_the_best(costs: list[int], devices: in
 
 @pytest.mark.parametrize("side", [257, 768, 1024, 4096, 5120, 8192, 16384, 65536])
 def test_memory_of_lanes(side: int) -> None:
-    panels = 1.5 * 8 * side * panel_length(side)  # in float64 and as float32
+    panels = 8 * side * panel_length(side) + 4 * side * panel_length(side, 4)  # in float64, and as it is stored
     for smaller in range(HOST_SIDE + 1, side + 1, 97):
         assert lane_bytes(side) >= GRAM_COPIES * 8 * batch_of(smaller) * smaller**2 + panels
     # The compensated form: the sum, a product, 8 slices of 1024 columns, and three times what is left of them.

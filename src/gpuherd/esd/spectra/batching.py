@@ -28,7 +28,7 @@ LEAST_LANES = 2
 LANES_BYTES = 8 << 30
 # In float64 and for a square matrix: the Gram matrix, the solver's copy of it and its workspace.
 GRAM_COPIES = 3
-# One float64 panel of 32 MB, the same as stored, and the libraries' workspace for the lane.
+# A piece of 32 MB as stored, as much of it as makes a panel of 32 MB in float64, and the libraries' workspace.
 LANE_BYTES = 128 * MB
 PANEL_BYTES = 32 * MB
 PANEL_MIN = 256
@@ -153,9 +153,9 @@ def peak_bytes(side: int, *, parallel: bool) -> int:
     return lane_bytes(side) * (lanes_at(side) if parallel else 1)
 
 
-def panel_length(side: int) -> int:
-    """How much of the longer side is converted to float64 at a time: 32 MB, or 256 where that is more."""
-    return max(PANEL_MIN, PANEL_BYTES // (8 * max(side, 1)))
+def panel_length(side: int, item: int = 8) -> int:
+    """How much of the longer side is taken at a time, at ``item`` bytes a number: 32 MB, or 256 where that is more."""
+    return max(PANEL_MIN, PANEL_BYTES // (item * max(side, 1)))
 
 
 def _gathered(sizes: Iterable[Size], lanes: int) -> list[tuple[int, ...]]:

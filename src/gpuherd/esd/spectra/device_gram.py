@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from gpuherd.esd.spectra.batching import panel_length
+
 if TYPE_CHECKING:
     import torch
 
@@ -63,17 +65,19 @@ class GramSum:
         return self._torch.float32 if self._form == "float32" else self._torch.float64
 
     def add(self, panel: torch.Tensor) -> None:
-        """Adds a piece of shape (side, any), of any float type, on the same device."""
+        """Adds a piece of shape (side, any), of any float type, on the same device; widened 32 MB at a time."""
         torch = self._torch
         least, most = torch.aminmax(panel)  # NaN, if there is one, comes through both
         self._least = torch.minimum(self._least, least.to(torch.float64))
         self._most = torch.maximum(self._most, most.to(torch.float64))
-        work = panel.to(self.dtype)
-        if self._form != "split":
-            self._sum.addmm_(work, work.T)
-            return
-        for start in range(0, work.shape[1], CHUNK):
-            _add_split(self._sum, work[:, start : start + CHUNK])
+        step = CHUNK if self._form == "split" else panel_length(len(panel))
+        for start in range(0, panel.shape[1], step):
+            work = panel[:, start : start + step].to(self.dtype)
+            if self._form == "split":
+                _add_split(self._sum, work)
+            else:
+                self._sum.addmm_(work, work.T)
+            del work
 
     def peak(self) -> float:
         """The largest |number| that came; NaN or inf if one was: the result then means nothing. Waits for the GPU."""
