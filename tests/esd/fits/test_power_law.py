@@ -69,6 +69,14 @@ def test_of_equal_distances_the_first_counts(counts: list[int], values: list[flo
     assert fit.num_tail == len(x) - first
 
 
+@pytest.mark.parametrize(("off", "size"), [(0.0, 6), (1e-13, 6), (1e-11, 3)])
+def test_distances_equal_within_rounding_are_equal(off: float, size: int) -> None:
+    """Two distances of 1/3; ``off`` brings the second one, that of the fours, so little below the first."""
+    fit = fit_power_law(np.array([1.0, 1.0, 1.0, 4.0, 4.0 * (1 + off), 8.0]), "DKS")
+    assert fit.num_tail == size
+    assert pytest.approx(1 / 3, abs=1e-10) == fit.D
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(1e-300, 1e300), min_size=0, max_size=40),
