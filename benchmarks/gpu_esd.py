@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.worker_memory import write_llama
+from benchmarks.worker_memory import llama_shapes, write_model
 
 if TYPE_CHECKING:
     import torch
@@ -290,7 +290,7 @@ def whole_model(cuda: bool) -> dict[str, Any]:
     hidden, inner = (HIDDEN, INNER) if cuda else (288, 320)
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPUHERD_BENCH_FOLDER")) as name:
         folder = Path(name)
-        stored_mb = write_llama(folder / "model", layers=layers, hidden=hidden, inner=inner)
+        stored_mb = write_model(folder / "model", llama_shapes(layers=layers, hidden=hidden, inner=inner))
         read_all(folder / "model" / "model.safetensors")  # what is measured is not the disk
         figures: dict[str, Any] = {"layers": layers, "matrices": 7 * layers, "stored_mb": stored_mb}
         where = "cuda" if cuda else "cpu"
