@@ -8,7 +8,6 @@ It knows threads and what to do when one fails. What goes where is planned by `s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,35 +17,38 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from gpuherd.engines.allotment import cores
 from gpuherd.esd.on_device import (
+    Computed,
     Piece,
     Result,
     Work,
     comes_whole,
+    compute_group,
     free_cache,
-    group_spectra,
     memory_of,
     own_stream,
     piece_bytes,
     read_pieces,
+    settle,
     size_of,
+    warm_up,
 )
 from gpuherd.esd.pipeline import is_out_of_memory
 from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
 from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
 from gpuherd.esd.spectra.device_gram import ieee_float32
-from gpuherd.esd.spectra.device_solver import device_arithmetic, did_not_converge
+from gpuherd.esd.spectra.device_solver import Arithmetic, did_not_converge
 
 if TYPE_CHECKING:
-    from gpuherd.esd.settings import Precision
     from gpuherd.models.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 
 # Read and not yet on a GPU: enough that lanes find work, and little beside a model.
 READ_AHEAD_BYTES = 1 << 30
-# Fits of one matrix take milliseconds, the GPU's part tens of them.
-MOST_FIT_THREADS = 4
+# Threads of the CPU for fits, small matrices, and the eigenvalues of bands. Each is busy for no longer than a core is.
+MOST_FIT_THREADS = 32
 
 
 @dataclass
@@ -64,9 +66,9 @@ class Lanes:
     Args:
         matrices: of the model.
         todo: which of them.
-        precision: of Gram matrices and eigenvalues.
         needs_weights: figures need the weights, which are then read whole.
         devices: as torch names them.
+        arithmetic: of each device.
         finish: called with each result that has a spectrum, from one of several threads.
         spectrum_on_cpu: gives a result for a small matrix, by index.
     """
@@ -75,9 +77,9 @@ class Lanes:
         self,
         matrices: Sequence[WeightMatrix],
         todo: Sequence[int],
-        precision: Precision,
         needs_weights: bool,
         devices: Sequence[str],
+        arithmetic: Sequence[Arithmetic],
         finish: Callable[[Result], None],
         spectrum_on_cpu: Callable[[int], Result],
     ) -> None:
@@ -89,7 +91,7 @@ class Lanes:
         memory = memory_of(devices)
         sizes = [size_of(index, matrices[index], memory[1] if memory else None) for index in todo]
         self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
-        self._arithmetic = [device_arithmetic(device, precision) for device in devices]
+        self._arithmetic = arithmetic
         self._ahead: ReadAhead[Piece] = ReadAhead(READ_AHEAD_BYTES)
         self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
         self._lock = threading.Lock()
@@ -109,6 +111,8 @@ class Lanes:
             for lane in range(min(self._plan.lanes, len(groups))):
                 name = f"lane {lane} on {self._devices[number]}"
                 threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
+        for device in self._devices:
+            warm_up(device)
         with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
             for group in self._plan.groups:
                 if group.device is None:
@@ -164,20 +168,22 @@ class Lanes:
             for index, delivery in zip(group.indices, deliveries, strict=True)
         ]
         arithmetic, device = self._arithmetic[number], self._devices[number]
-        for result in group_spectra(work, device, arithmetic, batch_of):
-            unfinished.discard(result.index)
-            if result.spectrum is None:
-                with self._lock:
-                    self._left.on_cpu.append(result.index)
-            elif self._needs_weights:
+        for computed in compute_group(work, device, arithmetic, batch_of):
+            unfinished.discard(computed.index)
+            if self._needs_weights:
                 # The lane waits for these fits, so that weights are held of no more matrices than there are lanes.
-                self._finish_one(result)
+                self._finish_one(computed)
             else:
-                self._pool.submit(self._finish_one, replace(result, weights=None))
+                self._pool.submit(self._finish_one, replace(computed, weights=None))
 
-    def _finish_one(self, result: Result) -> None:
-        with self._errors_of({result.index}):
-            self._finish(result)
+    def _finish_one(self, computed: Computed) -> None:
+        with self._errors_of({computed.index}):
+            result = settle(computed)
+            if result.spectrum is not None:
+                self._finish(result)
+                return
+            with self._lock:
+                self._left.on_cpu.append(result.index)
 
     def _host_group(self, group: Group) -> None:
         """A small matrix, or the parts of one tensor, on the CPU; reads by itself."""
@@ -206,4 +212,4 @@ class Lanes:
 
 
 def _fit_threads() -> int:
-    return max(1, min(MOST_FIT_THREADS, len(os.sched_getaffinity(0)) - 1))
+    return max(1, min(MOST_FIT_THREADS, cores() - 1))

@@ -114,6 +114,7 @@ def _on_gpus(
     """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
     from gpuherd.esd.lanes import Lanes, Left
     from gpuherd.esd.on_device import alone
+    from gpuherd.esd.spectra.device_solver import device_arithmetic
 
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)
@@ -122,7 +123,8 @@ def _on_gpus(
         """Finishes what can be done in this precision, and returns the rest."""
         left = Left(alone=some)
         if parallel:
-            left = Lanes(matrices, some, precision, settings.needs_weights, devices, finish, on_cpu).run()
+            arithmetic = [device_arithmetic(device, precision) for device in devices]
+            left = Lanes(matrices, some, settings.needs_weights, devices, arithmetic, finish, on_cpu).run()
         for index in left.alone:
             result = alone(index, matrices[index], precision, settings.needs_weights, devices[0])
             if result.spectrum is None:
