@@ -114,7 +114,7 @@ class Lanes:
         ]
         for number, groups in enumerate(by_device):
             logger.info(
-                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues on the %s",
+                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues by the %s",
                 self._devices[number], len(groups), min(self._plan.lanes, len(groups)),
                 self._arithmetic[number].gram, self._arithmetic[number].solver,
             )  # fmt: skip
