@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.worker_memory import write_llama
+from benchmarks.worker_memory import llama_shapes, write_model
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.esd.spectra.device_solver import Solver
 
 SIZES = (1024, 2048, 4096, 8192)
 BATCHED = ((256, 64), (512, 32), (768, 16), (1023, 8), (2048, 4))
@@ -129,10 +131,33 @@ def eigenvalues(n: int, device: str) -> dict[str, Any]:
         G = gram_of(n, 2 * n, device, dtype)
         name = str(dtype).removeprefix("torch.")
         one: dict[str, Any] = {}
+        counts = [count for count in STREAMS if fits(n, count, device)]
         with peak_memory(device, one):
-            one["streams"] = {str(count): in_streams(G, count, device) for count in STREAMS if fits(n, count, device)}
+            one["streams"] = {
+                str(count): in_streams(lambda G=G: torch.linalg.eigvalsh(G).cpu(), count, device)  # type: ignore[misc]
+                for count in counts
+            }
         figures[name] = one
+        if dtype == torch.float64:
+            figures["to_band"] = bands(G, counts, device)
         del G
+    return figures
+
+
+def bands(G: torch.Tensor, counts: list[int], device: str) -> dict[str, Any]:
+    """The other way: a band by the GPU (seconds a matrix, by streams), and its eigenvalues by a core of the CPU."""
+    from gpuherd.esd.spectra.device_band import to_band
+
+    figures: dict[str, Any] = {}
+    with peak_memory(device, figures):
+        figures["streams"] = {str(count): in_streams(lambda: to_band(G.clone()), count, device) for count in counts}
+    band = to_band(G.clone())
+    band.eigenvalues()
+    started = time.process_time()
+    values = band.eigenvalues()
+    figures["cpu_seconds"] = time.process_time() - started
+    exact = np.linalg.eigvalsh(G.cpu().numpy())
+    figures["difference"] = float(np.abs(values - exact).max() / exact[-1])
     return figures
 
 
@@ -145,16 +170,14 @@ def fits(n: int, count: int, device: str) -> bool:
     return 3 * 8 * n * n * count < 0.8 * torch.cuda.mem_get_info()[0]
 
 
-def in_streams(G: torch.Tensor, count: int, device: str) -> float:
+def in_streams(solve: Callable[[], object], count: int, device: str) -> float:
     """Seconds a matrix when ``count`` threads, each with a stream of its own, solve 2 each."""
-    import torch
-
     from gpuherd.esd.on_device import own_stream
 
     def lane() -> None:
         with own_stream(device):
             for _ in range(2):
-                torch.linalg.eigvalsh(G).cpu()
+                solve()
 
     def work() -> None:
         threads = [threading.Thread(target=lane) for _ in range(count)]
@@ -175,7 +198,9 @@ def batched(n: int, count: int, device: str) -> dict[str, Any]:
     figures: dict[str, Any] = {"n": n, "count": count}
     with peak_memory(device, figures):
         figures["batch"] = seconds(lambda: torch.linalg.eigvalsh(stack).cpu(), device) / count
-    figures["eight_streams"] = in_streams(G, 8 if device.startswith("cuda") else 2, device)
+    figures["eight_streams"] = in_streams(
+        lambda: torch.linalg.eigvalsh(G).cpu(), 8 if device.startswith("cuda") else 2, device
+    )
     figures["cpu"] = seconds(lambda: np.linalg.eigvalsh(G.cpu().numpy()), "cpu")
     return figures
 
@@ -265,7 +290,7 @@ def whole_model(cuda: bool) -> dict[str, Any]:
     hidden, inner = (HIDDEN, INNER) if cuda else (288, 320)
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPUHERD_BENCH_FOLDER")) as name:
         folder = Path(name)
-        stored_mb = write_llama(folder / "model", layers=layers, hidden=hidden, inner=inner)
+        stored_mb = write_model(folder / "model", llama_shapes(layers=layers, hidden=hidden, inner=inner))
         read_all(folder / "model" / "model.safetensors")  # what is measured is not the disk
         figures: dict[str, Any] = {"layers": layers, "matrices": 7 * layers, "stored_mb": stored_mb}
         where = "cuda" if cuda else "cpu"
@@ -277,8 +302,11 @@ def whole_model(cuda: bool) -> dict[str, Any]:
             "lanes_to_cpu": difference(folder / "lanes", folder / "cpu"),
             "one_by_one_to_lanes": difference(folder / "one", folder / "lanes"),
         }
-        if not cuda:
-            figures["in_lanes_of_this_process"] = lanes_here(folder / "model")
+        solvers: tuple[Solver, ...] = ("device", "band")
+        for solver in solvers:
+            figures[f"lanes_of_this_process_{solver}"] = lanes_here(
+                folder / "model", "cuda:0" if cuda else "cpu:0", solver
+            )
     return figures
 
 
@@ -326,20 +354,28 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["longname"]: row for row in csv.DictReader(file) if row["fit_status"] == "ok"}
 
 
-def lanes_here(model: Path) -> dict[str, Any]:
-    """Where there is no GPU: the way of a GPU, with torch on the CPU."""
+def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
+    """The lanes without the worker around them, with float64 Gram matrices: eigenvalues on the device, or bands."""
     from gpuherd.esd import FitSettings
-    from gpuherd.esd.pipeline import analyse_matrices
+    from gpuherd.esd.fits.power_law import fit_power_law
+    from gpuherd.esd.lanes import Lanes
+    from gpuherd.esd.on_device import Result
+    from gpuherd.esd.spectra.device_solver import Arithmetic
+    from gpuherd.esd.spectra.pooled import spectrum_of
     from gpuherd.models.checkpoint import open_checkpoint
     from gpuherd.models.matrices import matrices
 
-    found = list(matrices(open_checkpoint(model)))
-    settings = FitSettings("DKS")
+    found = [matrix for matrix in matrices(open_checkpoint(model)) if matrix.skip is None]
+    settings, alphas = FitSettings("DKS"), {}
+
+    def finish(result: Result) -> None:
+        assert result.spectrum is not None
+        evals = result.spectrum.evals
+        alphas[result.index] = fit_power_law(evals[evals > settings.evals_thresh], "DKS").alpha
+
+    def on_cpu(index: int) -> Result:
+        return Result(index, spectrum_of(found[index]), None, "cpu")
+
     started = time.perf_counter()
-    lanes = analyse_matrices(found, settings, ("cpu:0",), parallel=True, on_progress=lambda _: None)
-    spent = time.perf_counter() - started
-    plain = analyse_matrices(found, settings, ("cpu",), parallel=True, on_progress=lambda _: None)
-    both = [
-        (a.alpha, b.alpha) for a, b in zip(lanes, plain, strict=True) if a.alpha is not None and b.alpha is not None
-    ]
-    return {"wall_s": spent, "largest_difference_of_alpha": max(abs(a / b - 1) for a, b in both)}
+    left = Lanes(found, range(len(found)), False, [device], [Arithmetic("float64", solver)], finish, on_cpu).run()
+    return {"wall_s": time.perf_counter() - started, "done": len(alphas), "left": len(left.alone) + len(left.on_cpu)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuherd.esd.on_device import Work, alone, group_spectra, piece_bytes, read_pieces, size_of, staged
+from gpuherd.esd.on_device import Work, alone, compute_group, piece_bytes, read_pieces, settle, size_of, staged
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
 from gpuherd.esd.spectra.device_solver import Arithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
@@ -68,7 +68,7 @@ def test_what_is_sent_keeps_its_precision() -> None:
     assert (staged(read_only, DEVICE).numpy() == 3).all()
 
 
-@pytest.mark.parametrize("arithmetic", [Arithmetic("float64", "device"), Arithmetic("split", "host")])
+@pytest.mark.parametrize("arithmetic", [Arithmetic("float64", "device"), Arithmetic("split", "band")])
 @pytest.mark.parametrize("batch", [1, 2, 100])
 @pytest.mark.parametrize("whole", [False, True])
 def test_groups_give_the_spectra_of_the_cpu(arithmetic: Arithmetic, batch: int, whole: bool) -> None:
@@ -79,7 +79,7 @@ def test_groups_give_the_spectra_of_the_cpu(arithmetic: Arithmetic, batch: int, 
     for index, each in enumerate(matrices):
         slices = whole or each.kind == "conv"
         work.append(Work(10 + index, each, read_pieces(each, DEVICE, slices), slices))
-    results = list(group_spectra(work, DEVICE, arithmetic, lambda side: batch))
+    results = [settle(each) for each in compute_group(work, DEVICE, arithmetic, lambda side: batch)]
     assert [result.index for result in results] == [10, 11, 12, 13, 14]
     for result, each in zip(results, matrices, strict=True):
         expected = spectrum_of(each).evals
@@ -93,7 +93,8 @@ def test_one_that_cannot_be_resolved_leaves_the_others_of_its_group() -> None:
     low = np.ones((60, 80), np.float32)
     matrices = [matrix((60, 80), 1), replace(matrix((60, 80), 2), slices=lambda: [low]), matrix((60, 80), 3)]
     work = [Work(n, each, read_pieces(each, DEVICE, whole=False), False) for n, each in enumerate(matrices)]
-    results = list(group_spectra(work, DEVICE, Arithmetic("float64", "device"), lambda side: 8))
+    computed = compute_group(work, DEVICE, Arithmetic("float64", "device"), lambda side: 8)
+    results = [settle(each) for each in computed]
     assert [result.spectrum is None for result in results] == [False, True, False]
 
 

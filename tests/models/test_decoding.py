@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.worker import main
 from gpuherd.models.checkpoint import Checkpoint, open_checkpoint
 from gpuherd.models.codes import e4m3, unpacked
 from gpuherd.models.dtypes import FloatArray
@@ -159,6 +161,10 @@ def test_each_format(tmp_path: Path, case: str) -> None:
     checkpoint = saved(tmp_path, {**tensors, "h.0.plain.weight": torch.ones(4, 4)}, config)
     found = {m.longname: m for m in matrices(checkpoint)}
     assert set(found) == {"h.0.k", "h.0.plain"}
+    # What it was made from stays in the list of tensors, and says so.
+    beside = {name for name, info in checkpoint.tensors.items() if info.scales_of == "h.0.k.weight"}
+    assert len(checkpoint.tensors) == len(tensors) + 1
+    assert beside == set(tensors) - {"h.0.k.weight", "h.0.k.qweight", "h.0.k.bias"}
     matrix = found["h.0.k"]
     assert matrix.skip is None and matrix.shape == wanted.shape and matrix.tensor == "h.0.k.weight"
     info = checkpoint.tensors["h.0.k.weight"]
@@ -210,13 +216,39 @@ def test_mxfp4_experts_as_transformers_unpacks_them(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path, tensors, {"quant_method": "mxfp4"})
     config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "gpt_oss"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert {info.dtype for info in checkpoint.tensors.values()} == {"MXFP4", "F32"}
+    assert {info.dtype for info in checkpoint.tensors.values() if not info.scales_of} == {"MXFP4", "F32"}
     got = {m.longname: m.slices()[0] for m in matrices(open_checkpoint(tmp_path)) if m.skip is None}
     assert len(got) == 9
     for expert in range(3):
         assert np.array_equal(got[f"h.0.experts.{expert}.gate_proj"], wanted["gate_up_proj"][expert][:, ::2])
         assert np.array_equal(got[f"h.0.experts.{expert}.up_proj"], wanted["gate_up_proj"][expert][:, 1::2])
         assert np.array_equal(got[f"h.0.experts.{expert}.down_proj"], wanted["down_proj"][expert])
+
+
+def test_a_quantised_model_through_the_worker(tmp_path: Path) -> None:
+    """Its rows are those of the same numbers stored plainly; its coverage table has every tensor of the file."""
+    tensors, config, wanted = gptq(4, acts=True)
+    quantised, plain = tmp_path / "quantised", tmp_path / "plain"
+    quantised.mkdir()
+    plain.mkdir()
+    saved(quantised, tensors, config)
+    saved(plain, {"h.0.k.weight": torch.from_numpy(wanted)}, None)
+    for folder in (quantised, plain):
+        assert main(["--model-id", str(folder), "--output-dir", f"{folder}-out", "--device-map", "cpu"]) == 0
+    ours, theirs = (table(tmp_path / f"{name}-out" / "stats") for name in ("quantised", "plain"))
+    assert [row["longname"] for row in ours] == ["h.0.k"]
+    figures = ("longname", "M", "N", "params", "alpha", "D", "norm", "entropy", "matrix_rank", "fit_status")
+    assert [[row[name] for name in figures] for row in ours] == [[row[name] for name in figures] for row in theirs]
+    covered = {row["tensor"]: row for row in table(tmp_path / "quantised-out" / "coverage")}
+    assert set(covered) == {"h.0.k.weight", "h.0.k.qzeros", "h.0.k.scales", "h.0.k.g_idx", "h.0.k.bias"}
+    assert (covered["h.0.k.weight"]["status"], covered["h.0.k.weight"]["dtype"]) == ("analysed", "GPTQ4")
+    assert covered["h.0.k.scales"]["reason"] == "scales or codes of h.0.k.weight, counted there"
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    (file,) = folder.glob("*.csv")
+    with file.open(newline="") as text:
+        return list(csv.DictReader(text))
 
 
 def without(case: Callable[[], Case], name: str) -> Case:

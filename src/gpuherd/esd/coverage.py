@@ -108,8 +108,10 @@ def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> 
 
 
 def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
-    from gpuherd.models.subject import TIED
+    from gpuherd.models.kinds import SCALES, TIED
 
+    if info.scales_of is not None:
+        return "skipped", f"{SCALES}{info.scales_of}, counted there"
     if not inside:
         tied = None if info.shares is None else f"{TIED}{info.shares}"
         return "skipped", tied or ("one axis: no matrix" if info.shape else "a single number")
@@ -140,9 +142,10 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
 
 
 def _counts(line: TensorCoverage) -> bool:
-    from gpuherd.models.subject import NOT_WEIGHTS, TIED
+    from gpuherd.models.kinds import SCALES, TIED
+    from gpuherd.models.subject import NOT_WEIGHTS
 
-    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(TIED)
+    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith((TIED, SCALES))
 
 
 def coverage_text(lines: Sequence[TensorCoverage]) -> str:

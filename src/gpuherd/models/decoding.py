@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpuherd.models.codes import Awq, Decoded, EightBit, Float8, FourBit, Gptq, Mxfp4, integers
@@ -27,31 +28,34 @@ _STATE = ".quant_state.bitsandbytes__"
 
 
 def decoded(stored: Tensors, config: Mapping[str, Any]) -> dict[str, StoredTensor | Decoded]:
-    """The checkpoint with each recognised set of codes and scales as one tensor of weights, in the place of its codes.
+    """The checkpoint with each recognised set of codes and scales as one tensor of weights, in the place of its codes;
+    the other tensors of the set stay, marked as its scales.
 
     Raises BadModel only when a file can't be read (the formats keep some settings in tensors).
     """
     settings = settings_of(config)
     replaced: dict[str, Decoded] = {}
-    parts: set[str] = set()
+    parts: dict[str, str] = {}
     for name, tensor in stored.items():
         for rule in _RULES if tensor.info.dtype in _CODES else ():
             found = rule(stored, name, settings)
             if found is not None:
                 replaced[name] = found[0]
-                parts |= found[1]
+                parts |= dict.fromkeys(found[1], found[0].info.name)
                 break
     result: dict[str, StoredTensor | Decoded] = {}
     for name, tensor in stored.items():
         if name in replaced:
             result[replaced[name].info.name] = replaced[name]
-        elif name not in parts:
+        elif name in parts:
+            result[name] = replace(tensor, info=replace(tensor.info, scales_of=parts[name]))
+        else:
             result[name] = tensor
     return result
 
 
-def _info(name: str, shape: tuple[int, ...], dtype: str, parts: list[StoredTensor]) -> TensorInfo:
-    return TensorInfo(name, shape, dtype, sum(part.info.nbytes for part in parts), decoded=True)
+def _info(name: str, shape: tuple[int, ...], dtype: str, codes: StoredTensor) -> TensorInfo:
+    return TensorInfo(name, shape, dtype, codes.info.nbytes, decoded=True)
 
 
 def _names(*tensors: StoredTensor | None) -> frozenset[str]:
@@ -85,7 +89,7 @@ def _four_bit(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None:
     if nested is None and absmax.info.dtype != "F32":
         return None
     everything = [codes, absmax, table, state, *parts]
-    info = _info(name, (shape[0], shape[1]), kind.upper(), everything)
+    info = _info(name, (shape[0], shape[1]), kind.upper(), codes)
     return FourBit(info, codes, table, absmax, block, nested), _names(*everything)
 
 
@@ -123,7 +127,7 @@ def _eight_bit(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None
     layout = _of(stored, f"{module}.weight_format", None, "U8")
     if layout is not None and (layout.info.nbytes != 1 or int(integers(layout).reshape(-1)[0]) != 0):
         return None  # the tiled layouts of a GPU's own
-    return EightBit(_info(name, codes.info.shape, "INT8", [codes, scale]), codes, scale), _names(codes, scale, layout)
+    return EightBit(_info(name, codes.info.shape, "INT8", codes), codes, scale), _names(codes, scale, layout)
 
 
 def _grouped(stored: Tensors, name: str) -> tuple[StoredTensor, StoredTensor, StoredTensor] | None:
@@ -154,7 +158,7 @@ def _gptq(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | No
     if groups.info.shape != (inputs,) if groups is not None else inputs % count:
         return None
     offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    info = _info(f"{module}.weight", (out, inputs), f"GPTQ{bits}", [codes, zeros, scales])
+    info = _info(f"{module}.weight", (out, inputs), f"GPTQ{bits}", codes)
     return Gptq(info, codes, zeros, scales, groups, bits, offset), _names(codes, zeros, scales, groups)
 
 
@@ -168,7 +172,7 @@ def _awq(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | Non
         return None
     if zeros.info.shape != (count, words) or inputs == 0 or out == 0:
         return None
-    info = _info(f"{name.removesuffix('.qweight')}.weight", (out, inputs), "AWQ4", [codes, zeros, scales])
+    info = _info(f"{name.removesuffix('.qweight')}.weight", (out, inputs), "AWQ4", codes)
     return Awq(info, codes, zeros, scales), _names(codes, zeros, scales)
 
 
@@ -197,7 +201,7 @@ def _float8(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | 
         return None
     # Of the activations; it says nothing about the weights.
     unused = _of(stored, f"{name.removesuffix('weight')}input_scale", None, *_FLOATS)
-    info = _info(name, (rows, columns), "F8_E4M3", [codes, scale])
+    info = _info(name, (rows, columns), "F8_E4M3", codes)
     return Float8(info, codes, scale, block), _names(codes, scale, unused)
 
 
@@ -209,9 +213,7 @@ def _mxfp4(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None:
     experts, out, groups, size = codes.info.shape
     if size != 16 or scales.info.shape != (experts, out, groups):
         return None
-    return Mxfp4(_info(plain, (experts, groups * 32, out), "MXFP4", [codes, scales]), codes, scales), _names(
-        codes, scales
-    )
+    return Mxfp4(_info(plain, (experts, groups * 32, out), "MXFP4", codes), codes, scales), _names(codes, scales)
 
 
 _RULES: tuple[Callable[[Tensors, str, Mapping[str, Any]], Found | None], ...] = (

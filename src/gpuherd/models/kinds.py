@@ -15,6 +15,10 @@ from gpuherd.models.source import TensorInfo
 
 Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
+# How the reasons of what is counted in another tensor begin.
+TIED = "tied to "
+SCALES = "scales or codes of "
+
 _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
     r"token_embd|transformer\.w)\.weight"
@@ -61,7 +65,7 @@ def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool)
     if same_as is not None and tied.get(same_as) == name:
         same_as = None  # a head that comes first in the file is counted as the embedding, not the other way about
     if same_as:
-        return "other", f"tied to {same_as}, counted there"
+        return "other", f"{TIED}{same_as}, counted there"
     if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if holds_experts(name) and axes == 3:

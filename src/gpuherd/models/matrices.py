@@ -119,13 +119,14 @@ class WeightMatrix:
 def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[WeightMatrix]:
     """Every tensor of two or more axes, as matrices, in natural order of names (layer 2 before layer 10).
 
-    ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once. Reads headers only.
+    ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once; scales of quantised
+    weights are left out. Reads headers only.
     """
     tensors, config = source.tensors, source.config
     tied = tied_heads(tensors, config)
     for name in sorted(tensors, key=_natural):
         info = tensors[name]
-        if len(info.shape) < 2:
+        if len(info.shape) < 2 or info.scales_of is not None:
             continue
         kind, reason = classify(info, tied, embeddings)
         if reason is not None:

@@ -45,7 +45,7 @@ def quantised_as(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> st
     """The name of the format that the weights are quantised in, None if they are plain numbers."""
     method = _method(config)
     listed = list(tensors)
-    evidence = _evidence(info for info in listed if not info.decoded)
+    evidence = _evidence(info for info in listed if not info.decoded and info.scales_of is None)
     if method is None:
         return evidence
     # What is turned back into weights on reading is why the config names a method; what is left is plain.

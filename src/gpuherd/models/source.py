@@ -25,6 +25,7 @@ class TensorInfo:
         nbytes: bytes in the file.
         shares: name of an earlier tensor of the checkpoint whose very bytes these are (tied weights), else None.
         decoded: whether the stored numbers are codes that are turned into weights when they are read.
+        scales_of: name of the decoded tensor that these scales, zeros or settings belong to, else None.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TensorInfo:
     nbytes: int
     shares: str | None = None
     decoded: bool = False
+    scales_of: str | None = None
 
 
 class TensorSource(Protocol):

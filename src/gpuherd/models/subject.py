@@ -14,6 +14,7 @@ from typing import Literal
 from gpuherd.errors import BadModel
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
+from gpuherd.models.kinds import TIED
 from gpuherd.models.lora import ExpertEdit, MatrixEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
@@ -23,8 +24,6 @@ SpectraOf = Literal["weights", "ba", "delta"]
 
 # Masks, position ids and the like: no weights.
 NOT_WEIGHTS = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64"})
-# How the reason of a second name for the same weights begins.
-TIED = "tied to "
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def count_weights(tensors: Mapping[str, TensorInfo], found: Iterable[WeightMatri
     return sum(
         math.prod(info.shape)
         for name, info in tensors.items()
-        if info.shares is None and info.dtype not in NOT_WEIGHTS and name not in tied
+        if info.shares is None and info.scales_of is None and info.dtype not in NOT_WEIGHTS and name not in tied
     )
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
-import warnings
 from dataclasses import astuple
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -185,26 +181,3 @@ def test_the_density_is_that_of_the_plain_sum(values: list[float]) -> None:
     # A point within rounding of the least density may fall on either side.
     assert set(points[plain > 0.01 + 1e-9]) <= set(found.x) <= set(points[plain > 0.01 - 1e-9])
     assert found.y == pytest.approx(plain[np.isin(points, found.x)], abs=1e-9)
-
-
-@pytest.mark.slow
-def test_equals_weightwatcher() -> None:
-    """All six figures, where WeightWatcher 0.7.7 is at hand: installed, or in the folder of the benchmark's peers."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "gpuherd-bench-peers" / "weightwatcher"
-    sys.path.append(os.environ.get("GPUHERD_WEIGHTWATCHER", str(folder)))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            weightwatcher = pytest.importorskip("weightwatcher.weightwatcher")
-            for ratio in RATIOS:
-                for W in families(5, 80, ratio).values():
-                    evals = spectrum(W)
-                    found = fit(W)
-                    spikes, *others = weightwatcher.WeightWatcher.mp_fit(
-                        None, evals, max(W.shape), min(W.shape), 1, "", 0, 0, False, False, "", "", 1, True, evals
-                    )
-                    assert found.num_spikes == spikes
-                    ours = (found.sigma_mp, found.mp_softrank, found.bulk_min, found.bulk_max, found.W_scale)
-                    assert ours == pytest.approx(tuple(others), rel=1e-9)
-    finally:
-        sys.path.pop()

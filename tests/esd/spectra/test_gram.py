@@ -124,7 +124,13 @@ def test_whole_numbers_and_long_doubles(W: Matrix) -> None:
     np.testing.assert_allclose(eigenvalues(W), np.linalg.svd(W.astype(float), compute_uv=False)[::-1] ** 2, atol=1e-12)
 
 
-def test_a_panel_is_16_mb_or_what_blas_needs() -> None:
+@pytest.mark.parametrize("shape", [(4, 8), (8, 3), (8,)])
+def test_what_is_no_piece_of_the_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="no piece of a tall matrix of side 4"):
+        GramSum(9, 4).add(np.ones(shape))
+
+
+def test_a_panel_is_8_mb_or_what_blas_needs() -> None:
     assert panel_length(4096) * 4096 * 8 == PANEL_BYTES
     assert panel_length(4096, np.float32) * 4096 * 4 == PANEL_BYTES
     assert panel_length(131072) == PANEL_LEAST

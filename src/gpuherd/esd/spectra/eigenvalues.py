@@ -97,7 +97,7 @@ def eigenvalues_of_slabs(slabs: Slabs, rows: int, columns: int, *, precision: Pr
         precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
             1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise.
 
-    Peak memory: n² float64 for n = min(rows, columns), a panel of 16 MB (128 n values where that is more), and the
+    Peak memory: n² float64 for n = min(rows, columns), a panel of 8 MB (128 n values where that is more), and the
     piece as the reader gives it. For matrices of deficient rank about 4 n² float64.
     """
     found = _by_gram(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)

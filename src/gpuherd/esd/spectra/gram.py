@@ -23,9 +23,9 @@ Real = npt.NDArray[np.floating[Any]]
 # matrix of at least as many rows as columns, else (rows, most).
 Slabs = Callable[[int], Iterable[Matrix]]
 
-# What is converted at a time, 16 MB in the precision of the Gram matrix, so that with the piece as it was stored and as
+# What is converted at a time, 8 MB in the precision of the Gram matrix, so that with the piece as it was stored and as
 # it was read one panel stays below 32 MB; but at least 128 rows or columns, because dsyrk is slow below.
-PANEL_BYTES = 16 << 20
+PANEL_BYTES = 8 << 20
 PANEL_LEAST = 128
 
 # Where weights lie beyond 2^±SAFE, they are scaled by a power of two, so that no sum of squares leaves the type's range
@@ -67,7 +67,9 @@ class GramSum:
         return self._length
 
     def add(self, slab: Matrix) -> None:
-        """Adds a piece, which is read and not kept."""
+        """Adds a piece, which is read and not kept. Raises ValueError for one that is no piece of this matrix."""
+        if slab.ndim != 2 or slab.shape[1 if self._tall else 0] != self._n:
+            raise ValueError(f"no piece of a {'tall' if self._tall else 'wide'} matrix of side {self._n}: {slab.shape}")
         if self.bad or not self._scaled_for(slab):
             self.bad += count_non_finite(slab)
             return
@@ -137,7 +139,7 @@ class GramSum:
 
 
 def gram_sum(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike = np.float64) -> GramSum:
-    """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 16 MB."""
+    """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 8 MB."""
     gram = GramSum(rows, columns, dtype)
     for slab in slabs(gram.length):
         gram.add(slab)

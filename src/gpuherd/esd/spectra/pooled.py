@@ -89,7 +89,9 @@ def layer_spectrum(
         precision: of the arithmetic on the CPU.
     """
     rows, columns = slices[0].shape
-    problem = _too_small(rows, columns, len(slices)) or _too_large(rows, columns, precision, free_memory())
+    problem = _too_small(rows, columns, len(slices))
+    if problem is None and device == "cpu":
+        problem = _too_large(rows, columns, precision, free_memory())
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
     read = readings(slices, precision=precision) if device == "cpu" else _on_device(slices, device, precision)
