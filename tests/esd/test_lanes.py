@@ -48,3 +48,24 @@ def test_every_arithmetic_gives_the_spectra_of_the_cpu(arithmetic: Arithmetic, n
         expected = spectrum_of(matrices[index]).evals
         assert np.abs(result.spectrum.evals - expected).max() <= 1e-13 * len(expected) * expected[-1]
         assert (result.weights is not None) is (needs_weights and index != 3)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_pieces_larger_than_a_readers_share_keep_nobody_waiting(devices: int) -> None:
+    random = np.random.default_rng(0)
+    matrices = [matrix(f"m{n}", random.standard_normal((N + n % 2, 300)).astype(np.float32)) for n in range(40)]
+    done: list[int] = []
+    arithmetic = [Arithmetic("float64", "device")] * devices
+    names = ["cpu:0"] * devices
+
+    def finish(result: Result) -> None:
+        done.append(result.index)
+
+    lanes = Lanes(matrices, range(40), False, names, arithmetic, finish, never, read_ahead_bytes=4000)
+    left = lanes.run()
+    assert (left.alone, left.on_cpu) == ([], [])
+    assert sorted(done) == list(range(40))
+
+
+def never(index: int) -> Result:
+    raise AssertionError(f"matrix {index} is for the device")

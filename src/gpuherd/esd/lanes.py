@@ -1,4 +1,4 @@
-"""Analyses matrices on GPUs in lanes: one thread reads ahead, each lane computes spectra in a stream of its own, and
+"""Analyses matrices on GPUs in lanes: some threads read ahead, each lane computes spectra in a stream of its own, and
 the fits run on threads of the CPU meanwhile.
 
 It knows threads and what to do when one fails. What goes where is planned by `spectra.batching`, what is computed is in
@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 # Read and not yet on a GPU: enough that lanes find work, and little beside a model.
 READ_AHEAD_BYTES = 1 << 30
+# One thread copies a few GB a second out of the page cache, and a fast disk wants several requests. Each reader has its
+# own share of the bytes: the first group that is not finished can then always go on, whatever the others hold.
+READERS = 4
 # Threads of the CPU for fits, small matrices, and the eigenvalues of bands. Each is busy for no longer than a core is.
 MOST_FIT_THREADS = 32
 
@@ -71,6 +74,7 @@ class Lanes:
         arithmetic: of each device.
         finish: called with each result that has a spectrum, from one of several threads.
         spectrum_on_cpu: gives a result for a small matrix, by index.
+        read_ahead_bytes: read and not yet on a GPU, at most, but for one piece a reader.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Lanes:
         arithmetic: Sequence[Arithmetic],
         finish: Callable[[Result], None],
         spectrum_on_cpu: Callable[[int], Result],
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
         self._matrices = matrices
         self._needs_weights = needs_weights
@@ -92,8 +97,10 @@ class Lanes:
         sizes = [size_of(index, matrices[index], memory[1] if memory else None) for index in todo]
         self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
         self._arithmetic = arithmetic
-        self._ahead: ReadAhead[Piece] = ReadAhead(READ_AHEAD_BYTES)
+        self._to_read = iter([group for group in self._plan.groups if group.device is not None])
+        self._shares: list[ReadAhead[Piece]] = [ReadAhead(read_ahead_bytes // READERS) for _ in range(READERS)]
         self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
+        self._reading = READERS
         self._lock = threading.Lock()
         self._left = Left()
         self._errors: list[BaseException] = []
@@ -101,10 +108,13 @@ class Lanes:
     def run(self) -> Left:
         """Analyses everything. Returns what is left to do; raises the first error that is not one matrix's own."""
         by_device = [[g for g in self._plan.groups if g.device == number] for number in range(len(self._devices))]
-        threads = [threading.Thread(target=self._read, name="lane reader")]
+        threads = [
+            threading.Thread(target=self._read, args=(share,), name=f"lane reader {number}")
+            for number, share in enumerate(self._shares)
+        ]
         for number, groups in enumerate(by_device):
             logger.info(
-                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues on the %s",
+                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues by the %s",
                 self._devices[number], len(groups), min(self._plan.lanes, len(groups)),
                 self._arithmetic[number].gram, self._arithmetic[number].solver,
             )  # fmt: skip
@@ -123,25 +133,37 @@ class Lanes:
                 for thread in threads:
                     thread.join()
             except BaseException:
-                self._ahead.stop()
+                self._stop()
                 raise
         if self._errors:
             raise self._errors[0]
         free_cache(self._devices)
         return Left(sorted(self._left.alone), sorted(self._left.on_cpu))
 
-    def _read(self) -> None:
-        """The reader: everything for the GPUs, in the order of the plan."""
-        for group in self._plan.groups:
-            if group.device is None:
-                continue
-            deliveries = [Delivery(self._ahead) for _ in group.indices]
+    def _read(self, share: ReadAhead[Piece]) -> None:
+        """A reader: groups for the GPUs in the order of the plan, each read by one thread, until there are no more."""
+        try:
+            while (item := self._next_group(share)) is not None:
+                group, device, deliveries = item
+                for index, delivery in zip(group.indices, deliveries, strict=True):
+                    delivery.fill(partial(self._pieces, index, device), piece_bytes)
+        finally:
+            with self._lock:
+                self._reading -= 1
+                if self._reading == 0:
+                    for queue in self._waiting:
+                        for _ in range(self._plan.lanes):
+                            queue.put(None)
+
+    def _next_group(self, share: ReadAhead[Piece]) -> tuple[Group, int, list[Delivery[Piece]]] | None:
+        """The next group, handed to its GPU before it is read: lanes take groups in the order of reading."""
+        with self._lock:
+            group = next(self._to_read, None)
+            if group is None or group.device is None:
+                return None
+            deliveries = [Delivery(share) for _ in group.indices]
             self._waiting[group.device].put((group, deliveries))
-            for index, delivery in zip(group.indices, deliveries, strict=True):
-                delivery.fill(partial(self._pieces, index, group.device), piece_bytes)
-        for queue in self._waiting:
-            for _ in range(self._plan.lanes):
-                queue.put(None)
+            return group, group.device, deliveries
 
     def _pieces(self, index: int, device: int) -> Iterator[Piece]:
         return read_pieces(self._matrices[index], self._devices[device], self._whole(index))
@@ -189,7 +211,7 @@ class Lanes:
         """A small matrix, or the parts of one tensor, on the CPU; reads by itself."""
         for index in group.indices:
             with self._errors_of({index}):
-                if not self._ahead.stopped:
+                if not self._shares[0].stopped:
                     self._finish(self._spectrum_on_cpu(index))
 
     @contextmanager
@@ -208,7 +230,12 @@ class Lanes:
                 else:
                     self._errors.append(problem)
             if self._errors:
-                self._ahead.stop()
+                self._stop()
+
+    def _stop(self) -> None:
+        """Nothing more is read, so that all lanes come to their end."""
+        for share in self._shares:
+            share.stop()
 
 
 def _fit_threads() -> int:

@@ -52,11 +52,11 @@ def analyse_matrices(
             not fit in the whole memory of a GPU is computed on the CPU.)
         BadModel: a matrix can't be read; what was not finished by then is lost.
     """
+    from gpuherd.esd.layer import with_figures
+
     rows: list[LayerRow | None] = [
         _row(matrix, SKIPPED + matrix.skip) if matrix.skip is not None else None for matrix in matrices
     ]
-    from gpuherd.esd.layer import with_figures
-
     todo = [index for index, row in enumerate(rows) if row is None]
     keeping = threading.Lock()
     finished = len(matrices) - len(todo)
