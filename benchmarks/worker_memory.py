@@ -1,7 +1,8 @@
 """Peak memory of the ESD worker over its start, against what its largest matrix needs: n² float64 and one panel.
 
 The start is the peak of the same worker on a model of a few small matrices: Python, its libraries, BLAS buffers. Two
-checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one that is Llama-shaped, of 20 GB where the disk has room, else smaller.
+checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one that is
+Llama-shaped, of 20 GB where the disk has room, else smaller.
 """
 
 from __future__ import annotations

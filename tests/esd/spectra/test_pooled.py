@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.eigenvalues import eigenvalues
 from gpuherd.esd.spectra.pooled import layer_spectrum, memory_needed, spectrum_of
 from gpuherd.models.matrices import WeightMatrix
@@ -126,3 +128,20 @@ def test_peak_memory_is_the_gram_matrix_and_one_panel_of_32_mb(shape: tuple[int,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
     )
     assert int(done.stdout) / 1024 <= min(shape) ** 2 * 8 / 2**20 + 32
+
+
+def test_one_matrix_too_large_harms_no_other() -> None:
+    """Through the pipeline, by the memory that this machine has: nobody has 8 TB for one Gram matrix."""
+
+    def never(most: int) -> NoReturn:
+        raise AssertionError("it was read")
+
+    vast = WeightMatrix("vast", "linear", (10**6, 2 * 10**6), 2 * 10**12, None, unread, "vast", stream=never)
+    W = np.random.default_rng(0).standard_normal((60, 40)).astype(np.float32)
+    rows = analyse_matrices(
+        [vast, streamed(W)], FitSettings("xmin_mid"), ("cpu",), parallel=False, on_progress=lambda _: None
+    )
+    assert rows[0].fit_status.startswith("needs 80")
+    assert "GB for the Gram matrix of side 1000000" in rows[0].fit_status
+    assert (rows[0].alpha, rows[0].M) == (None, 10**6)
+    assert rows[1].fit_status == "ok"
