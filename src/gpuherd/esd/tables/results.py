@@ -116,13 +116,18 @@ def find(words: str) -> list[Path]:
 
 
 def model_in(directory: ESDDirectory, model: str) -> Path:
-    """The stats file of a model by its id, or by the name of its file. Raises UsageError with the nearest names."""
+    """The stats file of a model by its id, by the name of its file, or for a model on disk by the name of its folder
+    where no other model of the run has that. Raises UsageError with the nearest names."""
     found = {path.stem: path for path in stats_files(directory)}
     ours = directory.stats_file(model)
     if ours.is_file():
         return ours
     if model in found:
         return found[model]
+    # A path's file name is its last part, a plus and a digest (models.names.safe_filename).
+    on_disk = [path for stem, path in found.items() if stem.rpartition("+")[0] == model]
+    if len(on_disk) == 1:
+        return on_disk[0]
     import difflib  # slow to import, and seldom needed
 
     # An id and its file name differ in their slash.
