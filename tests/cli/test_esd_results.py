@@ -15,7 +15,7 @@ from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.results import find, read_model, read_models
+from gpuherd.esd.tables.results import find, read_model
 from gpuherd.esd.tables.stats import Origin, stats_text
 
 OTHER = AnalysisOptions(fix_fingers="DKS")
@@ -132,7 +132,7 @@ def test_how_results_are_named(tmp_path: Path) -> None:
         find("absent")
     with pytest.raises(UsageError, match=r"no results in"):
         find(str(tmp_path))
-    models = [model.model_id for model in read_models(ESDDirectory(tmp_path / "run:1"))]
+    models = [read_model(path).model_id for path in find(str(tmp_path / "run:1"))]
     assert models == ["org/a", "/data/models/tuned"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,11 +86,6 @@ def stats_files(directory: ESDDirectory) -> list[Path]:
     return sorted(path for path in directory.stats.glob("*.csv") if not path.name.startswith("."))
 
 
-def read_models(directory: ESDDirectory) -> Iterator[StoredModel]:
-    """All models of a folder, one in memory at a time. Raises BadModel for a file that is none."""
-    return (read_model(path) for path in stats_files(directory))
-
-
 def find(words: str) -> list[Path]:
     """The stats files that ``words`` name: a file, ``RUN:model``, or ``RUN`` for all models of its folder.
 
@@ -134,12 +129,6 @@ def model_in(directory: ESDDirectory, model: str) -> Path:
     nearest = difflib.get_close_matches(model.replace("/", "--"), found, n=1, cutoff=0.4)
     hint = f"; did you mean {nearest[0].replace('--', '/')}?" if nearest else ""
     raise UsageError(f"there is no model {model!r} in {directory.root}{hint}")
-
-
-def common_convention(models: Sequence[StoredModel]) -> Mapping[str, str] | None:
-    """The convention that all of these models share, None when they don't, or when there are none."""
-    first = models[0].convention if models else None
-    return first if all(model.convention == first for model in models) else None
 
 
 def _layer(row: Mapping[str, str]) -> StoredLayer:
