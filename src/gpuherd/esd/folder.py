@@ -32,3 +32,12 @@ class ESDDirectory(RunDirectory):
     def stats_file(self, model_id: str) -> Path:
         """A model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
         return self.stats / f"{safe_filename(model_id)}.csv"
+
+    def model_file(self, folder: Path, model_id: str, suffix: str) -> Path:
+        """A model's file in one of the folders; ``suffix`` with its dot."""
+        return folder / f"{safe_filename(model_id)}{suffix}"
+
+    @property
+    def folders_of_results(self) -> tuple[Path, ...]:
+        """The folders in which workers write."""
+        return (self.coverage, self.eigs, self.spectra, self.metrics, self.stats)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -12,13 +14,23 @@ def atomic_write(path: Path, data: bytes) -> None:
 
     A reader sees the old content or the new, never a part. A kill can leave a ``.<name>.*.tmp`` behind, nothing else.
     """
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written piece by piece: a binary file that takes the place of ``path`` when the block ends.
+
+    When the block raises, the old content stays and the temporary file is removed. Raises OSError.
+    """
     import tempfile  # slow to import, and seldom needed
 
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             # mkstemp makes the file for its owner alone; a result is for whoever the user's umask lets read it.
             os.fchmod(file.fileno(), 0o666 & ~_umask())

@@ -89,9 +89,14 @@ class ModelSummary:
         return dict(self.lineage) | extra | own
 
 
+def stats_rows(origin: Origin, rows: Iterable[LayerRow]) -> list[dict[str, Any]]:
+    """The cells of a model's stats file by column, a row a matrix."""
+    return [origin.lineage | row.cells() | origin.last_columns for row in rows]
+
+
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
     """The stats file of one model as CSV text, rows in the order given. There must be at least one row."""
-    return table_text([origin.lineage | row.cells() | origin.last_columns for row in rows])
+    return table_text(stats_rows(origin, rows))
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -121,6 +126,11 @@ def cell_text(value: Any) -> str:
 def plain(text: str) -> str:
     """The text of a cell as it was before ``cell_text`` protected it."""
     return text[1:] if text.startswith("'") else text
+
+
+def stored_text(text: str) -> str:
+    """Text as it comes back from a stats file: what stands in our other files too, so that names of all agree."""
+    return plain(cell_text(text))
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
