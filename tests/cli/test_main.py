@@ -27,13 +27,13 @@ def test_help_lists_every_command_with_examples() -> None:
     shown = gpuherd("--help")
     assert shown.returncode == ExitCode.OK
     for command in COMMANDS:
-        assert f"\n    {command}" in shown.stdout
+        assert f"\n    {command.partition(' ')[0]}" in shown.stdout
     assert "gpuherd esd --model-list models.csv" in shown.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    shown = gpuherd(command, "--help")
+    shown = gpuherd(*command.split(), "--help")
     assert shown.returncode == ExitCode.OK
     assert f"gpuherd {command}" in shown.stdout.split("example", 1)[1]
 

@@ -18,6 +18,8 @@ from gpuherd.report.log import configure_console
 # Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
 COMMANDS = (
     "esd",
+    "esd plot",
+    "report",
     "batch",
     "run",
     "submit",

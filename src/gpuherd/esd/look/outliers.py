@@ -1,8 +1,8 @@
 """Layers and models whose alpha stands apart, by the robust z-score. Pure.
 
 z = 0.6745 (x - median) / MAD, and |z| > 3.5 is an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers,
-1993). x is ln(alpha - 1), because alpha itself is skewed to the right: 1 / (alpha - 1) is the mean of ln(λ / xmin) in the
-tail, so that a factor up and one down are as far. Median and MAD barely move with the outliers themselves.
+1993). x is ln(alpha - 1), because alpha itself is skewed to the right: 1 / (alpha - 1) is the mean of ln(λ / xmin) in
+the tail, so that a factor up and one down are as far. Median and MAD barely move with the outliers themselves.
 """
 
 from __future__ import annotations

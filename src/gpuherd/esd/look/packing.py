@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _LEVEL = 6
-HISTOGRAM_BINS = 64
 _KEPT_BITS = 14  # of the 23 of a float32's fraction: 3e-5 relative, a tenth of what a page shows
 
 
@@ -50,6 +49,8 @@ def packed_spectra(sketches: Sequence[Sketch | None], points: int) -> str:
     differences of 16-bit fractions between the ends.
     """
     import numpy as np
+
+    from gpuherd.esd.tables.sketch import HISTOGRAM_BINS
 
     head = np.zeros((len(sketches), 6), np.float32)
     bins = np.zeros((len(sketches), HISTOGRAM_BINS), np.uint8)

@@ -91,7 +91,7 @@ class ModelTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResults:
-    """A run folder: its models in the order of their file names, what failed, and run.json where there is one."""
+    """A run folder: its models in the order of their ids, what failed, and run.json where there is one."""
 
     directory: ESDDirectory
     models: tuple[ModelTable, ...]
@@ -126,6 +126,7 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     failures = (*unreadable, *_failures(directory, done))
     if not models and not failures:
         raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
+    models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
     return RunResults(directory, tuple(models), failures, _run_record(directory))
 
 

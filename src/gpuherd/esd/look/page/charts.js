@@ -12,7 +12,7 @@ function share(sketch, at) { // log10 of the share of eigenvalues >= 10^at, from
 }
 
 // The share of eigenvalues from each on, and the density, both in log-log, with the law from xmin on.
-function spectrumCharts(sketch, { alpha, xmin, name }) {
+function spectrumCharts(sketch, { alpha, xmin, name, count }) {
   const last = sketch.x.length - 1;
   const ends = [sketch.x[0], sketch.x[last]];
   const pad = (ends[1] - ends[0]) * 0.03 || 0.5;
@@ -33,9 +33,11 @@ function spectrumCharts(sketch, { alpha, xmin, name }) {
   }
 
   function densityChart() {
-    const width = (ends[1] - ends[0]) / sketch.bins.length || 1;
-    const bars = sketch.bins.map((each, i) => [ends[0] + i * width, Math.log10(each / width)]).filter(([, high]) => Number.isFinite(high));
-    const highest = Math.max(...bars.map(([, high]) => high));
+    const shares = merged(sketch.bins, count);
+    const width = (ends[1] - ends[0]) / shares.length || 1;
+    const bars = shares.map((each, i) => [ends[0] + i * width, Math.log10(each / width)]).filter(([, high]) => Number.isFinite(high));
+    const density = (at) => law(at) + Math.log10((alpha - 1) * Math.LN10);
+    const highest = Math.max(...bars.map(([, high]) => high), fitted ? density(start) : -Infinity);
     const y = [Math.max(Math.min(...bars.map(([, high]) => high)), highest - 6) - 0.3, highest + 0.3];
     const made = frame({ x, y, xTicks: powers(...x), yTicks: powers(...y), xWord: "eigenvalue λ", yWord: "density over log λ", tell: power,
       label: `${name}: density of eigenvalues, log-log` });
@@ -43,7 +45,7 @@ function spectrumCharts(sketch, { alpha, xmin, name }) {
       const top = made.Y(Math.max(high, y[0]));
       made.root.append(svg("rect", { x: made.X(at), y: top, width: Math.max(0.5, made.X(at + width) - made.X(at) - 0.8), height: made.bottom - top, fill: "var(--accent)", opacity: 0.6 }));
     }
-    if (fitted) line(made, y, (at) => law(at) + Math.log10((alpha - 1) * Math.LN10));
+    if (fitted) line(made, y, density);
     return made.root;
   }
 
@@ -54,9 +56,15 @@ function spectrumCharts(sketch, { alpha, xmin, name }) {
     const stop = Math.min(ends[1], slope < 0 ? start + (y[0] - curve(start)) / slope : ends[1]);
     made.root.append(
       svg("line", { x1: made.X(start), x2: made.X(start), y1: made.top, y2: made.bottom, stroke: "var(--fit)", "stroke-dasharray": "4 4" }),
-      svg("text", { x: made.X(start) + (start > (x[0] + x[1]) / 2 ? -5 : 5), y: made.bottom - 6, "text-anchor": start > (x[0] + x[1]) / 2 ? "end" : "start" }, `xmin ${figure(xmin)}`),
+      svg("text", { class: "halo", x: made.X(start) + (start > (x[0] + x[1]) / 2 ? -5 : 5), y: made.top + 10, "text-anchor": start > (x[0] + x[1]) / 2 ? "end" : "start" }, `xmin ${figure(xmin)}`),
       svg("path", { d: path([[start, clip(curve(start))], [stop, clip(curve(stop))]], made.X, made.Y), fill: "none", stroke: "var(--fit)", "stroke-width": 2, "stroke-dasharray": "8 3" }));
   }
+}
+
+// Fewer bins where there are few eigenvalues: each is to hold some.
+function merged(bins, count) {
+  const together = count < 120 ? 4 : count < 1000 ? 2 : 1;
+  return Array.from({ length: bins.length / together }, (_, at) => bins.slice(at * together, (at + 1) * together).reduce((a, b) => a + b, 0));
 }
 
 // Counts of alpha in bins of a quarter from 1 to LAST_ALPHA, what is above in one more.
@@ -67,7 +75,7 @@ function alphaCounts(alphas) {
 }
 
 // series: [{name, counts, colour, fill}] as shares of each series' own total.
-function alphaHistogram(series, { height = 240, label, width = 560 }) {
+function alphaHistogram(series, { height, label, width }) {
   const shares = series.map(({ counts }) => { const all = counts.reduce((a, b) => a + b, 0) || 1; return counts.map((each) => each / all); });
   const most = Math.max(0.02, ...shares.flat());
   const end = LAST_ALPHA + 0.25;
@@ -96,7 +104,7 @@ function depthChart(layout, alpha, label) {
   const sorted = all.map(([, each]) => each).sort((a, b) => a - b);
   // One wild layer must not flatten all others: the axis ends at the 98th percentile, with the rest drawn on its edge.
   const top = Math.max(6.5, sorted[Math.floor(sorted.length * 0.98)] * 1.1);
-  const made = frame({ height: 260, x: [depths[0], Math.max(depths.at(-1), depths[0] + 1)], y: [1, top], xTicks: ticks(depths[0], depths.at(-1), 8).filter(Number.isInteger),
+  const made = frame({ x: [depths[0], Math.max(depths.at(-1), depths[0] + 1)], y: [1, top], xTicks: ticks(depths[0], depths.at(-1), 8).filter(Number.isInteger),
     yTicks: ticks(1, top, 6), xWord: "layer", yWord: "alpha", label });
   made.root.append(svg("rect", { x: made.left, width: made.right - made.left, y: made.Y(Math.min(6, top)), height: made.Y(2) - made.Y(Math.min(6, top)), fill: "var(--accent)", opacity: 0.07 }));
   const shown = [...groups].sort((a, b) => b[1].length - a[1].length).slice(0, LINES.length);

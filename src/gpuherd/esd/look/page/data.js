@@ -77,6 +77,6 @@ function unpackSpectra(bytes, layers) {
 }
 
 function reasonOf(about, layer) {
-  const found = about.bad.find(([at]) => at === layer);
-  return found ? index.reasons[found[1]] : null;
+  about.why ??= new Map(about.bad);
+  return about.why.has(layer) ? index.reasons[about.why.get(layer)] : null;
 }

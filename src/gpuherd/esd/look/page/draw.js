@@ -77,15 +77,20 @@ function ticks(low, high, count = 6) {
   return out;
 }
 
-const powers = (low, high) => {
+// Where an axis of logarithms is labelled: at powers of ten; at 2 and 5 times these too where that gives too few.
+function powers(low, high) {
   const step = Math.max(1, Math.ceil((high - low) / 7));
   const out = [];
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) out.push(at);
-  return out;
-};
+  if (out.length > 2) return out;
+  for (let at = Math.floor(low); at <= high; at++) for (const part of [2, 5]) out.push(at + Math.log10(part));
+  return out.filter((at) => at >= low && at <= high);
+}
 
-// A frame with axes: returns {root, X, Y, plot} where X and Y turn values into places.
-function frame({ width = 560, height = 280, x, y, xTicks, yTicks, xWord, yWord, label, tell = String, tellY = tell }) {
+const isNarrow = () => innerWidth < 640;
+
+// A frame with axes: returns {root, X, Y, left, right, top, bottom}; X and Y turn values into places.
+function frame({ width = isNarrow() ? 360 : 560, height = isNarrow() ? 230 : 280, x, y, xTicks, yTicks, xWord, yWord, label, tell = String, tellY = tell }) {
   const [left, right, top, bottom] = [52, 12, 12, 38];
   const X = (value) => left + (value - x[0]) / (x[1] - x[0] || 1) * (width - left - right);
   const Y = (value) => height - bottom - (value - y[0]) / (y[1] - y[0] || 1) * (height - top - bottom);
@@ -105,7 +110,7 @@ function frame({ width = 560, height = 280, x, y, xTicks, yTicks, xWord, yWord, 
 
 // "1e3" for powers of ten, with a raised exponent.
 const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
-const power = (exponent) => exponent === 0 ? "1" : exponent === 1 ? "10" : "10" + [...String(exponent)].map((sign) => RAISED[sign]).join("");
+const power = (exponent) => !Number.isInteger(exponent) ? String(Number((10 ** exponent).toPrecision(2))) : exponent === 0 ? "1" : exponent === 1 ? "10" : "10" + [...String(exponent)].map((sign) => RAISED[sign]).join("");
 
 const path = (points, X, Y) => points.map(([x, y], at) => `${at ? "L" : "M"}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("");
 

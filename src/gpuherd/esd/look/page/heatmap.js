@@ -17,9 +17,9 @@ function heatmap({ layout, values, stops, tell, missing, onChoose, chosen = null
     const small = room < 560;
     const context = canvas.getContext("2d");
     context.font = "11px system-ui, sans-serif";
-    const most = small ? 110 : 210;
+    const most = small ? 110 : 250;
     const left = Math.min(most, Math.max(...modules.map((word) => context.measureText(word).width)) + 10);
-    const cell = Math.max(small ? 14 : 11, Math.min(44, Math.floor((room - left - 4) / depths.length)));
+    const cell = Math.max(small ? 14 : 11, Math.min(60, Math.floor((room - left - 4) / depths.length)));
     const high = Math.max(14, Math.min(26, Math.floor(420 / modules.length)));
     return { left, cell, high, top: 18, width: left + cell * depths.length + 2, height: 18 + high * modules.length + 2 };
   }
@@ -136,22 +136,26 @@ function heatmap({ layout, values, stops, tell, missing, onChoose, chosen = null
 
 function shortened(context, word, width) {
   if (context.measureText(word).width <= width) return word;
-  let end = word.length;
-  while (end > 1 && context.measureText("…" + word.slice(word.length - end)).width > width) end--;
-  return "…" + word.slice(word.length - end);
+  // Two modules differ in their stack, in front, or in their last part.
+  for (let kept = word.length - 1; kept > 3; kept--) {
+    const front = Math.floor(kept * 0.4);
+    const shown = word.slice(0, front) + "…" + word.slice(word.length - (kept - front));
+    if (context.measureText(shown).width <= width) return shown;
+  }
+  return "…";
 }
 
 // The colours, with the numbers that they stand for.
 function rampLegend(stops, tellStop, word) {
   const width = 240;
   const root = svg("svg", { viewBox: `0 0 ${width} 30`, class: "ramp", role: "img", "aria-label": word });
-  const X = (at) => 8 + at / (stops.length - 1) * (width - 16);
+  const X = (at) => 18 + at / (stops.length - 1) * (width - 36);
   const steps = 64;
   for (let i = 0; i < steps; i++) {
     const along = (i + 0.5) / steps * (stops.length - 1);
     const from = Math.floor(along);
     const value = stops[from] + (along - from) * (stops[from + 1] - stops[from]);
-    root.append(svg("rect", { x: X(i / steps * (stops.length - 1)), y: 2, width: (width - 16) / steps + 0.5, height: 10, fill: ramp(value, stops) }));
+    root.append(svg("rect", { x: X(i / steps * (stops.length - 1)), y: 2, width: (width - 36) / steps + 0.5, height: 10, fill: ramp(value, stops) }));
   }
   stops.forEach((stop, at) => root.append(svg("text", { x: X(at), y: 25, "text-anchor": "middle" }, tellStop(stop, at))));
   return root;

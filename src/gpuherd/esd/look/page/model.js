@@ -46,7 +46,7 @@ async function modelView(number, layer, against) {
     heat.replaceChildren(
       make("div", { class: "bar" }, make("h3", { class: "grow" }, other ? `alpha minus that of ${index.models[against].id}` : "Alpha by layer and module"), compare()),
       map.root,
-      make("div", { class: "bar" }, rampLegend(stops, (stop, at) => other ? figure(stop, stop === 0 ? 0 : 3) : at === 0 ? "1" : at === stops.length - 1 ? "12+" : String(stop), "colours"),
+      make("div", { class: "bar" }, rampLegend(stops, (stop, at) => other ? (stop === 0 ? "0" : String(Number(stop.toPrecision(2)))) : at === 0 ? "1" : at === stops.length - 1 ? "12+" : String(stop), "colours"),
         make("span", { class: "note" }, other ? `Median |Δalpha| ${figure(middle, 4)}. Hatched: no such layer or no fit.` : "2 to 6 is where well-trained layers are expected; neutral at 4. Hatched: no valid fit.")));
     map.draw();
   }
@@ -70,9 +70,9 @@ async function modelView(number, layer, against) {
     const steps = [["Previous", -1], ["Next", 1]].map(([word, step]) => make("button", { type: "button", disabled: current + step < 0 || current + step >= layout.names.length, onclick: () => choose(current + step) }, word));
     const [low, high] = ["alpha_lo", "alpha_hi"].map((key) => figures?.get(key)?.[current]);
     const interval = present(low) && present(high) ? ` (${figure(low)} to ${figure(high)} over near-ties)` : "";
-    const head = make("div", { class: "bar" }, make("h2", { class: "grow" }, name), ...steps);
+    const head = make("div", { class: "bar" }, make("h2", { class: "grow" }, name), make("span", { class: "together" }, ...steps));
     const told = reason !== null ? make("p", { class: "bad" }, `No valid fit: ${reason}`) : make("p", {}, `alpha ${figure(alpha)}${interval}, D ${figure(own.D[current])}${present(xmin) ? `, xmin ${figure(xmin)}` : ""}`);
-    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, name }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
+    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, name, count: figures?.get("num_evals")?.[current] ?? Infinity }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
     const keys = sketch ? legend([["eigenvalues", "var(--accent)"], ...(present(alpha) ? [["fitted power law, from xmin on", "var(--fit)"]] : [])]) : null;
     const cells = [["M × N", `${layout.rows[current]} × ${layout.columns[current]}`], ["weights", many(layout.params[current])],
       ...(figures ? [...figures].filter(([, values]) => present(values[current])).map(([key, values]) => [key, figure(values[current], 4)]) : [])];
@@ -87,7 +87,7 @@ async function modelView(number, layer, against) {
   }
 
   const source = about.parent !== null ? make("span", {}, `${about.relation || "from"} of `, link(about.parent)) : about.source ? `${about.relation || "from"} of ${about.source} (not in this run)` : about.relation || null;
-  const facts = [[String(about.fitted), "layers with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
+  const facts = [[String(about.fitted), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
     [many(about.params), "weights"], [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
   const nearest = about.nearest ? make("p", { class: about.contradicts ? "warn" : "note" }, about.contradicts ? "Its alphas are nearer to another base than to the stated one: " : "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.contradicts ? `, stated: ${figure(about.stated[1], 4)}` : ""})`) : null;
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
@@ -103,7 +103,7 @@ async function modelView(number, layer, against) {
     ] });
   drawLayer();
   await drawHeat();
-  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), alphaHistogram([{ counts: index.pooled, colour: "var(--soft)", fill: true }, { counts: alphaCounts(own.alpha), colour: LINES[0] }], { height: 260, label: "histogram of alpha" }),
+  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), alphaHistogram([{ counts: index.pooled, colour: "var(--soft)", fill: true }, { counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
     legend([["this model", LINES[0]], ["all models of the run", "var(--soft)"]]));
   return {
     nodes: [

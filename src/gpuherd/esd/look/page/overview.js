@@ -12,14 +12,14 @@ function modelsView() {
     { word: "", cell: (m) => pick(m), class: "pick" },
     { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
     { word: "relation", key: (m) => m.relation, cell: (m) => m.relation || "–", rare: true },
-    { word: "layers", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
+    { word: "matrices", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
     { word: "weights", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
     { word: "mean alpha", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
     { word: "median", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
     { word: "least", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
     { word: "largest", key: (m) => m.max, cell: (m) => figure(m.max), num: true, rare: true },
     { word: "range", cell: (m) => present(m.median) ? rangeBar(m) : "", rare: true, class: "range" },
-    { word: "D", key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
+    { word: "median D", key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
     { word: "without fit", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0", num: true, rare: true },
   ];
   const made = table({ columns, rows: index.models, label: "models", words: (m) => `${m.id} ${m.relation} ${m.source ?? ""}`,
@@ -41,7 +41,7 @@ function modelsView() {
     const opened = await Promise.all(shown.map(model));
     opened.forEach((each, at) => series.push({ counts: alphaCounts(each.alpha), colour: LINES[at] }));
     const keys = [[`all ${index.models.length} models`, "var(--soft)"], ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
-    overlay.replaceChildren(alphaHistogram(series, { height: 200, width: innerWidth < 640 ? 380 : 900, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
+    overlay.replaceChildren(alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
       make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other."));
   }
 
@@ -114,7 +114,7 @@ function lineageView() {
 function verdict(m) {
   if (m.contradicts) return "not the stated one";
   if (m.nearest[0] === m.parent) return "as stated";
-  return m.nearest[1] < 0.05 ? "looks related" : "unrelated";
+  return m.nearest[1] < 0.05 ? "close" : "not close";
 }
 
 function outliersView() {
@@ -148,7 +148,10 @@ function failuresView() {
     { word: "kind", key: (f) => f[1], cell: (f) => f[1] },
     { word: "reason", key: (f) => f[2], cell: (f) => f[2], class: "name" },
   ];
-  const rows = index.models.flatMap((m) => m.bad.map(([layer, reason]) => [m.number, layer, index.reasons[reason]]));
+  const all = index.models.flatMap((m) => m.bad.map(([layer, reason]) => [m.number, layer, reason]));
+  const rows = all.filter((r) => !index.on_purpose[r[2]]).map(([number, layer, reason]) => [number, layer, index.reasons[reason]]);
+  const left = new Map();
+  for (const [, , reason] of all) if (index.on_purpose[reason]) left.set(reason, (left.get(reason) ?? 0) + 1);
   const layerColumns = [
     { word: "model", key: (r) => index.models[r[0]].id, cell: (r) => link(r[0]), class: "name" },
     { word: "matrix", key: (r) => nameOf(r), cell: (r) => link(r[0], nameOf(r), r[1]), class: "name" },
@@ -158,8 +161,10 @@ function failuresView() {
     make("section", { class: "card" }, make("h3", {}, "Models without a result"),
       index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }).root : make("p", { class: "soft" }, "Every model has a result.")),
     make("section", { class: "card" }, make("h3", {}, "Matrices without a valid fit"),
-      rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }).root : make("p", { class: "soft" }, "Every matrix has a valid fit.")),
-  ];
+      rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }).root : make("p", { class: "soft" }, "Every analysed matrix has a valid fit.")),
+    left.size ? make("section", { class: "card" }, make("h3", {}, "Left out on purpose"),
+      make("ul", {}, ...[...left].sort((a, b) => b[1] - a[1]).slice(0, 50).map(([reason, count]) => make("li", {}, `${count} × ${index.reasons[reason]}`)))) : null,
+  ].filter(Boolean);
 }
 
 // Does the work when the element comes into view: 3,000 strips are not drawn at once.
