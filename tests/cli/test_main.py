@@ -27,7 +27,9 @@ def test_help_lists_every_command_with_examples() -> None:
     shown = gpuherd("--help")
     assert shown.returncode == ExitCode.OK
     for command in COMMANDS:
-        assert f"\n    {command.partition(' ')[0]}" in shown.stdout
+        group, _, tool = command.partition(" ")
+        lines = shown.stdout if not tool else gpuherd(group, "--help").stdout
+        assert f"\n    {tool or group}" in lines
     assert "gpuherd esd --model-list models.csv" in shown.stdout
 
 

@@ -20,8 +20,13 @@ Float64 = npt.NDArray[np.float64]
 DKS = FitSettings("DKS")
 MID = FitSettings("xmin_mid")
 PEAK = FitSettings("xmin_peak")
-FIGURES = [f.name for f in dataclasses.fields(LayerRow) if f.name not in ("longname", "M", "N", "params", "fit_status")]
-FIT_COLUMNS = ["alpha", "D", "xmin", "xmax", "alpha_weighted", "log_alpha_norm"]
+FIGURES = [
+    column.name
+    for column in dataclasses.fields(LayerRow)
+    if column.name not in ("longname", "M", "N", "params", "fit_status") and "option" not in column.metadata
+]
+FIT_COLUMNS = ["alpha", "alpha_lo", "alpha_hi", "sigma", "D", "xmin", "xmax", "num_pl_spikes"]
+FIT_COLUMNS += ["alpha_weighted", "log_alpha_norm"]
 
 SPECTRA: dict[str, npt.NDArray[np.floating]] = {
     "1..10": np.arange(1.0, 11.0),
@@ -66,7 +71,17 @@ def test_columns_by_their_definitions() -> None:
     assert alpha is not None
     assert (row.longname, row.M, row.N, row.params, row.fit_status) == ("model.w", 30, 80, 2400, "ok")
     assert row.num_evals == 22
-    assert row.matrix_rank == 30
+    assert (row.matrix_rank, row.rank_loss) == (30, 0)
+    assert row.weak_rank_loss == (evals < 1e-6).sum()
+    assert pytest.approx(80 / 30) == row.Q
+    assert (row.sv_max, row.sv_min) == pytest.approx((math.sqrt(evals[-1]), math.sqrt(evals[0])), rel=1e-5)
+    assert row.xmin is not None
+    assert row.num_pl_spikes is not None
+    assert row.num_pl_spikes == (evals >= row.xmin * (1 - 1e-9)).sum()
+    assert row.sigma == pytest.approx((alpha - 1) / math.sqrt(row.num_pl_spikes))
+    assert row.alpha_lo is not None
+    assert row.alpha_hi is not None
+    assert row.alpha_lo <= alpha <= row.alpha_hi
     assert row.spectral_norm == pytest.approx(evals[-1])
     assert row.xmax == row.spectral_norm
     assert row.xmin in eigenvalues(W)[8:]
@@ -91,7 +106,9 @@ def test_rows_and_columns_may_change_places(fit: FitSettings) -> None:
     row, turned = analyse_layer("w", [W], fit), analyse_layer("w", [W.T], fit)
     assert (turned.M, turned.N) == (row.N, row.M)
     for column in FIGURES:
-        assert getattr(turned, column) == pytest.approx(getattr(row, column), rel=1e-10), column
+        # sv_min is the root of the least eigenvalue: a Gram matrix holds half of its digits.
+        tolerance = 1e-6 if column == "sv_min" else 1e-10
+        assert getattr(turned, column) == pytest.approx(getattr(row, column), rel=tolerance), column
 
 
 def test_scaling_by_a_power_of_two() -> None:
@@ -138,7 +155,8 @@ def test_convolution_pools_its_slices_at_half_weight() -> None:
     assert row.spectral_norm == pytest.approx(evals[-1])
     given = analyse_layer("conv", slices, DKS, conv=True, eigenvalues=evals[::-1])
     for column in FIGURES:
-        assert getattr(given, column) == pytest.approx(getattr(row, column), rel=1e-9), column
+        tolerance = 1e-6 if column == "sv_min" else 1e-9
+        assert getattr(given, column) == pytest.approx(getattr(row, column), rel=tolerance), column
     one = analyse_layer("conv1x1", slices[:1], DKS, conv=True)
     assert one.norm == pytest.approx((slices[0] ** 2).sum() / 2)
 

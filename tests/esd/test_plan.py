@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from gpuherd.esd.config import ExperimentConfig
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.esd.config import ExperimentConfig, SpectraOf
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
@@ -12,12 +19,17 @@ from gpuherd.esd.plan import (
     HEARTBEAT_S,
     PANELS_MB,
     PlannedModel,
+    Refusal,
     gpu_memory_mb,
     job_name,
     make_job,
+    make_plan,
+    single_row,
     worker_command,
 )
 from gpuherd.models.preflight import Preflight
+
+MakeModel = Callable[..., Path]
 
 FACTS = Preflight("adapter", "local", base="org/base", largest_side=4096)
 PLANNED = PlannedModel(ModelRow(line=2, model_id="org/a"), FACTS)
@@ -64,3 +76,112 @@ def test_only_our_own_worker_is_expected_to_tell_its_progress() -> None:
     asked = replace(CONFIG, heartbeat=60.0)
     assert make_job(asked, PLANNED, ["/bin/other", "--model", "a"], run).heartbeat_s == 60.0
     assert make_job(asked, PLANNED, worker_command(asked, PLANNED.row, run), run).heartbeat_s == 60.0
+
+
+# What is refused before a GPU is taken, and what the headers tell.
+
+
+def planned(row: ModelRow, **options: Any) -> PlannedModel | Refusal:
+    """What the plan of a list with this one row says."""
+    path: Path = options.pop("path")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["model_id", "base_model_relation", "source_model"])
+        writer.writerow([row.model_id, row.relation, row.source_model or ""])
+    plan = make_plan(ExperimentConfig(model_list=path, **options), lambda rows, _: rows)
+    found: list[PlannedModel | Refusal] = [*plan.models, *plan.refused]
+    (only,) = found
+    return only
+
+
+def test_spectra_that_a_model_has_not_are_refused(
+    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
+) -> None:
+    base, tuned = str(make_model("base")), str(make_model("tuned", seed=1))
+    adapter = str(make_adapter("lora", base=base))
+    cases: list[tuple[str, str, str | None, str, str]] = [
+        (tuned, "finetune", base, "ba", "only an adapter has a BA"),
+        (tuned, "", None, "delta", "no base to compare it with"),
+        ("org/a", "finetune", "org/b", "ba", "only an adapter has a BA"),
+        ("org/a", "finetune", None, "delta", "no base to compare it with"),
+        ("org/a", "base", None, "ba", "only an adapter has a BA"),
+        (tuned, "finetune", "not a/model/id", "delta", "id"),
+        (tuned, "finetune", adapter, "delta", "is itself an adapter"),
+    ]
+    for model, relation, source, spectra_of, told in cases:
+        row = ModelRow(line=2, model_id=model, source_model=source, relation=relation)
+        refused = planned(row, path=tmp_path / "l.csv", spectra_of=spectra_of)
+        assert isinstance(refused, Refusal), (model, spectra_of)
+        assert told in refused.reason
+    possible: list[tuple[str, str, str | None, str]] = [
+        (adapter, "lora", None, "ba"),
+        (adapter, "", None, "delta"),
+        (tuned, "finetune", base, "delta"),
+        ("org/a", "", None, "ba"),  # a model of the Hub of which the list says nothing: the worker will see
+        ("org/a", "unknown", None, "delta"),
+        ("org/a", "lora", None, "delta"),
+        ("org/a", "finetune", "org/b", "delta"),
+    ]
+    for model, relation, source, spectra_of in possible:
+        row = ModelRow(line=2, model_id=model, source_model=source, relation=relation)
+        assert isinstance(planned(row, path=tmp_path / "l.csv", spectra_of=spectra_of), PlannedModel), model
+
+
+def test_a_pattern_that_matches_nothing_refuses_the_row(tmp_path: Path, make_model: MakeModel) -> None:
+    row = ModelRow(line=2, model_id=str(make_model("a")))
+    refused = planned(row, path=tmp_path / "l.csv", layers=("q_prj",))
+    assert isinstance(refused, Refusal)
+    assert "--layers 'q_prj' matches no tensor" in refused.reason and "q_proj" in refused.reason
+    kept = planned(row, path=tmp_path / "l.csv", layers=("*q_proj",), exclude=("*.layers.0.*",))
+    assert isinstance(kept, PlannedModel)
+    total = 50 * 32 + 2 * (32 * 32 + 64 * 32)
+    assert (kept.facts.num_matrices, kept.facts.params_analysed, kept.facts.params) == (1, 32 * 32, total)
+    assert kept.facts.share == 1024 / total
+
+
+def test_the_size_of_a_comparison_counts_both_sides(tmp_path: Path, make_model: MakeModel) -> None:
+    base, tuned = str(make_model("base")), str(make_model("tuned", seed=1))
+    row = ModelRow(line=2, model_id=tuned, source_model=base, relation="finetune")
+    plain = planned(row, path=tmp_path / "l.csv")
+    delta = planned(row, path=tmp_path / "l.csv", spectra_of="delta")
+    assert isinstance(plain, PlannedModel) and isinstance(delta, PlannedModel)
+    assert plain.facts.base is None and delta.facts.base == base
+    assert delta.facts.total_bytes == 2 * (plain.facts.total_bytes or 0)
+    assert delta.facts.num_matrices == plain.facts.num_matrices == 4
+
+
+def test_a_single_model_with_a_base(make_model: MakeModel, make_adapter: MakeModel) -> None:
+    base, tuned = str(make_model("base")), str(make_model("tuned", seed=1))
+    adapter = str(make_adapter("lora", base=None))
+
+    def relation(model: str, spectra_of: SpectraOf) -> tuple[str, str | None]:
+        row = single_row(ExperimentConfig(single_model=model, base_model=base, spectra_of=spectra_of))
+        return row.relation, row.source_model
+
+    assert relation(tuned, "delta") == ("finetune", base)
+    assert relation(adapter, "delta") == ("adapter", base)
+    assert relation(adapter, "ba") == relation("org/a", "ba") == ("adapter", base)
+    assert relation("org/a", "delta") == ("", base)
+    assert single_row(ExperimentConfig(single_model=tuned)).relation == ""
+
+
+def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
+    from gpuherd.esd.worker import WorkerOptions
+    from gpuherd.flags import Parser, add_options, build
+
+    patterns = ("*.q_proj", "a b'c", "[!x]?")
+    config = ExperimentConfig(single_model="org/a", layers=patterns, exclude=("*",), spectra_of="delta")
+    words = worker_command(config, PLANNED.row, ESDDirectory(tmp_path))
+    parser = Parser(prog="worker")
+    add_options(parser, WorkerOptions)
+    options = build(WorkerOptions, parser.parse_args(words[4:]))
+    assert (options.layers, options.exclude, options.spectra_of) == (patterns, ("*",), "delta")
+    assert options.convention == config.convention
+
+
+@pytest.mark.parametrize("bad", ["", "--odd", "-x", "a\0b", "\ud800"])
+def test_a_pattern_that_no_worker_could_be_given(bad: str) -> None:
+    with pytest.raises(UsageError, match="layers=.*a pattern is"):
+        ExperimentConfig(single_model="org/a", layers=(bad,))
+    with pytest.raises(UsageError, match="exclude=.*a pattern is"):
+        ExperimentConfig(single_model="org/a", exclude=("*", bad))

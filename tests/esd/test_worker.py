@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from gpuherd.errors import ExitCode
+from gpuherd.esd.coverage import read_coverage
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.models.names import safe_filename
 
@@ -101,6 +103,100 @@ def test_an_adapter_changes_its_layers_and_no_others(
         assert (row["norm"] == plain[row["longname"]]["norm"]) == ("q_proj" not in row["longname"])
 
 
+def spectra(tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str, str]]:
+    """Runs the worker into a folder of its own. Its rows by name."""
+    done = work(*words, "--output-dir", tmp_path / name, "--evals-thresh", "0", "--fix-fingers", "DKS")
+    assert done.returncode == 0, done.stderr
+    model = words[words.index("--model-id") + 1]
+    return {row["longname"]: row for row in read_table(stats_of(tmp_path / name, model))}
+
+
+def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
+    """BA has r eigenvalues, the same for merged minus base; rows have the names of the merged ones."""
+    base = make_model("base")
+    adapter = make_adapter("lora", base=base)
+    factors = load_file(adapter / "adapter_model.safetensors")
+    merged = spectra(tmp_path, "weights", "--model-id", adapter)
+    ba = spectra(tmp_path, "ba", "--model-id", adapter, "--spectra-of", "ba")
+    delta = spectra(tmp_path, "delta", "--model-id", adapter, "--spectra-of", "delta")
+    assert merged.keys() == ba.keys() == delta.keys()
+    for name, row in ba.items():
+        if "q_proj" not in name:
+            assert row["fit_status"].startswith("not analysed: ") and row["alpha"] == "" == delta[name]["alpha"]
+            continue
+        a, b = (factors[f"base_model.model.{name}.lora_{part}.weight"].astype(np.float64) for part in "AB")
+        values = np.sort(np.linalg.svd(2.0 * b @ a, compute_uv=False) ** 2)
+        for each in (row, delta[name]):
+            assert (each["M"], each["N"], each["num_evals"], each["matrix_rank"]) == ("32", "32", "4", "4")
+            assert float(each["norm"]) == pytest.approx(values.sum(), rel=1e-12)
+            assert float(each["spectral_norm"]) == pytest.approx(values[-1], rel=1e-12)
+        assert row["spectra_of"] == "ba" and delta[name]["spectra_of"] == "delta"
+        assert {k: v for k, v in row.items() if k != "spectra_of"} == {
+            k: v for k, v in delta[name].items() if k != "spectra_of"
+        }
+
+
+def test_a_fine_tune_minus_its_base(tmp_path: Path, make_model: MakeModel) -> None:
+    base, tuned = make_model("base"), make_model("tuned", seed=1)
+    before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
+    frozen = "model.layers.0.mlp.up_proj.weight"
+    save_file(after | {frozen: before[frozen]}, tuned / "model.safetensors")
+    words = ("--model-id", tuned, "--source-model", base, "--relation", "finetune", "--spectra-of", "delta")
+    rows = spectra(tmp_path, "delta", *words)
+    assert rows["model.layers.0.mlp.up_proj"]["fit_status"] == "not analysed: the same as in the base"
+    name = "model.layers.1.mlp.up_proj"
+    singular = np.linalg.svd(
+        after[f"{name}.weight"].astype(np.float64) - before[f"{name}.weight"].astype(np.float64), compute_uv=False
+    )
+    assert float(rows[name]["norm"]) == pytest.approx((singular**2).sum(), rel=1e-12)
+    assert rows[name]["source_model"] == str(base)
+    told = work(*words, "--output-dir", tmp_path / "again")
+    assert f"Compared with: {base}" in told.stdout
+
+
+def test_a_fine_tune_that_changed_nothing(tmp_path: Path, make_model: MakeModel) -> None:
+    base, same = make_model("base"), make_model("same")
+    done = work("--model-id", same, "--source-model", base, "--spectra-of", "delta", "--output-dir", tmp_path)
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "no weight matrix that can be analysed" in done.stderr and "the same as in the base" in done.stderr
+
+
+def test_layers_and_exclude(tmp_path: Path, make_model: MakeModel) -> None:
+    model = make_model("a")
+    rows = spectra(tmp_path, "o", "--model-id", model, "--layers", "*.q_proj", "*.up_proj", "--exclude", "*.layers.1.*")
+    assert {name for name, row in rows.items() if row["fit_status"] == "ok"} == {
+        "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj",
+    }  # fmt: skip
+    assert {row["layers"] for row in rows.values()} == {"*.q_proj *.up_proj"}
+    wrong = work("--model-id", model, "--output-dir", tmp_path / "w", "--layers", "up_prj")
+    assert wrong.returncode == ExitCode.BAD_INPUT
+    assert "nearest: model.layers.0.mlp.up_proj" in wrong.stderr
+
+
+def test_the_coverage_table_is_there_and_told(tmp_path: Path, make_model: MakeModel) -> None:
+    model = make_model("a")
+    weights = load_file(model / "model.safetensors")
+    extra = {"model.norm.weight": np.ones(32, np.float32), "model.layers.0.mlp.up_proj.weight": np.zeros((64, 32), "f")}
+    save_file(weights | extra, model / "model.safetensors")
+    done = work("--model-id", model, "--output-dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = {line.tensor: line for line in read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))}
+    assert lines.keys() == weights.keys() | extra.keys()
+    assert (lines["model.norm.weight"].status, lines["model.norm.weight"].reason) == ("skipped", "one axis: no matrix")
+    assert lines["model.layers.0.mlp.up_proj.weight"].status == "failed"
+    total = 50 * 32 + 2 * (32 * 32 + 64 * 32) + 32
+    assert f"Coverage: 3 of 6 tensors analysed (2 skipped, 1 failed), {4096 / total:.1%} of {total:,} weights" in (
+        done.stdout
+    )
+
+
+def test_a_model_that_fails_has_a_coverage_table_that_says_why(tmp_path: Path, make_model: MakeModel) -> None:
+    model = make_model("bad", fill=float("nan"))
+    assert work("--model-id", model, "--output-dir", tmp_path).returncode == ExitCode.BAD_INPUT
+    lines = read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))
+    assert [line.status for line in lines].count("failed") == 4
+
+
 @pytest.mark.parametrize("fill", [0.0, float("nan"), float("inf")])
 def test_a_model_without_any_valid_layer_fails_and_leaves_no_file(
     tmp_path: Path, make_model: MakeModel, fill: float
@@ -136,6 +232,8 @@ def test_endings(tmp_path: Path, make_model: MakeModel) -> None:
         (["--model-id", model, "--output-dir", tmp_path, "--relation", "lora"], ExitCode.BAD_INPUT, "adapter_config"),
         (["--model-id", model, "--output-dir", tmp_path, "--custom-arg", "1"], ExitCode.USAGE, "--custom-arg"),
         (["--model-id", model], ExitCode.USAGE, "--output-dir is missing"),
+        (["--model-id", model, "--output-dir", tmp_path, "--spectra-of", "ba"], ExitCode.BAD_INPUT, "only an adapter"),
+        (["--model-id", model, "--output-dir", tmp_path, "--spectra-of", "delta"], ExitCode.BAD_INPUT, "no base to"),
         (["--model-id", model, "--output-dir", "/proc/none"], ExitCode.CANNOT_WRITE, "/proc/none"),
     ]
     for words, code, told in cases:

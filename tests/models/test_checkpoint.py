@@ -218,7 +218,7 @@ def test_one_file_of_another_name_among_those_of_training(tmp_path: Path) -> Non
         ({}, "is an empty folder"),
         ({"config.json": "{}"}, "has a config.json but no weights"),
         ({"notes.txt": "hello"}, "is no model folder"),
-        ({"model-q4.gguf": "GGUF"}, "only as GGUF"),
+        ({"model-q4.gguf": "GGUF"}, "is truncated or damaged"),
         ({"config.json": "{}", "tf_model.h5": "x"}, "only as TensorFlow"),
         ({"adapter_config.json": "{}"}, "is an adapter without model weights"),
         ({"config.json": "{oh", "model.safetensors": ""}, "can't be read as JSON"),
@@ -240,7 +240,10 @@ def test_missing_things(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("x.gguf", "GGUF"), ("x.txt", "no weight file"), ("x.onnx", "ONNX")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x.gguf", "truncated"), ("x.h5", "TensorFlow"), ("x.txt", "no weight file"), ("x.onnx", "ONNX")],
+)
 def test_single_files_of_other_kinds(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(BadModel, match=reason):

@@ -39,7 +39,7 @@ class Hub(ThreadingHTTPServer):
             "org/model": {"config.json": CONFIG, "model.safetensors": WEIGHTS, "pytorch_model.bin": b"x" * 50,
                           "README.md": b"hello", "onnx/model.onnx": b"y" * 50, "original/model.pth": b"z"},
             "org/gated": {"config.json": CONFIG, "model.safetensors": WEIGHTS},
-            "org/gguf": {"model-q4.gguf": b"GGUF"},
+            "org/gguf": {"model-q4.gguf": b"GGUF", "model-q8.gguf": b"GGUF"},
         }  # fmt: skip
         self.failures = 0
         self.asked: Counter[str] = Counter()
@@ -173,7 +173,7 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
         ("org/absent", "MissingModel model 'org/absent' is not on the Hugging Face Hub, or is private"),
         ("org/model@v9", "MissingModel model 'org/model@v9': the repository has no revision 'v9'"),
         ("org/gated", "MissingModel model 'org/gated' is gated: accept its licence"),
-        ("org/gguf", "BadModel model 'org/gguf' has no safetensors or PyTorch weights, only GGUF files"),
+        ("org/gguf", "BadModel model 'org/gguf' has several GGUF files (model-q4.gguf, model-q8.gguf)"),
     ],
 )
 def test_reasons_are_told_apart(hub: Hub, tmp_path: Path, model: str, reason: str) -> None:
@@ -209,6 +209,8 @@ REF = ModelRef("org/x", "hub", repo_id="org/x")
         (["config.json", "model.safetensors", "pytorch_model.bin"], ["config.json", "model.safetensors"]),
         (["config.json", "pytorch_model.bin", "training_args.bin"], ["config.json", "pytorch_model.bin"]),
         (["adapter_config.json", "adapter_model.bin", "optimizer.pt"], ["adapter_config.json", "adapter_model.bin"]),
+        (["config.json", "model-Q4_K_M.gguf", "mmproj-f16.gguf"], ["model-Q4_K_M.gguf"]),
+        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]),
         (
             ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
              "pytorch_model.bin.index.json", "consolidated.00.pth", "checkpoint-5/model.safetensors"],
@@ -222,5 +224,5 @@ def test_choice_of_files(files: list[str], chosen: list[str]) -> None:
 
 @pytest.mark.parametrize("files", [[], ["README.md"], ["config.json"], ["sub/model.safetensors"], ["tf_model.h5"]])
 def test_no_weights_to_choose(files: list[str]) -> None:
-    with pytest.raises(BadModel, match="no safetensors or PyTorch weights"):
+    with pytest.raises(BadModel, match="no safetensors, PyTorch or GGUF weights"):
         choose_files(files, REF)

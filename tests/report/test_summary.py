@@ -61,23 +61,25 @@ def test_any_name_fits_in_80_columns(name: str) -> None:
 
 def test_a_plan() -> None:
     screen, out = console()
-    lines = [PlanLine("org/a", "lora", "org/b", 3 * 2**20, 1, "to do"), PlanLine("org/c", "", None, None, 1, "done")]
+    known = PlanLine("org/a", "lora", "org/b", 3 * 2**20, 42, 0.7, 1, "to do")
+    lines = [known, PlanLine("org/c", "", None, None, None, None, 1, "done")]
     print_plan(screen, lines, ["m.csv: row 9: unknown relation 'cousin'"], "1 to do")
     text = out.getvalue()
     assert "3.0 MB" in text
+    assert "42" in text and "70.0%" in text
     assert "refused  m.csv: row 9: unknown relation 'cousin'" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_plan_has_a_line_a_model_on_a_terminal_and_all_of_it_in_a_pipe() -> None:
     name = "an-organisation/a-model-of-a-very-long-name-indeed-8B-Instruct-v0.1"
-    lines = [PlanLine(name, "adapter", "b" * 400, None, 1, "to do")] * 30
+    lines = [PlanLine(name, "adapter", "b" * 400, None, None, None, 1, "to do")] * 30
     out = io.StringIO()
     print_plan(Console(file=out, width=80, force_terminal=True, color_system=None), lines, [], "30 to do")
     told = out.getvalue().splitlines()
     assert told[1:31] == [f"{name}     -  to do"] * 30
     assert max(map(len, told)) <= 80
-    assert "no room for relation, GPUs, base" in out.getvalue()
+    assert "no room for relation, matrices, of weights, GPUs, base" in out.getvalue()
     screen, out = console()
     print_plan(screen, lines, [], "30 to do")
     assert out.getvalue().splitlines()[1].endswith("b" * 400)

@@ -18,6 +18,9 @@ from gpuherd.report.log import configure_console
 # Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
 COMMANDS = (
     "esd",
+    "esd compare",
+    "esd export",
+    "esd import",
     "esd plot",
     "report",
     "batch",
@@ -92,12 +95,18 @@ def _command(words: Sequence[str]) -> str | None:
     return None
 
 
+def _needed(command: str, words: Sequence[str]) -> list[str]:
+    """The commands whose parsers are needed: this one; for its help, those that it has too."""
+    helped = "-h" in words or "--help" in words
+    return [name for name in COMMANDS if name == command or (helped and name.startswith(f"{command} "))]
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is told as JSON too."""
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
-    parser = build_parser([command] if command in COMMANDS else COMMANDS)
+    parser = build_parser(_needed(command, words) if command in COMMANDS else COMMANDS)
     if command is not None and command not in COMMANDS:
         import difflib  # slow to import, and seldom needed
 
@@ -105,6 +114,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
+    _reject_unknown_tool(command, unknown, command_parser)
     command_parser.reject_unknown(unknown)
     if args.command is None:
         parser.print_help()
@@ -122,6 +132,17 @@ def run(argv: Sequence[str] | None = None) -> int:
 
             print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
         raise
+
+
+def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Parser) -> None:
+    """Exits with the nearest command of this command, where a word that is no flag was not understood."""
+    tools = [tool for group, _, tool in (name.partition(" ") for name in COMMANDS) if tool and group == command]
+    if tools and unknown and not unknown[0].startswith("-"):
+        import difflib
+
+        nearest = difflib.get_close_matches(unknown[0], tools, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(tools)}"
+        parser.error(f"unknown command {unknown[0]!r}; {hint}")
 
 
 def main() -> None:

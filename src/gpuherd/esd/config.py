@@ -64,7 +64,7 @@ class AnalysisOptions(FitSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("layers", "exclude"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(_pattern(name, word) for word in getattr(self, name)))
         if self.spectra_of not in SPECTRA_OF:
             raise UsageError(f"spectra_of={self.spectra_of!r}; possible: {', '.join(SPECTRA_OF)}")
         if self.device_map not in DEVICE_MAPS:
@@ -189,6 +189,13 @@ class ExperimentConfig(DispatchOptions, AnalysisOptions, RunOptions):
         if unknown:
             raise UsageError(f"unknown option {unknown[0]!r}")
         return cls(**values)
+
+
+def _pattern(name: str, word: str) -> str:
+    """A pattern of names, as it can be handed to a worker. Raises UsageError."""
+    if not word or word.startswith("-") or "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+        raise UsageError(f"{name}={word!r}: a pattern is no empty text and doesn't begin with '-'")
+    return word
 
 
 def _text(name: str, value: str | os.PathLike[str]) -> str:

@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd import __version__
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import ModelResult, gather, write_summary
@@ -37,6 +37,7 @@ from gpuherd.esd.plan import (
     run_directory,
     worker_command,
 )
+from gpuherd.esd.tables.conventions import refuse_another
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
 from gpuherd.jobs.job import Job, JobState
@@ -199,31 +200,9 @@ class ESDExperiment:
 
     def _check_convention(self) -> None:
         """Refuses a folder whose results were made with other analysis options, unless they are to be overwritten."""
-        if self.config.overwrite:
-            return
-        earlier = self._recorded_convention() if self.directory.queue.exists() else None
-        if earlier is None:
-            return
-        ours = self.config.convention_columns
-        different = [name for name in (*ours, *(earlier.keys() - ours.keys())) if earlier.get(name) != ours.get(name)]
-        if different:
-            theirs = " ".join(f"{name}={earlier.get(name, 'not said')}" for name in different)
-            raise UsageError(
-                f"{self.directory.root} holds results made with {theirs}; this run has "
-                f"{' '.join(f'{name}={ours.get(name)}' for name in different)}. "
-                "Choose another --output-dir, or --overwrite to make them anew"
-            )
-
-    def _recorded_convention(self) -> Mapping[str, Any] | None:
-        """The convention of the results that lie here, None where nothing is known of any."""
-        try:
-            record = json.loads(self.directory.run_json.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        convention = record.get("convention") if isinstance(record, dict) else None
-        if isinstance(convention, str):  # as gpuherd 0.1 wrote it
-            return dict(word.split("=", 1) for word in convention.split() if "=" in word)
-        return convention if isinstance(convention, dict) else None
+        if not self.config.overwrite:
+            remedy = "Choose another --output-dir, or --overwrite to make them anew"
+            refuse_another(self.directory, self.config.convention_columns, remedy)
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
@@ -291,7 +270,7 @@ class ESDExperiment:
         with closing(Queue(self.directory.queue)) as queue:
             if queue.running():
                 return
-        for folder in (self.directory.root, self.directory.stats):
+        for folder in (self.directory.root, *self.directory.folders_of_results):
             remove_strays(folder, began)
 
     # --- the dry run --------------------------------------------------------------------------------------------
@@ -312,6 +291,8 @@ class ESDExperiment:
                 relation=planned.row.relation,
                 base=planned.facts.base or planned.row.source_model,
                 size_bytes=planned.facts.total_bytes,
+                matrices=planned.facts.num_matrices,
+                share=planned.facts.share,
                 gpus=gpus,
                 state="done" if job_name(self.config, planned) in done else "to do",
             )

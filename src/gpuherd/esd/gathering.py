@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
+from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, result_file
+from gpuherd.esd.tables.conventions import as_text, differing, told
 from gpuherd.esd.tables.stats import (
-    CONVENTION_COLUMNS,
     LINEAGE_COLUMNS,
     ModelSummary,
     read_table,
@@ -53,13 +55,32 @@ def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> list[
         made = {row.job: row for row in queue.attempts() if row.state is AttemptState.DONE}
     results = []
     for name, planned in models.items():
-        stats = result_file(directory, planned.row)
-        summary = _summary_of(stats, planned.row.extra) if states.get(name) is JobState.DONE else None
+        if states.get(name) is not JobState.DONE:
+            continue
+        summary = _summary_of(directory, planned.row.model_id, planned.row.extra)
         if summary is not None:
             attempt = made.get(name)
             seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
-            results.append(ModelResult(summary, stats, seconds, gpus))
-    return results
+            results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
+    return _of_one_convention(results)
+
+
+def _of_one_convention(results: Sequence[ModelResult]) -> list[ModelResult]:
+    """The results of the convention that most of them share: a worker run by hand can have replaced a file by that of
+    another analysis, whose figures must not stand beside the others."""
+    conventions = Counter(_convention_of(result.summary) for result in results)
+    if len(conventions) < 2:
+        return list(results)
+    common = dict(conventions.most_common(1)[0][0])
+    kept = []
+    for result in results:
+        names = differing(dict(_convention_of(result.summary)), common)
+        if names:
+            theirs = told(dict(_convention_of(result.summary)), names)
+            logger.warning("%s is left out of the summary: it was made with %s", result.stats, theirs)
+        else:
+            kept.append(result)
+    return kept
 
 
 def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> None:
@@ -84,7 +105,7 @@ def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> li
     """
     if not results:
         return []
-    convention = _convention_of(results[0].summary.convention)
+    convention = _convention_of(results[0].summary)
     present = {result.summary.lineage["model_id"] for result in results}
     with closing(Queue(directory.queue)) as queue:
         done = {name.rpartition(".")[0] for name, state in queue.states().items() if state is JobState.DONE}
@@ -94,26 +115,35 @@ def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> li
         stem = safe_filename(model_id)
         if model_id in present or stem[:100] not in done:
             continue
-        summary = _summary_of(directory.stats_file(model_id), {})
-        if summary is not None and _convention_of(summary.convention) == convention:
+        summary = _summary_of(directory, model_id, {})
+        if summary is not None and _convention_of(summary) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}
             rows.append({name: own[name] for name in LINEAGE_COLUMNS} | extra | own)
     return rows
 
 
-def _convention_of(columns: Mapping[str, str]) -> tuple[str, ...]:
+def _convention_of(summary: ModelSummary) -> tuple[tuple[str, str], ...]:
     """What two rows must share to stand in one table; another version of gpuherd may."""
-    return tuple(columns[name] for name in CONVENTION_COLUMNS if name != "gpuherd_version")
+    return tuple(as_text(summary.convention).items())
 
 
-def _summary_of(stats: Path, extra: Mapping[str, str]) -> ModelSummary | None:
-    """The summary of a stats file, None when it is not there or is no such file."""
+def _summary_of(directory: ESDDirectory, model_id: str, extra: Mapping[str, str]) -> ModelSummary | None:
+    """The summary of a model's stats file, None when it is not there or is no such file."""
+    stats = directory.stats_file(model_id)
     rows = _read_or_nothing(stats)
     try:
-        return summarise(rows, extra) if rows else None
+        return summarise(rows, extra, _share(directory, model_id)) if rows else None
     except (KeyError, ValueError) as problem:
         logger.warning("%s is not a stats file of this gpuherd and is left out: %r", stats, problem)
+        return None
+
+
+def _share(directory: ESDDirectory, model_id: str) -> float | None:
+    """The share of the model's weights that were analysed, by its coverage table; None where there is none."""
+    try:
+        return totals(read_coverage(directory.coverage_file(model_id))).share
+    except (OSError, ValueError, csv.Error):
         return None
 
 

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
+from gpuherd.esd.fits.bootstrap import bootstrap_p_value
+from gpuherd.esd.fits.clip import fit_clipped
+from gpuherd.esd.fits.power_law import PowerLawFit, fit_by_settings
+from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum
@@ -23,6 +26,9 @@ Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
+
+# λ below this count as lost in weak_rank_loss, as in WeightWatcher.
+WEAK_RANK = 1e-6
 
 
 def analyse_layer(
@@ -80,8 +86,7 @@ def with_figures(row: LayerRow, spectrum: LayerSpectrum, settings: FitSettings) 
     if len(x) < 2:
         reason = f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})"
         return replace(row, fit_status=reason)
-    fit = fit_power_law(x, settings.fix_fingers, bins=settings.bins, xmin_pos=settings.xmin_pos)
-    return _with_fit(row, evals, fit)
+    return _with_power_law(row, evals, x, settings)
 
 
 def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
@@ -92,16 +97,36 @@ def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
     return LayerRow(longname=name, M=rows, N=columns, params=rows * columns * len(slices))
 
 
+def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSettings) -> LayerRow:
+    """Fills in the columns of the power law and of what else is asked about it."""
+    if settings.clip_xmax:
+        clipped = fit_clipped(x, lambda values: fit_by_settings(values, settings))
+        row = replace(row, num_fingers=clipped.num_fingers, raw_alpha=clipped.raw_alpha)
+        x, fit = clipped.kept, clipped.fit
+    else:
+        fit = fit_by_settings(x, settings)
+    if settings.bootstrap and fit.alpha is not None:
+        rng = generator("bootstrap", settings.seed, row.longname)
+        row = replace(row, p_value=bootstrap_p_value(x, fit, settings, rng))
+    return _with_fit(row, evals, fit)
+
+
 def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
     """Fills in the columns that need no fit."""
     norm, largest = float(evals.sum()), float(evals[-1])
+    sides = (row.M, row.N)
     sigma = np.sqrt(evals)
-    rank = int(np.count_nonzero(sigma > sigma[-1] * (max(row.M, row.N) * EPS)))
+    rank = int(np.count_nonzero(sigma > sigma[-1] * (max(sides) * EPS)))
     return replace(
         row,
+        Q=max(sides) / min(sides),
         num_evals=num_evals,
         matrix_rank=rank,
+        rank_loss=len(evals) - rank,
+        weak_rank_loss=int(np.searchsorted(evals, WEAK_RANK)),
         spectral_norm=largest,
+        sv_max=float(sigma[-1]),
+        sv_min=float(sigma[0]),
         norm=norm,
         log_norm=math.log10(norm),
         log_spectral_norm=math.log10(largest),
@@ -118,14 +143,18 @@ def _entropy(p: Float64, rank: int) -> float:
 
 def _with_fit(row: LayerRow, evals: Float64, fit: PowerLawFit) -> LayerRow:
     """Fills in the columns that need a fit; where there is none, its status only."""
-    if fit.alpha is None:
+    if fit.alpha is None or fit.xmin is None:
         return replace(row, fit_status=fit.status)
     return replace(
         row,
         alpha=fit.alpha,
+        alpha_lo=fit.alpha_lo,
+        alpha_hi=fit.alpha_hi,
+        sigma=fit.sigma,
         D=fit.D,
         xmin=fit.xmin,
         xmax=fit.xmax,
+        num_pl_spikes=len(evals) - int(np.searchsorted(evals, fit.xmin)),
         alpha_weighted=fit.alpha * math.log10(float(evals[-1])),
         log_alpha_norm=_log_alpha_norm(evals, fit.alpha),
         fit_status=fit.status,

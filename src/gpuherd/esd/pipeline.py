@@ -99,8 +99,9 @@ def _run_lanes(
             try:
                 with reading:  # one reader at a time: the disk is one, and host memory holds few matrices
                     index = next(remaining, None)
-                    slices = None if index is None else matrices[index].slices()
-                if index is None or slices is None:
+                    factored = index is not None and matrices[index].factors is not None
+                    slices = None if index is None or factored else matrices[index].slices()
+                if index is None:
                     return
                 row, spectrum = _analyse(matrices[index], settings, device, slices)
                 with keeping:
@@ -134,8 +135,12 @@ def _analyse(
 ) -> tuple[LayerRow, LayerSpectrum]:
     """One matrix; its weights are freed on return."""
     from gpuherd.esd.layer import with_figures
+    from gpuherd.esd.spectra.low_rank import low_rank_spectrum
     from gpuherd.esd.spectra.pooled import layer_spectrum
 
+    if matrix.factors is not None:
+        spectrum = low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
+        return with_figures(_row(matrix), spectrum, settings), spectrum
     weights = matrix.slices() if slices is None else slices
     spectrum = layer_spectrum(weights, device=device, conv=matrix.kind == "conv")
     return with_figures(_row(matrix), spectrum, settings), spectrum

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,9 +20,11 @@ from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
 from gpuherd.esd.pipeline import LANES_PER_DEVICE
+from gpuherd.esd.selection import selected
 from gpuherd.flags import words_of
 from gpuherd.jobs.job import Job
-from gpuherd.models.names import safe_filename
+from gpuherd.models.adapter import is_adapter
+from gpuherd.models.names import parse_model, safe_filename
 from gpuherd.models.preflight import examine
 
 if TYPE_CHECKING:
@@ -96,11 +99,17 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
-    """The row that --single-model and --base-model stand for."""
-    base = None if config.base_model is None else str(config.base_model)
+    """The row that --single-model and --base-model stand for. A model with a base is an adapter, or for
+    ``--spectra-of delta`` a whole model to compare with it. Raises BadModel for an impossible name."""
+    model, base = str(config.single_model), None if config.base_model is None else str(config.base_model)
     kind = Relation.BASE if base is None else Relation.ADAPTER
+    if base is not None and config.spectra_of == "delta":
+        path = parse_model(model).path
+        if path is None:  # a model of the Hub: the worker will see what it is
+            return ModelRow(line=None, model_id=model, source_model=base)
+        kind = Relation.ADAPTER if is_adapter(path) else Relation.FINETUNE
     relation = "" if base is None else kind.value
-    return ModelRow(line=None, model_id=str(config.single_model), source_model=base, relation=relation, kind=kind)
+    return ModelRow(line=None, model_id=model, source_model=base, relation=relation, kind=kind)
 
 
 def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
@@ -115,8 +124,14 @@ def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) 
 
 
 def _looked_at(row: ModelRow, config: ExperimentConfig) -> PlannedModel:
-    relation = row.kind.value if row.kind is Relation.ADAPTER else None
-    facts = examine(row.model_id, base=row.source_model, relation=relation, embeddings=config.embeddings)
+    facts = examine(
+        row.model_id,
+        base=row.source_model,
+        relation=row.kind.value if row.relation and row.kind is not Relation.UNKNOWN else None,
+        embeddings=config.embeddings,
+        spectra_of=config.spectra_of,
+        choose=partial(selected, layers=config.layers, exclude=config.exclude),
+    )
     return PlannedModel(row, facts)
 
 
@@ -147,7 +162,7 @@ def result_file(run: ESDDirectory, row: ModelRow) -> Path:
 
 
 def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
-    """A name that is the same only for the same model analysed in the same way; for an adapter, also on one base."""
+    """A name that is the same only for the same model analysed in the same way; where its base counts, on one base."""
     key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
     stem = safe_filename(planned.row.model_id)[:100]
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

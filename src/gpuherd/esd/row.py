@@ -5,12 +5,19 @@ Knows the columns, what they mean and their order. Computes nothing, imports no 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 Cell = str | int | float | bool | None
 
 # The columns of LayerRow that are not figures to be averaged.
-NOT_METRICS = frozenset({"longname", "M", "N", "params", "fit_status"})
+NOT_METRICS = frozenset({"longname", "M", "N", "Q", "params", "fit_status", "tpl_status"})
+
+
+def only_with(option: str) -> Any:
+    """A column that is there only when the analysis was asked for it: where this option of FitSettings is on."""
+    return field(default=None, metadata={"option": option})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +31,31 @@ class LayerRow:
         longname: the matrix's name.
         M: rows as stored (of a slice, for a convolution).
         N: columns as stored.
+        Q: max(M, N) / min(M, N), 1 or more.
         num_evals: how many λ are above ``evals_thresh``.
         matrix_rank: how many σ = sqrt(λ) are above σ_max max(M, N) eps64.
+        rank_loss: how many are not.
+        weak_rank_loss: how many λ are below 1e-6.
         params: how many weights: M N, times the slices.
         alpha: exponent of the power law fitted to x.
-        D: its one-sided Kolmogorov-Smirnov distance.
+        alpha_lo: the least alpha of all tails whose distance is at most D + ``delta``.
+        alpha_hi: the largest one.
+        sigma: standard error of alpha, (alpha - 1) / sqrt(n) for the n values of the tail.
+        D: its Kolmogorov-Smirnov distance, of the kind that the convention column ``ks`` names.
         xmin: the eigenvalue from which on it is fitted. (Other tools write the smallest kept eigenvalue here.)
-        xmax: the largest x.
+        xmax: the largest x that was fitted.
+        num_pl_spikes: how many λ are at least xmin.
+        num_fingers: (clip_xmax) 0 where nothing was left out; else the number of largest x left out, less 1.
+        raw_alpha: (clip_xmax) alpha of all x, nothing left out.
+        p_value: (bootstrap) the share of samples of the fitted law whose own fit is farther off than D.
+        tpl_alpha: (tpl) exponent of the truncated power law x^-alpha e^(-lambda x).
+        tpl_lambda: (tpl) its rate of decay.
+        tpl_xmin: (tpl) the eigenvalue from which on it is fitted.
+        tpl_D: (tpl) its one-sided Kolmogorov-Smirnov distance.
+        tpl_status: (tpl) ``"ok"``, or why there is none.
         spectral_norm: max λ, the square of what mathematics calls so.
+        sv_max: max σ, its root.
+        sv_min: min σ.
         norm: sum λ, the square of the Frobenius norm.
         log_norm: log10 norm.
         log_spectral_norm: log10 spectral_norm.
@@ -45,14 +69,31 @@ class LayerRow:
     longname: str
     M: int
     N: int
+    Q: float | None = None
     num_evals: int | None = None
     matrix_rank: int | None = None
+    rank_loss: int | None = None
+    weak_rank_loss: int | None = None
     params: int
     alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    sigma: float | None = None
     D: float | None = None
     xmin: float | None = None
     xmax: float | None = None
+    num_pl_spikes: int | None = None
+    num_fingers: int | None = only_with("clip_xmax")
+    raw_alpha: float | None = only_with("clip_xmax")
+    p_value: float | None = only_with("bootstrap")
+    tpl_alpha: float | None = only_with("tpl")
+    tpl_lambda: float | None = only_with("tpl")
+    tpl_xmin: float | None = only_with("tpl")
+    tpl_D: float | None = only_with("tpl")  # noqa: N815 - D, as the other one
+    tpl_status: str | None = only_with("tpl")
     spectral_norm: float | None = None
+    sv_max: float | None = None
+    sv_min: float | None = None
     norm: float | None = None
     log_norm: float | None = None
     log_spectral_norm: float | None = None
@@ -62,6 +103,15 @@ class LayerRow:
     entropy: float | None = None
     fit_status: str = "not analysed"
 
-    def cells(self) -> dict[str, Cell]:
-        """The columns by name, in order."""
-        return asdict(self)
+    def cells(self, options: Mapping[str, Any] | None = None) -> dict[str, Cell]:
+        """The columns by name, in order.
+
+        Args:
+            options: the fields of FitSettings by name, as the convention of a result has them. The columns of an option
+                that is off are left out, of all rows alike. None: every column.
+        """
+        return {
+            column.name: getattr(self, column.name)
+            for column in fields(self)
+            if options is None or "option" not in column.metadata or options.get(column.metadata["option"])
+        }

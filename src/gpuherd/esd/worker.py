@@ -1,8 +1,8 @@
 """Analyses one model: ``python -m gpuherd.esd.worker --model-id … --output-dir …``.
 
 An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher. It knows nothing of
-queues. Its result, ``<output-dir>/stats/<model>.csv``, is written whole or not at all; its exit code (``ExitCode``)
-says whether another try can help.
+queues. Its results are written whole or not at all, ``<output-dir>/stats/<model>.csv`` last: where that is, the model
+is done. Its exit code (``ExitCode``) says whether another try can help.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from gpuherd import __version__
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
-from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
+from gpuherd.esd.selection import selected
+from gpuherd.esd.tables.model_files import ModelFiles, make_folder
+from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.models.names import parse_model
@@ -34,7 +37,7 @@ from gpuherd.report.log import configure_console
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
-    from gpuherd.models.source import TensorSource
+    from gpuherd.models.subject import Subject
 
 DESCRIPTION = """\
 Analyses the weight matrices of one model and writes <output-dir>/stats/<model>.csv.
@@ -64,39 +67,47 @@ class WorkerOptions(AnalysisOptions):
 
 
 def analyse(options: WorkerOptions) -> Path:
-    """Analyses the model and writes its file. Returns where that is.
+    """Analyses the model and writes its files, the stats last. Returns where those are.
 
     Raises:
-        BadModel: the weights can't be read or none of them has a valid fit; there is then no file of this model.
-        CannotWrite: the file can't be written.
+        BadModel: the weights can't be read, there are no such spectra of this model, a pattern matches nothing in it,
+            or none of its matrices has a valid fit; there is then no stats file of this model.
+        CannotWrite: a file can't be written.
     """
-    from gpuherd.models.matrices import matrices
-
-    target = ESDDirectory(options.output_dir).stats_file(options.model_id)
-    _prepare_folder(target.parent)
+    folder = ESDDirectory(options.output_dir)
+    for results in (folder.stats, folder.coverage):
+        make_folder(results)
     started = time.monotonic()
     devices = _announce_devices(options)
     progress.report(0, None, "load")
     with while_bytes_arrive(lambda megabytes: progress.report(megabytes, None, "load")):
-        weights, base = _open_weights(options)
-    found = list(matrices(weights, embeddings=options.embeddings))
+        subject, base = _open_subject(options)
+    found = selected(subject.matrices, subject.source.tensors, options.layers, options.exclude)
     progress.report(0, len(found), "analyse")
-    rows = analyse_matrices(
-        found,
-        options,
-        devices,
-        parallel=not options.no_parallel_gpu,
-        on_progress=lambda done: progress.report(done, len(found), "analyse"),
-    )
-    progress.report(len(found), len(found), "save")
-    if not has_fit(rows):
-        # An older file of this model would now look like the result of this analysis.
-        target.unlink(missing_ok=True)
-        raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
-    _save(target, stats_text(_origin(options, base), rows))
+    names = [matrix.longname for matrix in found]
+    with ModelFiles(
+        folder, options.model_id, names, evals_thresh=options.evals_thresh, save_eigs=options.save_eigs
+    ) as files:
+        rows = analyse_matrices(
+            found,
+            options,
+            devices,
+            parallel=not options.no_parallel_gpu,
+            on_progress=lambda done: progress.report(done, len(found), "analyse"),
+            on_spectrum=files.keep_spectrum,
+        )
+        if options.spectra_of == "delta":
+            rows = without_unchanged(rows)
+        progress.report(len(found), len(found), "save")
+        _save_coverage(files.paths.coverage, coverage(subject.source.tensors, found, rows))
+        if not has_fit(rows):
+            # Older files of this model would now look like the result of this analysis.
+            files.remove()
+            raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
+        files.write(_origin(options, base), rows)
     print(f"Layers: {_counts(rows)}")
-    print(f"Saved: {target} after {time.monotonic() - started:.1f} s")
-    return target
+    print(f"Saved: {files.paths.stats} after {time.monotonic() - started:.1f} s")
+    return files.paths.stats
 
 
 def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
@@ -113,22 +124,23 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     return devices
 
 
-def _open_weights(options: WorkerOptions) -> tuple[TensorSource, str | None]:
-    """The model's tensors; for an adapter, its base's with the adapter merged on the way, and the base's name."""
-    from gpuherd.models.adapter import adapter_base, is_adapter, merge
-    from gpuherd.models.checkpoint import open_checkpoint
+def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
+    """What is analysed of the model, and the name of its base where that is needed."""
+    from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
+    from gpuherd.models.subject import open_subject
 
     path = locate(parse_model(options.model_id))
-    if not is_adapter(path):
-        if relation_of(options.relation) is Relation.ADAPTER:
-            raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
-        return open_checkpoint(path), None
-    base = options.source_model or adapter_base(path)
-    if base is None:
-        raise BadModel(f"adapter {options.model_id!r} names no base model: give it as source_model")
-    print(f"Adapter of: {base}")
-    return merge(open_checkpoint(locate(parse_model(base))), path), base
+    adapter = is_adapter(path)
+    if not adapter and relation_of(options.relation) is Relation.ADAPTER:
+        raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
+    base, base_path = None, None
+    if adapter or options.spectra_of == "delta":
+        base = options.source_model or (adapter_base(path) if adapter else None)
+    if base is not None:
+        print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
+        base_path = locate(parse_model(base))
+    return open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings), base
 
 
 def _origin(options: WorkerOptions, base: str | None) -> Origin:
@@ -141,21 +153,12 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
     )
 
 
-def _prepare_folder(folder: Path) -> None:
-    """Makes the folder of results before hours of work, not after."""
+def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CannotWrite(f"can't write in {folder}")
-
-
-def _save(target: Path, text: str) -> None:
-    try:
-        atomic_write(target, text.encode("utf-8"))
+        atomic_write(target, coverage_text(lines).encode("utf-8"))
     except OSError as problem:
         raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+    print(f"Coverage: {totals(lines).sentence()}")
 
 
 def _counts(rows: Sequence[LayerRow]) -> str:

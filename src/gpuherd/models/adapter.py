@@ -10,16 +10,19 @@ in bfloat16 and so rounds the sum to 8 bits; here it is not rounded.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, read_json, read_weight_file
 from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.lora import Edit, Factors, bias_edit, expert_edit, matrix_edit
+from gpuherd.models.lora import PANEL_BYTES, Edit, Factors, Float64, MatrixEdit, bias_edit, expert_edit, matrix_edit
 from gpuherd.models.naming import BaseNames
 from gpuherd.models.patterns import first_matches
 from gpuherd.models.source import TensorInfo, TensorSource
@@ -98,7 +101,7 @@ def check_adapter(path: Path) -> None:
     _open(_folder(path))
 
 
-def merge(base: TensorSource, adapter_path: Path) -> TensorSource:
+def merge(base: TensorSource, adapter_path: Path) -> Merged:
     """The base model with the adapter merged in, read tensor by tensor.
 
     Reads headers only. Raises BadModel when the adapter is of another method, damaged, or not for this base: each of
@@ -306,22 +309,43 @@ class Merged:
     tensors: Mapping[str, TensorInfo]
     edits: Mapping[str, Edit] = field(repr=False)
     replaced: Mapping[str, StoredTensor] = field(repr=False)
+    _squares: dict[str, Float64] = field(default_factory=dict, repr=False)
 
     def read(self, name: str) -> FloatArray:
         """One merged tensor. Memory: the tensor, the factors, and a panel of their product."""
-        replacement = self.replaced.get(name)
-        tensor = self.base.read(name) if replacement is None else read_stored(replacement)
-        edit = self.edits.get(name)
-        return tensor if edit is None else edit.apply(tensor, 0)
+        return self.edited(name, self.unedited(name))
 
     def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the first axis of the merged tensor."""
-        edit = self.edits.get(name)
-        if edit is not None and edit.needs_whole:
-            return self.read(name)[start:stop].copy()
+        """Entries ``start`` to ``stop`` of the first axis of the merged tensor.
+
+        DoRA on a tensor whose outputs are columns (Conv1D, embeddings) needs the norms of all of it: for the first
+        part that is asked for, the tensor is read through once, in panels.
+        """
+        return self.edited(name, self.unedited(name, start, stop), start)
+
+    def unedited(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """A tensor, or its entries ``start`` to ``stop``, before B A is added: the base's, or the one that the adapter
+        holds whole."""
         replacement = self.replaced.get(name)
-        if replacement is None:
-            tensor = self.base.read_part(name, start, stop)
-        else:
-            tensor = read_stored(replacement, start, stop)
-        return tensor if edit is None else edit.apply(tensor, start)
+        if replacement is not None:
+            return read_stored(replacement) if stop is None else read_stored(replacement, start, stop)
+        return self.base.read(name) if stop is None else self.base.read_part(name, start, stop)
+
+    def edited(self, name: str, tensor: FloatArray, start: int = 0) -> FloatArray:
+        """What the adapter makes of a tensor, or of its part from ``start`` on; the tensor may be changed."""
+        edit = self.edits.get(name)
+        if edit is None:
+            return tensor
+        if isinstance(edit, MatrixEdit) and edit.needs_squares and len(tensor) < self.tensors[name].shape[0]:
+            return edit.apply(tensor, start, self._all_squares(name, edit))
+        return edit.apply(tensor, start)
+
+    def _all_squares(self, name: str, edit: MatrixEdit) -> Float64:
+        if name not in self._squares:
+            rows, *rest = self.tensors[name].shape
+            step = max(1, PANEL_BYTES // (8 * math.prod(rest)))
+            panels = ((start, min(start + step, rows)) for start in range(0, rows, step))
+            self._squares[name] = sum(
+                (edit.squares(self.unedited(name, start, stop), start) for start, stop in panels), np.zeros(rest)
+            )
+        return self._squares[name]

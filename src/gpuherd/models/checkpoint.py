@@ -1,7 +1,8 @@
 """A model's weights on disk: a folder or a single file, opened by its headers and read tensor by tensor.
 
 Knows which files of a folder are the weights and what can be wrong with them. The file formats themselves are
-``safetensors_file`` and ``torch_file``; what the tensors mean is ``matrices``. Nothing is ever loaded as a whole.
+``safetensors_file``, ``torch_file`` and ``gguf_file``; what the tensors mean is ``matrices``. Nothing is ever loaded
+as a whole.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models import safetensors_file, torch_file
+from gpuherd.models import gguf_model, safetensors_file, torch_file
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.quantised import quantised_as
-from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import StoredTensor, opened, read_stored
+from gpuherd.models.source import Run, TensorInfo
+from gpuherd.models.stored import FileStamp, StoredTensor, opened
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Many times the largest in use. Parsed JSON can take twenty times its size, so that a limit is needed.
@@ -32,18 +33,49 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFETENSORS = (".safetensors",)
 _PICKLES = (".bin", ".pt", ".pth")
+_GGUF = (".gguf",)
 # Files of a training run or of an adapter that have the same endings as weights.
 _OTHER = re.compile(
     r"(training_args|optimizer.*|scheduler.*|scaler.*|rng_state.*|random_states.*|adapter_model|consolidated.*|"
-    r"tokenizer.*|.*embedder.*|trainer_state.*|.*optim_states)\.(bin|pt|pth|safetensors)"
+    r"tokenizer.*|.*embedder.*|trainer_state.*|.*optim_states|mmproj.*|.*imatrix.*)\.(bin|pt|pth|safetensors|gguf)"
 )
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(safetensors|bin)")
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(safetensors|bin|gguf)")
 # What else people keep models in, to be able to say so.
 _FOREIGN = {
-    ".gguf": "GGUF", ".ggml": "GGML", ".h5": "TensorFlow (.h5)", ".msgpack": "Flax (.msgpack)", ".onnx": "ONNX",
+    ".ggml": "GGML", ".h5": "TensorFlow (.h5)", ".msgpack": "Flax (.msgpack)", ".onnx": "ONNX",
     ".ckpt": "a training checkpoint (.ckpt)", ".npz": "NumPy (.npz)", ".tflite": "TensorFlow Lite",
     ".mlmodel": "Core ML", ".ot": "Rust (.ot)",
 }  # fmt: skip
+
+
+StoredT = TypeVar("StoredT", bound="Stored")
+
+
+class Stored(Protocol):
+    """A tensor in a file, however it is stored there."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Name, shape of the weights and format."""
+        ...
+
+    @property
+    def file(self) -> FileStamp:
+        """The file, as it was when its header was read."""
+        ...
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether ``read_block`` can be asked."""
+        ...
+
+    def read(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """The tensor, or entries ``start`` to ``stop`` of its first axis."""
+        ...
+
+    def read_block(self, rows: Run, columns: Run) -> FloatArray:
+        """A block of the tensor seen as (all axes but the last, the last axis)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +90,7 @@ class Checkpoint:
 
     path: Path
     config: Mapping[str, Any]
-    stored: Mapping[str, StoredTensor]
+    stored: Mapping[str, Stored]
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -67,29 +99,40 @@ class Checkpoint:
 
     def read(self, name: str) -> FloatArray:
         """One tensor as float32 (stored as F16, BF16, F32) or float64 (F64). Raises BadModel."""
-        return read_stored(self.stored[name])
+        return self.stored[name].read()
 
     def read_part(self, name: str, start: int, stop: int) -> FloatArray:
         """Entries ``start`` to ``stop`` of the tensor's first axis; only their bytes are read."""
-        return read_stored(self.stored[name], start, stop)
+        return self.stored[name].read(start, stop)
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether blocks of the tensor can be read by themselves: not where it is a view that skips numbers."""
+        return self.stored[name].has_blocks
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        """A block of the tensor seen as (all axes but the last, the last axis); only its bytes are read."""
+        return self.stored[name].read_block(rows, columns)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The model in this folder, or in this single ``.safetensors``, ``.bin``, ``.pt`` or ``.pth`` file.
+    """The model in this folder, or in this single ``.safetensors``, ``.bin``, ``.pt``, ``.pth`` or ``.gguf`` file (of a
+    GGUF file in shards: any of them).
 
     Headers are read and checked, no weights. Raises MissingModel when the path or a shard is not there, BadModel when
     it is no model, damaged, or quantised.
     """
     path = Path(path)
-    if path.is_dir():
-        config = read_json(path / "config.json") if (path / "config.json").exists() else {}
-        stored = _read_folder(path)
-    elif path.exists():
-        beside = path.parent / "config.json"
-        config = read_json(beside) if beside.exists() else {}
-        stored = _merge([read_weight_file(path)])
-    else:
+    if not path.exists():
         raise MissingModel(f"{path} is not there")
+    folder = path if path.is_dir() else path.parent
+    gguf = path if path.suffix.lower() in _GGUF and not path.is_dir() else _only_gguf(folder) if path.is_dir() else None
+    stored: Mapping[str, Stored]
+    if gguf is not None:
+        config, files = gguf_model.read_model(gguf)
+        stored = _merge(files)
+    else:
+        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+        stored = _read_folder(path) if path.is_dir() else _merge([read_weight_file(path)])
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
     if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
@@ -132,8 +175,10 @@ def _reader(path: Path) -> Callable[[Path], list[StoredTensor]]:
     if ending in _PICKLES:
         return torch_file.read_header
     if ending in _FOREIGN:
-        raise BadModel(f"{path} is {_FOREIGN[ending]}, which can't be read; only safetensors and PyTorch files can")
-    raise BadModel(f"{path} is no weight file; a model is a folder, or a .safetensors, .bin, .pt or .pth file")
+        raise BadModel(
+            f"{path} is {_FOREIGN[ending]}, which can't be read; only safetensors, PyTorch and GGUF files can"
+        )
+    raise BadModel(f"{path} is no weight file; a model is a folder, or a .safetensors, .bin, .pt, .pth or .gguf file")
 
 
 def _read_folder(folder: Path) -> Mapping[str, StoredTensor]:
@@ -165,9 +210,9 @@ def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
     return stored
 
 
-def _merge(files: Iterable[list[StoredTensor]]) -> dict[str, StoredTensor]:
+def _merge(files: Iterable[Sequence[StoredT]]) -> dict[str, StoredT]:
     """All files' tensors together; a name must not come twice."""
-    result: dict[str, StoredTensor] = {}
+    result: dict[str, StoredT] = {}
     for tensors in files:
         for tensor in tensors:
             name = tensor.info.name
@@ -177,13 +222,30 @@ def _merge(files: Iterable[list[StoredTensor]]) -> dict[str, StoredTensor]:
     return result
 
 
-def _unnamed_weights(folder: Path) -> list[Path]:
-    """The weight files of a folder that has none of the usual names. Raises BadModel when that is not clear."""
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has no other weights, the first of its shards; None if there is none.
+
+    Raises BadModel when there are several models, as of one model in several quantised forms.
+    """
+    files = _listed(folder)
+    found = [path for path in files if path.suffix.lower() in _GGUF]
+    if not found or any(path.suffix.lower() in (*_SAFETENSORS, *_PICKLES) for path in files):
+        return None
+    return found[0] if len(found) == 1 else _numbered_shards(folder, found)[0]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files that may be weights, by name. Raises BadModel."""
     try:
-        files = sorted(path for path in folder.iterdir() if path.is_file() and not _OTHER.fullmatch(path.name))
-        empty = not any(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if path.is_file() and not _OTHER.fullmatch(path.name))
     except OSError as problem:
         raise BadModel(f"{folder} can't be listed: {problem.strerror}") from None
+
+
+def _unnamed_weights(folder: Path) -> list[Path]:
+    """The weight files of a folder that has none of the usual names. Raises BadModel when that is not clear."""
+    files = _listed(folder)
+    empty = not any(folder.iterdir())
     for endings in (_SAFETENSORS, _PICKLES):
         weights = [path for path in files if path.suffix.lower() in endings]
         if len(weights) == 1 and not _NUMBERED.fullmatch(weights[0].name):
@@ -217,5 +279,5 @@ def _no_weights(folder: Path, files: list[Path], empty: bool) -> str:
     if foreign:
         return f"{folder} has its weights only as {foreign[0]}, which can't be read"
     if (folder / "config.json").exists():
-        return f"{folder} has a config.json but no weights (no .safetensors or .bin file)"
-    return f"{folder} is no model folder: it has neither config.json nor a .safetensors or .bin file"
+        return f"{folder} has a config.json but no weights (no .safetensors, .bin or .gguf file)"
+    return f"{folder} is no model folder: it has neither config.json nor a .safetensors, .bin or .gguf file"

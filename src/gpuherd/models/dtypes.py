@@ -7,6 +7,7 @@ counts its pages as this process's memory, so that a worker would seem to need a
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ ITEM_BYTES = {
 ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 READABLE = frozenset({"F16", "BF16", "F32", "F64"})
+_AS_THEY_ARE: Mapping[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 
 
 def stored_bytes(dtype: str, elements: int) -> int | None:
@@ -47,25 +49,65 @@ def read_floats(fd: int, offset: int, elements: int, dtype: str, what: str) -> F
     NaN too). Memory: the result and one panel. ``what`` names the tensor and its file in errors. Raises BadModel for
     a format that is not one of these four or when the file ends too early.
     """
-    if dtype == "F64":
-        return _read_as_is(fd, offset, elements, np.dtype("<f8"), what)
-    if dtype == "F32":
-        return _read_as_is(fd, offset, elements, np.dtype("<f4"), what)
-    if dtype not in READABLE:
-        raise BadModel(f"{what} is stored as {dtype}; only F64, F32, F16 and BF16 can be read as weights")
+    _check_readable(dtype, what)
+    if dtype in _AS_THEY_ARE:
+        return _read_as_is(fd, offset, elements, _AS_THEY_ARE[dtype], what)
     result = np.empty(elements, np.float32)
     step = PANEL_BYTES // 2
     panel = np.empty(min(step, elements), np.dtype("<u2"))
     for start in range(0, elements, step):
         raw = panel[: min(step, elements - start)]
         _fill(fd, offset + 2 * start, raw, what)
-        target = result[start : start + len(raw)]
-        if dtype == "BF16":
-            # bfloat16 is the upper half of a float32.
-            np.left_shift(raw, np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
-        else:
-            target[:] = raw.view("<f2")
+        _widen(raw, dtype, result[start : start + len(raw)])
     return result
+
+
+def read_float_rows(
+    fd: int, offset: int, rows: int, width: int, apart: int, dtype: str, what: str
+) -> npt.NDArray[np.floating[Any]]:
+    """``rows`` rows of ``width`` numbers, neighbours beginning ``apart`` numbers after each other, as (rows, width).
+
+    As ``read_floats`` otherwise. Only the bytes of the numbers asked for are read, with one call to the kernel a row.
+    """
+    _check_readable(dtype, what)
+    item = ITEM_BYTES[dtype]
+    if dtype in _AS_THEY_ARE:
+        result: FloatArray = np.empty((rows, width), _AS_THEY_ARE[dtype])
+        _fill_rows(fd, offset, result, apart * item, what)
+        return result
+    result = np.empty((rows, width), np.float32)
+    step = max(1, PANEL_BYTES // max(1, width * item))
+    panel = np.empty((min(step, rows), width), np.dtype("<u2"))
+    for start in range(0, rows, step):
+        raw = panel[: min(step, rows - start)]
+        _fill_rows(fd, offset + start * apart * item, raw, apart * item, what)
+        _widen(raw, dtype, result[start : start + len(raw)])
+    return result
+
+
+def read_bytes(
+    fd: int, offset: int, shape: tuple[int, int], apart: int, what: str
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Rows of bytes, each beginning ``apart`` bytes after the last one. Raises BadModel when the file is too short."""
+    result = np.empty(shape, np.uint8)
+    if apart == shape[1]:
+        _fill(fd, offset, result.reshape(-1), what)
+    else:
+        _fill_rows(fd, offset, result, apart, what)
+    return result
+
+
+def _widen(raw: npt.NDArray[np.uint16], dtype: str, target: npt.NDArray[np.float32]) -> None:
+    if dtype == "BF16":
+        # bfloat16 is the upper half of a float32.
+        np.left_shift(raw, np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
+    else:
+        target[...] = raw.view("<f2")
+
+
+def _check_readable(dtype: str, what: str) -> None:
+    if dtype not in READABLE:
+        raise BadModel(f"{what} is stored as {dtype}; only F64, F32, F16 and BF16 can be read as weights")
 
 
 def _read_as_is(fd: int, offset: int, elements: int, dtype: np.dtype[Any], what: str) -> FloatArray:
@@ -76,7 +118,19 @@ def _read_as_is(fd: int, offset: int, elements: int, dtype: np.dtype[Any], what:
 
 def _fill(fd: int, offset: int, array: npt.NDArray[Any], what: str) -> None:
     """Reads exactly the array's bytes from ``offset`` on."""
-    view = array.view(np.uint8).data if array.size else memoryview(b"")
+    _fill_bytes(fd, offset, array.view(np.uint8).data if array.size else memoryview(b""), what)
+
+
+def _fill_rows(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
+    """As ``_fill`` for each row of a 2-D array in C order, whose bytes begin ``apart`` bytes after the last one's."""
+    if not rows.size:
+        return
+    view, length = rows.reshape(-1).view(np.uint8).data, rows.shape[1] * rows.itemsize
+    for number in range(len(rows)):
+        _fill_bytes(fd, offset + number * apart, view[number * length : (number + 1) * length], what)
+
+
+def _fill_bytes(fd: int, offset: int, view: memoryview, what: str) -> None:
     done = 0
     while done < len(view):
         try:

@@ -48,10 +48,14 @@ class Layout:
 
     def block(self, part: int) -> tuple[int, int] | None:
         """First row and row after the last of a part that is one block of rows, else None."""
-        if self.axis != 0 or self.groups != 1:
-            return None
+        return self.runs(part)[0] if self.axis == 0 and self.groups == 1 else None
+
+    def runs(self, part: int) -> tuple[tuple[int, int], ...]:
+        """First and after the last index along the axis of each of the part's pieces, one for each group."""
+        period = sum(size for _, size in self.parts)
         start = sum(size for _, size in self.parts[:part])
-        return start, start + self.parts[part][1]
+        size = self.parts[part][1]
+        return tuple((first, first + size) for first in range(start, start + self.groups * period, period))
 
     def take(self, tensor: FloatArray, part: int) -> FloatArray:
         """One part: a view of the tensor where it is one block of it, else a copy."""
@@ -66,6 +70,8 @@ class Layout:
         grouped = tensor.reshape(rows, self.groups, columns // self.groups)
         return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
 
+
+_GATE_UP = ("gate_up_proj", "gate_up_proj.weight", "input_linear.weight", "ffn_gate_up_exps.weight")
 
 Rule = Callable[[Config, Shape], Layout | None]
 
@@ -157,6 +163,21 @@ def _codegen(_: Config, shape: Shape) -> Layout | None:
     return Layout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
 
 
+def _gguf_qkv(config: Config, _: Shape) -> Layout | None:
+    """All query heads, then the key heads, then the value heads, of a size that the metadata tell."""
+    heads, size = _whole_number(config, _HEADS), _whole_number(config, ("head_dim",))
+    if heads is None or size is None:
+        return None
+    kv_heads = _whole_number(config, _KV_HEADS) or heads
+    return _qkv(0, 1, heads * size, kv_heads * size, kv_heads * size)
+
+
+def _gguf_up(config: Config, shape: Shape) -> Layout | None:
+    """Phi-3's and ChatGLM's gate lies above the up projection in a tensor of twice the width."""
+    width = _whole_number(config, ("intermediate_size",))
+    return None if width is None or shape[0] != 2 * width else Layout(0, 1, (("_gate", width), ("_up", width)))
+
+
 def _row_halves(first: str, second: str) -> Rule:
     def rule(_: Config, shape: Shape) -> Layout | None:
         return None if shape[0] % 2 else Layout(0, 1, ((first, shape[0] // 2), (second, shape[0] // 2)))
@@ -182,6 +203,8 @@ _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
         ("modernbert modernbert-decoder", r"mlp\.Wi\.weight", _row_halves("_input", "_gate")),
         ("internlm2", r"wqkv\.weight", _by_key_head),
         ("deberta", r"attention\.self\.in_proj\.weight", _by_head),
+        ("gguf", r"attn_qkv\.weight", _gguf_qkv),
+        ("gguf", r"ffn_up\.weight", _gguf_up),
         ("baichuan", r"W_pack\.weight", _row_thirds),
         (None, r"c_attn\.weight", _columns),
         (None, r"in_proj_weight", _row_thirds),
@@ -210,7 +233,7 @@ def expert_layout(name: str, shape: Shape, down: Shape | None, config: Config) -
     ``down`` is the shape of the same expert's down projection: it tells whether the matrices are stored (out, in) or
     transposed, which the name does not.
     """
-    if not name.endswith(("gate_up_proj", "gate_up_proj.weight", "input_linear.weight")) or down is None:
+    if not name.endswith(_GATE_UP) or down is None:
         return None
     rows, columns = shape
     if down[0] == columns and 2 * down[1] == rows:

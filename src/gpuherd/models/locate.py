@@ -1,13 +1,15 @@
 """Brings a model to this machine: a local path as it is, a Hugging Face id as a snapshot of its config and weights.
 
-Downloads only what analysis reads: config files and one format of weights, safetensors if the repository has it.
-Says apart what users have to do different things about: no such repository, no such revision, gated, not in the cache
-of an offline machine, no network. The cache, tokens and HF_HUB_OFFLINE are huggingface_hub's own.
+Downloads only what analysis reads: config files and one format of weights, safetensors if the repository has it,
+GGUF only where there is nothing else. Says apart what users have to do different things about: no such repository, no
+such revision, gated, not in the cache of an offline machine, no network. The cache, tokens and HF_HUB_OFFLINE are
+huggingface_hub's own.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -23,10 +25,14 @@ _CONFIGS = ("config.json", "adapter_config.json", "*.index.json")
 # For a repository's own top folder. Copies in other layouts (original/, onnx/, consolidated.*) are left out.
 _SAFETENSORS = ("*.safetensors",)
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+_ENDINGS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 _NOT_WEIGHTS = (
     "*/*", "consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*", "scaler*", "*.fp16.*",
     "flax_model*", "tf_model*", "rust_model*",
 )  # fmt: skip
+# The vision part of a GGUF model, a file of its own, and the number of a shard in a GGUF file's name.
+_PROJECTOR = "mmproj*"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # Seconds before each further try after a failure that may pass.
 WAITS = (1.0, 4.0, 15.0)
 
@@ -67,10 +73,21 @@ def choose_files(files: Sequence[str], ref: ModelRef) -> list[str]:
             ending = "safetensors" if patterns is _SAFETENSORS else "bin"
             kept = [name for name in configs if not name.endswith("index.json") or f".{ending}." in name]
             return sorted({*kept, *weights})
-    gguf = any(name.endswith(".gguf") for name in files)
-    raise BadModel(
-        f"model {shown(ref.text)} has no safetensors or PyTorch weights" + (", only GGUF files" if gguf else "")
-    )
+    return _gguf(top, ref)
+
+
+def _gguf(files: Sequence[str], ref: ModelRef) -> list[str]:
+    """The GGUF files of a repository without other weights: of one model, in one file or in shards. Raises BadModel."""
+    found = sorted(name for name in files if name.lower().endswith(".gguf") and not fnmatchcase(name, _PROJECTOR))
+    models = {_SHARD.sub("", name) for name in found}
+    if not found:
+        raise BadModel(f"model {shown(ref.text)} has no safetensors, PyTorch or GGUF weights in its top folder")
+    if len(models) > 1:
+        names = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        raise BadModel(
+            f"model {shown(ref.text)} has several GGUF files ({names}); download the one to analyse and give its path"
+        )
+    return found
 
 
 def _list_files(ref: ModelRef) -> list[str]:
@@ -98,7 +115,9 @@ def _from_cache(ref: ModelRef, problem: str | None) -> Path:
     except LocalEntryNotFoundError as missing:
         # Newer versions call a snapshot incomplete that has only the files that we had asked for.
         folder = Path(getattr(missing, "snapshot_path", None) or "")
-    if folder.name and any(path.suffix in (".safetensors", ".bin", ".pt", ".pth") for path in folder.iterdir()):
+    if folder.name and any(
+        path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") for path in folder.iterdir()
+    ):
         return folder
     reason = f"the Hugging Face Hub can't be reached ({problem})" if problem else "HF_HUB_OFFLINE is set"
     raise MissingModel(

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.source import TensorInfo
 from gpuherd.models.stored import StoredTensor, read_stored
+
+Float64 = npt.NDArray[np.float64]
+# Two factors: their product is the update of a matrix.
+Product = tuple[FloatArray, FloatArray]
 
 PANEL_BYTES = 64 << 20
 # model_type of architectures whose fused experts PEFT knows to be stored (experts, in, out).
@@ -45,11 +51,6 @@ class Factors:
 class Edit(Protocol):
     """What an adapter does to one tensor of the base."""
 
-    @property
-    def needs_whole(self) -> bool:
-        """Whether a part of the tensor can't be merged without the rest of it."""
-        ...
-
     def check(self, info: TensorInfo) -> None:
         """Raises BadModel when the adapter does not fit a tensor of this shape."""
         ...
@@ -71,8 +72,9 @@ class MatrixEdit:
     transposed: bool
 
     @property
-    def needs_whole(self) -> bool:
-        return self.factors.magnitude is not None
+    def needs_squares(self) -> bool:
+        """Whether a part of the tensor can't be merged without a look at all of it: DoRA's norms over columns."""
+        return self.factors.magnitude is not None and self.transposed
 
     def check(self, info: TensorInfo) -> None:
         a, b = self.factors.a.info.shape, self.factors.b.info.shape
@@ -90,16 +92,45 @@ class MatrixEdit:
         if magnitude is not None and math.prod(magnitude.info.shape) != b[0]:
             raise BadModel(f"{self.where}: the DoRA magnitudes {magnitude.info.shape} do not fit {info.name!r}")
 
-    def apply(self, tensor: FloatArray, start: int) -> FloatArray:
+    def squares(self, tensor: FloatArray, start: int) -> Float64:
+        """The sums of squares of each column of W + s B A over these rows, from ``start`` on; changes the tensor."""
+        return _column_squares(self._add(tensor, start))
+
+    def apply(self, tensor: FloatArray, start: int, squares: Float64 | None = None) -> FloatArray:
+        """See ``Edit``. ``squares``: of all columns, over all rows; needed for a part if the edit ``needs_squares``."""
+        rows = self._add(tensor, start)
+        if self.factors.magnitude is not None:
+            magnitude = read_stored(self.factors.magnitude).reshape(-1)
+            if self.transposed:
+                _rescale_columns(rows, magnitude, _column_squares(rows) if squares is None else squares)
+            else:
+                _rescale_rows(rows, magnitude[start : start + len(rows)])
+        return tensor
+
+    def without_rescaling(self) -> MatrixEdit:
+        """The edit that only adds s B A."""
+        return replace(self, factors=replace(self.factors, magnitude=None))
+
+    def products(self) -> list[Product]:
+        """s B A as it is stored, as factors in float64: one pair, or one for each kernel position of a convolution."""
+        left, right = self._sides()
+        scaled = left * np.float64(self.factors.scaling)
+        positions = math.prod(self.factors.a.info.shape[2:])
+        each = right.astype(np.float64).reshape(len(right), -1, positions)
+        return [(scaled, np.ascontiguousarray(each[:, :, position])) for position in range(positions)]
+
+    def _sides(self) -> tuple[FloatArray, FloatArray]:
         rank = self.factors.rank
         a = read_stored(self.factors.a).reshape(rank, -1)
         b = read_stored(self.factors.b).reshape(-1, rank)
-        left, right = (a.T, b.T) if self.transposed else (b, a)
+        return (a.T, b.T) if self.transposed else (b, a)
+
+    def _add(self, tensor: FloatArray, start: int) -> FloatArray:
+        """Adds s B A in place. Returns the tensor as rows."""
         rows = tensor.reshape(tensor.shape[0], -1)
+        left, right = self._sides()
         _add_product(rows, left[start : start + len(rows)], right, self.factors.scaling)
-        if self.factors.magnitude is not None:
-            _rescale(rows, read_stored(self.factors.magnitude).reshape(-1), 1 if self.transposed else 0)
-        return tensor
+        return rows
 
 
 def _add_product(rows: FloatArray, left: FloatArray, right: FloatArray, scaling: float) -> None:
@@ -112,19 +143,34 @@ def _add_product(rows: FloatArray, left: FloatArray, right: FloatArray, scaling:
         rows[start : start + step] += panel
 
 
-def _rescale(rows: FloatArray, magnitude: FloatArray, axis: Literal[0, 1]) -> None:
-    """DoRA: gives each output (row for axis 0, column for axis 1) the length ``magnitude``, in place."""
-    squares = np.zeros(rows.shape[axis])
-    step = max(1, PANEL_BYTES // max(1, rows.shape[1] * 8))
+def _panel_rows(rows: FloatArray) -> int:
+    return max(1, PANEL_BYTES // max(1, 8 * int(rows.shape[1])))
+
+
+def _column_squares(rows: FloatArray) -> Float64:
+    """The sum of squares of each column, in float64."""
+    squares = np.zeros(rows.shape[1])
+    step = _panel_rows(rows)
     for start in range(0, len(rows), step):
         panel = rows[start : start + step].astype(np.float64)
-        if axis == 0:
-            squares[start : start + step] = np.einsum("ij,ij->i", panel, panel)
-        else:
-            squares += np.einsum("ij,ij->j", panel, panel)
+        squares += np.einsum("ij,ij->j", panel, panel)
+    return squares
+
+
+def _rescale_rows(rows: FloatArray, magnitude: FloatArray) -> None:
+    """DoRA where each output is a row: gives it the length ``magnitude``, in place."""
+    step = _panel_rows(rows)
+    for start in range(0, len(rows), step):
+        panel = rows[start : start + step].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = magnitude[start : start + step] / np.sqrt(np.einsum("ij,ij->i", panel, panel))
+        rows[start : start + step] *= factor.astype(rows.dtype)[:, None]
+
+
+def _rescale_columns(rows: FloatArray, magnitude: FloatArray, squares: Float64) -> None:
+    """DoRA where each output is a column, whose sum of squares over all rows is ``squares``, in place."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = (magnitude / np.sqrt(squares)).astype(rows.dtype)
-    rows *= factor[:, None] if axis == 0 else factor[None, :]
+        rows *= (magnitude / np.sqrt(squares)).astype(rows.dtype)[None, :]
 
 
 def matrix_edit(where: str, info: TensorInfo, factors: Factors, stores_transpose: bool) -> MatrixEdit:
@@ -146,10 +192,6 @@ class BiasEdit:
 
     bias: StoredTensor
     scaling: float
-
-    @property
-    def needs_whole(self) -> bool:
-        return False
 
     def check(self, info: TensorInfo) -> None:
         if info.shape != self.bias.info.shape:
@@ -178,24 +220,34 @@ class ExpertEdit:
     experts: int
     transposed: bool
 
-    @property
-    def needs_whole(self) -> bool:
-        return False
-
     def check(self, info: TensorInfo) -> None:
         """The shapes were compared when the parameter was chosen."""
 
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
-        a = read_stored(self.factors.a)
-        b = read_stored(self.factors.b)
-        a = a.reshape(self.experts, self.factors.rank, a.shape[1])
-        b = b.reshape(b.shape[0], self.factors.rank, self.experts)
         for number in range(len(tensor)):
-            left, right = b[:, :, start + number], a[start + number]
-            if self.transposed:
-                left, right = right.T, left.T
+            left, right = self._sides(start + number)
             _add_product(tensor[number], left, right, self.factors.scaling)
         return tensor
+
+    def product(self, expert: int) -> Product:
+        """s B A of one expert as it is stored, as factors in float64."""
+        left, right = self._sides(expert)
+        return left * np.float64(self.factors.scaling), right.astype(np.float64)
+
+    def _sides(self, expert: int) -> tuple[FloatArray, FloatArray]:
+        rank = self.factors.rank
+        a = read_stored(self.factors.a, expert * rank, (expert + 1) * rank)
+        b = _read_and_keep(self.factors.b)
+        b = b.reshape(b.shape[0], rank, self.experts)[:, :, expert]
+        return (a.T, b.T) if self.transposed else (b, a)
+
+
+@lru_cache(maxsize=1)
+def _read_and_keep(tensor: StoredTensor) -> FloatArray:
+    """The factor B of all experts, which lie between each other in it: read once for all of them."""
+    b = read_stored(tensor)
+    b.setflags(write=False)
+    return b
 
 
 def expert_edit(

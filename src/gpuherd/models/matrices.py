@@ -1,43 +1,43 @@
 """The weight matrices of a model, found by tensor name and shape, in order, each readable by itself.
 
-Goes by tensors, not by module classes, so that fused experts are not missed. Reads headers only; a matrix's numbers
-are read when its ``slices()`` is called. Nothing is kept, but a fused tensor until its last part was asked for. Names,
-splits and what is skipped: docs/models.md.
+Goes by tensors, not by module classes, so that fused experts are not missed; what a tensor is says ``kinds``. Reads
+headers only; a matrix's numbers are read when its ``slices()`` or ``slabs()`` are called. Nothing is kept, but a fused
+tensor whose parts can't be read apart, until its last part was asked for. Names, splits and what is skipped:
+docs/models.md.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.dtypes import READABLE, FloatArray
+from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.experts import down_shape, expert_name, part_name, stacked_experts
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
-from gpuherd.models.source import TensorInfo, TensorSource
+from gpuherd.models.kinds import Kind, classify, tied_heads
+from gpuherd.models.region import Region, read_region, slabs
+from gpuherd.models.source import BlockSource, TensorInfo, TensorSource
 
-Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
-_INPUT_EMBEDDING = re.compile(
-    r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding)\.weight"
-)
-_EMBEDDING = re.compile(
-    r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
-    r"word_embedding|embed_positions|[\w-]*embeddings?|relative_attention_bias)\.weight"
-)
-_HEAD = re.compile(
-    r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
-)
-# Matrices whose names don't end in .weight: torch.nn.MultiheadAttention's.
-_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight)")
-# More experts or kernel positions than this in one tensor are no mixture and no convolution; each is a matrix to us.
-MAX_PIECES = 1 << 16
-_EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+")
-_STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of its stored tensor a matrix is.
+
+    Attributes:
+        piece: number of the expert in a fused mixture; 0 where the tensor has two axes.
+        layout: how the tensor, or each of its experts, holds several matrices; None where it is one.
+        number: which of these.
+    """
+
+    piece: int = 0
+    layout: Layout | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class WeightMatrix:
         skip: why it is not analysed, None if it is.
         slices: reads it: one matrix, or one for each kernel position of a convolution, as float32 or float64.
         tensor: the name of the stored tensor that it is in.
+        part: which part of that tensor it is.
+        factors: where the matrix is known to be a product left right of low rank (the update of an adapter), reads the
+            factors in float64, (M, r) and (r, N), one pair for each of the ``slices``; their spectrum is then that of
+            an r x r core. None for any other matrix.
+        stream: reads it in slabs of a given longer side, each number once; None where it can only be read whole.
     """
 
     longname: str
@@ -62,6 +67,9 @@ class WeightMatrix:
     skip: str | None
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
+    part: Part = Part()
+    factors: Callable[[], list[tuple[FloatArray, FloatArray]]] | None = field(default=None, repr=False)
+    stream: Callable[[int], Iterator[FloatArray]] | None = field(default=None, repr=False)
 
     def slabs(self, most: int) -> Iterator[FloatArray]:
         """The matrix in consecutive pieces along its longer side, so that it is never whole in memory.
@@ -71,13 +79,21 @@ class WeightMatrix:
 
         Yields:
             Pieces as stored: (most, columns) where there are more rows than columns or as many, else (rows, most); the
-            last one may be shorter. One at a time is in memory, if the caller keeps none.
+            last one may be shorter. One at a time is in memory, if the caller keeps none. Read whole first
+            are only parts that alternate column by column, views that skip numbers, and, from a source that has no
+            blocks (a merged adapter, a difference), what is wider than long.
 
         Raises:
-            ValueError: a convolution, whose slices are matrices of their own.
+            BadModel: the file can't be read, or was changed.
+            ValueError: a convolution, whose slices are matrices of their own; or ``most`` is below 1.
         """
         if self.kind == "conv":
             raise ValueError(f"{self.longname} is a convolution: it has slices")
+        if most < 1:
+            raise ValueError(f"slabs of {most} are none")
+        if self.stream is not None:
+            yield from self.stream(most)
+            return
         (whole,) = self.slices()
         rows, columns = self.shape
         for start in range(0, max(rows, columns), most):
@@ -90,12 +106,12 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
     ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once. Reads headers only.
     """
     tensors, config = source.tensors, source.config
-    tied = _tied_heads(tensors, config)
+    tied = tied_heads(tensors, config)
     for name in sorted(tensors, key=_natural):
         info = tensors[name]
         if len(info.shape) < 2:
             continue
-        kind, reason = _classify(info, tied, embeddings)
+        kind, reason = classify(info, tied, embeddings)
         if reason is not None:
             yield _skipped(info, kind, reason)
         elif kind == "expert":
@@ -110,46 +126,6 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     """A sort key that compares the numbers in a name as numbers. Zero-padded numbers stay apart by their text."""
     numbers = [part.isascii() and part.isdigit() and len(part) < 10 for part in name.split(".")]
     return [(number, int(part) if number else 0, part) for part, number in zip(name.split("."), numbers, strict=True)]
-
-
-def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """For each output head that the config says is the input embedding: the embedding's name, None if only the head is
-    in the file (it then is the embedding)."""
-    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    if not any(part.get("tie_word_embeddings") is True for part in parts):
-        return {}
-    inputs = {info.shape: name for name, info in tensors.items() if _INPUT_EMBEDDING.fullmatch(name)}
-    return {
-        name: inputs.get(info.shape)
-        for name, info in tensors.items()
-        if _HEAD.fullmatch(name) and (info.shape in inputs or not inputs)
-    }
-
-
-def _classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
-    """What the tensor is, and why it is not analysed (None if it is)."""
-    name, axes = info.name, len(info.shape)
-    if info.dtype not in READABLE:
-        return "other", f"stored as {info.dtype}, no weights"
-    if 0 in info.shape:
-        return "other", "empty"
-    if name.endswith("bias"):
-        return "other", "a bias"
-    same_as = info.shares or tied.get(name)
-    if same_as:
-        return "other", f"tied to {same_as}, counted there"
-    if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
-        return "embedding", None if embeddings else "embedding (use --embeddings)"
-    if _EXPERTS.fullmatch(name) and axes == 3:
-        return ("expert", None) if info.shape[0] <= MAX_PIECES else ("other", f"{info.shape[0]} experts, too many")
-    if _STACKED.fullmatch(name):
-        return "expert", None
-    if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name)):
-        return "linear", None
-    if axes in (3, 4, 5) and name.endswith("weight"):
-        positions = math.prod(info.shape[2:])
-        return ("conv", None) if positions <= MAX_PIECES else ("other", f"{positions} kernel positions, too many")
-    return "other", "a parameter or buffer that no rule knows as a weight matrix"
 
 
 def _longname(name: str) -> str:
@@ -168,26 +144,74 @@ def _skipped(info: TensorInfo, kind: Kind, reason: str) -> WeightMatrix:
 def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mapping[str, Any]) -> Iterator[WeightMatrix]:
     name, shape = info.name, (info.shape[0], info.shape[1])
     longname = _longname(name)
+    whole = Region(name, ((0, shape[0]),), (0, shape[1]))
     layout = layout_of(name, shape, config) if kind == "linear" else None
     if layout is None:
-        yield _matrix(longname, kind, shape, lambda: [source.read(name)], name)
-        return
-    shared = _SharedRead(lambda: source.read(name), layout)
+        yield _region(source, longname, kind, whole, Part())
+    else:
+        yield from _parts(source, kind, whole, layout, 0, lambda suffix: longname + suffix)
+
+
+def _parts(
+    source: TensorSource, kind: Kind, whole: Region, layout: Layout, piece: int, called: Callable[[str], str]
+) -> Iterator[WeightMatrix]:
+    """The parts of a fused matrix: each read by itself where its bytes can be, else together."""
+    alone = _has_blocks(source, whole.tensor)
+    shared = _SharedRead(lambda: _read(source, whole), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        shape_of_part, block = layout.part_shape(shape, number), layout.block(number)
-        read = shared.part(number) if block is None else _rows(source, name, *block)
-        yield _matrix(longname + suffix, kind, shape_of_part, read, name)
+        region, part = _part_region(whole, layout, number), Part(piece, layout, number)
+        if region is not None and (alone or (kind != "expert" and layout.block(number) is not None)):
+            yield _region(source, called(suffix), kind, region, part)
+        else:
+            shape = layout.part_shape(whole.shape, number)
+            yield _whole(called(suffix), kind, shape, shared.part(number), whole.tensor, part)
 
 
-def _matrix(
-    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str
+def _part_region(whole: Region, layout: Layout, part: int) -> Region | None:
+    """Where one part of a fused matrix lies; None for columns that alternate, which are cheaper to read together."""
+    runs, (first, last) = layout.runs(part), whole.rows[0]
+    if layout.axis == 0:
+        return Region(whole.tensor, tuple((first + start, first + stop) for start, stop in runs), whole.columns)
+    return Region(whole.tensor, ((first, last),), runs[0]) if len(runs) == 1 else None
+
+
+def _has_blocks(source: TensorSource, name: str) -> TypeGuard[BlockSource]:
+    return isinstance(source, BlockSource) and source.has_blocks(name)
+
+
+def _region(source: TensorSource, longname: str, kind: Kind, region: Region, part: Part) -> WeightMatrix:
+    """A matrix that lies in its tensor by itself, streamed where the source can."""
+    whole = _whole(longname, kind, region.shape, lambda: [_read(source, region)], region.tensor, part)
+    if _has_blocks(source, region.tensor):
+        blocks = source
+        return replace(whole, stream=lambda most: slabs(blocks, region, most))
+    if len(source.tensors[region.tensor].shape) == 2 and region.shape[0] >= region.shape[1]:
+        return replace(whole, stream=lambda most: _row_slabs(source, region, most))
+    return whole
+
+
+def _whole(
+    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str, part: Part
 ) -> WeightMatrix:
-    return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor)
+    return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor, part)
 
 
-def _rows(source: TensorSource, name: str, start: int, stop: int) -> Callable[[], list[FloatArray]]:
-    """Reads a block of rows without the others."""
-    return lambda: [source.read_part(name, start, stop)]
+def _read(source: TensorSource, region: Region) -> FloatArray:
+    """A region; from a source that has no blocks only one run of whole rows: a tensor, an expert, a block of rows."""
+    if _has_blocks(source, region.tensor):
+        return read_region(source, region)
+    shape = source.tensors[region.tensor].shape
+    ((start, stop),) = region.rows
+    if (start, stop) == (0, math.prod(shape[:-1])):
+        return source.read(region.tensor).reshape(region.shape)
+    each = math.prod(shape[1:-1])
+    return source.read_part(region.tensor, start // each, stop // each).reshape(region.shape)
+
+
+def _row_slabs(source: TensorSource, region: Region, most: int) -> Iterator[FloatArray]:
+    ((first, last),) = region.rows
+    for start in range(first, last, most):
+        yield source.read_part(region.tensor, start, min(start + most, last))
 
 
 class _SharedRead:
@@ -221,60 +245,21 @@ def _experts(
     """One matrix for each expert, gate and up projections apart."""
     name = info.name
     if len(info.shape) == 2:
-        count = _stacked_experts(info, config)
+        count = stacked_experts(info, config)
         if count is None:
             yield _skipped(info, "expert", "stacked experts, but the config does not say how many")
             return
-        each, rows_each = (info.shape[0] // count, info.shape[1]), info.shape[0] // count
+        each = (info.shape[0] // count, info.shape[1])
     else:
-        count, each, rows_each = info.shape[0], (info.shape[1], info.shape[2]), 1
-    layout = expert_layout(name, each, _down_shape(name, tensors), config)
+        count, each = info.shape[0], (info.shape[1], info.shape[2])
+    layout = expert_layout(name, each, down_shape(name, tensors), config)
     for expert in range(count):
-        read = _expert(source, name, expert * rows_each, (expert + 1) * rows_each, each)
-        longname = _expert_name(name, expert)
+        first, longname = expert * each[0], expert_name(_longname(name), expert)
+        whole = Region(name, ((first, first + each[0]),), (0, each[1]))
         if layout is None:
-            yield _matrix(longname, "expert", each, _listed(read), name)
-            continue
-        shared = _SharedRead(read, layout)
-        for number, (suffix, _) in enumerate(layout.parts):
-            shape = layout.part_shape(each, number)
-            yield _matrix(_renamed(longname, suffix), "expert", shape, shared.part(number), name)
-
-
-def _stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
-    """How many experts lie below each other in a 2-D tensor (DBRX)."""
-    ffn = config.get("ffn_config")
-    count = ffn.get("moe_num_experts") if isinstance(ffn, Mapping) else None
-    return count if type(count) is int and 0 < count <= MAX_PIECES and info.shape[0] % count == 0 else None
-
-
-def _down_shape(name: str, tensors: Mapping[str, TensorInfo]) -> Shape | None:
-    """The shape of the down projection that belongs to a fused gate and up projection."""
-    other = name.replace("gate_up_proj", "down_proj").replace("input_linear", "output_linear")
-    down = tensors.get(other)
-    return (down.shape[1], down.shape[2]) if other != name and down is not None and len(down.shape) == 3 else None
-
-
-def _expert_name(name: str, expert: int) -> str:
-    """As models with separate experts call them: ``experts.gate_up_proj`` gives ``experts.3.gate_up_proj``."""
-    longname = _longname(name)
-    before, experts, after = longname.rpartition("experts.")
-    return f"{before}{experts}{expert}.{after}" if experts else f"{longname}.{expert}"
-
-
-def _renamed(longname: str, suffix: str) -> str:
-    """``...gate_up_proj`` becomes ``...gate_proj``; names of another form get the part added."""
-    if longname.endswith("gate_up_proj"):
-        return f"{longname.removesuffix('gate_up_proj')}{suffix}_proj"
-    return f"{longname}_{suffix}"
-
-
-def _expert(source: TensorSource, name: str, start: int, stop: int, shape: Shape) -> Callable[[], FloatArray]:
-    return lambda: source.read_part(name, start, stop).reshape(shape)
-
-
-def _listed(read: Callable[[], FloatArray]) -> Callable[[], list[FloatArray]]:
-    return lambda: [read()]
+            yield _region(source, longname, "expert", whole, Part(expert))
+        else:
+            yield from _parts(source, "expert", whole, layout, expert, partial(part_name, longname))
 
 
 def _convolution(source: TensorSource, info: TensorInfo) -> WeightMatrix:

@@ -6,16 +6,16 @@ checks the form of the id and nothing more: the job downloads the model.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter, merge
-from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.matrices import matrices
+from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter
+from gpuherd.models.matrices import WeightMatrix
 from gpuherd.models.names import ModelRef, parse_model, shown
-from gpuherd.models.source import TensorSource
+from gpuherd.models.subject import SpectraOf, Subject, count_analysed, count_weights, open_subject, why_not
 
 ADAPTER_RELATIONS = frozenset({"adapter", "lora", "peft", "qlora"})
 
@@ -25,13 +25,16 @@ class Preflight:
     """What the headers tell.
 
     Attributes:
-        kind: ``model``, or ``adapter`` to be merged into ``base``.
+        kind: ``model``, or ``adapter`` of ``base``.
         where: ``hub`` (nothing else is known then) or ``local``.
-        base: the base model of an adapter, as the list or its own config names it; None for a model.
-        total_bytes: all weights as stored, with the base's for an adapter; None when unknown.
+        base: the base model of an adapter, as the list or its own config names it; of a model only where it is
+            compared with that, else None.
+        total_bytes: all weights that are read, as stored: the base's too where it is needed; None when unknown.
         largest_matrix_bytes: the largest matrix to analyse, as float64; None when unknown.
         largest_side: the largest min(rows, columns) of these matrices: the size of its Gram matrix; None when unknown.
         num_matrices: matrices to analyse; None when unknown.
+        params: all weights, each once; None when unknown.
+        params_analysed: weights in the matrices to analyse; None when unknown.
     """
 
     kind: Literal["model", "adapter"]
@@ -41,52 +44,114 @@ class Preflight:
     largest_matrix_bytes: int | None = None
     largest_side: int | None = None
     num_matrices: int | None = None
+    params: int | None = None
+    params_analysed: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the weights that are to be analysed, None when unknown."""
+        return self.params_analysed / self.params if self.params and self.params_analysed is not None else None
 
 
-def examine(model: str, *, base: str | None = None, relation: str | None = None, embeddings: bool = False) -> Preflight:
+# Picks the matrices to analyse: of all, and the names of all tensors. Raises BadModel where the choice does not fit.
+Choice = Callable[[Sequence[WeightMatrix], Iterable[str]], list[WeightMatrix]]
+
+
+def everything(matrices: Sequence[WeightMatrix], tensors: Iterable[str]) -> list[WeightMatrix]:  # noqa: ARG001
+    """The choice that leaves nothing out."""
+    return list(matrices)
+
+
+def examine(
+    model: str,
+    *,
+    base: str | None = None,
+    relation: str | None = None,
+    embeddings: bool = False,
+    spectra_of: SpectraOf = "weights",
+    choose: Choice = everything,
+) -> Preflight:
     """The facts of a model, or of an adapter with its base.
 
-    ``base`` is the list's ``source_model``, ``relation`` its ``base_model_relation``; ``embeddings`` counts embedding
-    matrices in. Raises BadModel or MissingModel with a one-line reason.
+    Args:
+        model: an id or a path.
+        base: the list's ``source_model``.
+        relation: the list's ``base_model_relation``; None where it says nothing.
+        embeddings: count embedding matrices in.
+        spectra_of: what is analysed; for ``delta`` the base counts too.
+        choose: which matrices are to be analysed.
+
+    Raises:
+        BadModel, MissingModel: with a one-line reason.
     """
     ref = parse_model(model)
     wanted = (relation or "").strip().lower() in ADAPTER_RELATIONS
+    look = _Look(base or None, spectra_of, embeddings, choose)
     if ref.path is None:
-        if wanted and base:
-            parse_model(base)
-        return Preflight("adapter" if wanted else "model", "hub", base=(base or None) if wanted else None)
+        return _examine_hub(ref, look, wanted, relation is not None)
     if is_adapter(ref.path):
-        return _examine_adapter(ref, ref.path, base, embeddings)
+        return _examine_adapter(ref, ref.path, look)
     if wanted:
         raise BadModel(
             f"model {shown(model)} is listed as {relation}, but has no adapter_config.json; "
             "a whole model has the relation finetune or none"
         )
-    return _facts("model", ref, open_checkpoint(ref.path), None, embeddings)
+    reason = why_not(spectra_of, adapter=False, base=look.base)
+    if reason is not None:
+        raise BadModel(f"model {shown(model)}: {reason}")
+    return _facts("model", ref, ref.path, look.base if spectra_of == "delta" else None, look)
 
 
-def _examine_adapter(ref: ModelRef, path: Path, base: str | None, embeddings: bool) -> Preflight:
-    named = base or adapter_base(path)
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is to be looked at of a model."""
+
+    base: str | None
+    spectra_of: SpectraOf
+    embeddings: bool
+    choose: Choice
+
+
+def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Preflight:
+    """Of a model of the Hub only what the list says is known. ``said``: whether it says what the model is."""
+    # An adapter of the Hub may name its base in its own config.
+    reason = None if adapter else why_not(look.spectra_of, adapter=False, base=look.base)
+    if reason is not None and said:
+        raise BadModel(f"model {shown(ref.text)}: {reason}")
+    needed = look.base is not None and (adapter or look.spectra_of == "delta")
+    if look.base is not None and needed:
+        parse_model(look.base)
+    return Preflight("adapter" if adapter else "model", "hub", base=look.base if needed else None)
+
+
+def _examine_adapter(ref: ModelRef, path: Path, look: _Look) -> Preflight:
+    named = look.base or adapter_base(path)
     if not named:
         raise BadModel(
             f"adapter {shown(ref.text)} has no base model: neither the list nor its adapter_config.json names one"
         )
     check_adapter(path)
+    return _facts("adapter", ref, path, named, look)
+
+
+def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: str | None, look: _Look) -> Preflight:
     try:
-        base_ref = parse_model(named)
-        if base_ref.path is None:
-            return Preflight("adapter", "local", base=named)
-        if is_adapter(base_ref.path):
-            raise BadModel("it is itself an adapter; merge that one first")
-        return _facts("adapter", ref, merge(open_checkpoint(base_ref.path), path), named, embeddings)
+        base_path = None if base is None else parse_model(base).path
+        if base is not None and base_path is None:
+            return Preflight(kind, "local", base=base)
+        subject = open_subject(path, base_path, look.spectra_of, embeddings=look.embeddings)
+        return _counted(kind, ref, base, subject, look)
     except BadModel as problem:
-        raise type(problem)(f"adapter {shown(ref.text)}, base {shown(named)}: {problem}") from None
+        if base is None:
+            raise
+        raise type(problem)(f"{kind} {shown(ref.text)}, base {shown(base)}: {problem}") from None
 
 
-def _facts(
-    kind: Literal["model", "adapter"], ref: ModelRef, source: TensorSource, base: str | None, embeddings: bool
+def _counted(
+    kind: Literal["model", "adapter"], ref: ModelRef, base: str | None, subject: Subject, look: _Look
 ) -> Preflight:
-    found = list(matrices(source, embeddings=embeddings))
+    tensors = subject.source.tensors
+    found = look.choose(subject.matrices, tensors)
     analysed = [matrix for matrix in found if matrix.skip is None]
     if not analysed:
         first = f"; {found[0].longname} is not analysed: {found[0].skip}" if found else ""
@@ -95,8 +160,10 @@ def _facts(
         kind,
         "local",
         base=base,
-        total_bytes=sum(info.nbytes for info in source.tensors.values() if info.shares is None),
+        total_bytes=subject.total_bytes,
         largest_matrix_bytes=max(8 * matrix.params for matrix in analysed),
         largest_side=max(min(matrix.shape) for matrix in analysed),
         num_matrices=len(analysed),
+        params=count_weights(tensors, subject.matrices),
+        params_analysed=count_analysed(found),
     )

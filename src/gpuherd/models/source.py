@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+# First index and index after the last.
+Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +20,11 @@ class TensorInfo:
     Attributes:
         name: key in the checkpoint, for example ``transformer.h.0.attn.c_attn.weight``.
         shape: as stored.
-        dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …
+        dtype: safetensors' name of the stored type: F64, F32, F16, BF16, F8_E4M3, I8, …; or that of the quantised
+            format whose codes reading turns into weights, for example ``Q4_K`` or ``NF4``.
         nbytes: bytes in the file.
         shares: name of an earlier tensor of the checkpoint whose very bytes these are (tied weights), else None.
+        decoded: whether the stored numbers are codes that are turned into weights when they are read.
     """
 
     name: str
@@ -27,6 +32,7 @@ class TensorInfo:
     dtype: str
     nbytes: int
     shares: str | None = None
+    decoded: bool = False
 
 
 class TensorSource(Protocol):
@@ -51,5 +57,22 @@ class TensorSource(Protocol):
         """Entries ``start`` to ``stop`` of the first axis, as ``read`` would give them, without reading the others.
 
         So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockSource(TensorSource, Protocol):
+    """A source that can also read a block of a tensor for the price of the block, so that no tensor is ever whole in
+    memory. Others are read whole, or by entries of the first axis."""
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether ``read_block`` can be asked for this tensor."""
+        ...
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> npt.NDArray[np.floating[Any]]:
+        """A 2-D block of a tensor of two or more axes, seen as a matrix of (all axes but the last, the last axis).
+
+        Numbers as ``read`` gives them, no others read. Raises BadModel when it can't be read.
         """
         ...

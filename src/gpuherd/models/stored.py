@@ -13,17 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models.dtypes import FloatArray, read_floats, stored_bytes
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.dtypes import FloatArray, read_float_rows, read_floats, stored_bytes
+from gpuherd.models.source import Run, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """A file as it was when its header was read; a file that no longer looks so has been changed since."""
+    """A file as it was when its header was read; a file that no longer looks so has been changed since.
+
+    ``inode`` tells a file apart that was put in its place with the same size and time.
+    """
 
     path: Path
     size: int
     modified_ns: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,24 @@ class StoredTensor:
     offset: int
     strides: tuple[int, ...] | None = None
 
+    def read(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """The tensor, or entries ``start`` to ``stop`` of its first axis (see ``read_stored``)."""
+        return read_stored(self, start, stop)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether ``read_block`` can be asked: some rows and columns lie in the file as runs of neighbours."""
+        return self.strides is None or (len(self.strides) == 2 and 1 in self.strides)
+
+    def read_block(self, rows: Run, columns: Run) -> FloatArray:
+        """A block of the tensor seen as rows (``rows_of``); only its bytes are read."""
+        return _read_block(self, rows, columns)
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A tensor's shape as that of its rows below each other: all axes but the last, and the last."""
+    return math.prod(shape[:-1]), shape[-1]
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[int, FileStamp]]:
@@ -56,9 +78,28 @@ def opened(path: Path) -> Iterator[tuple[int, FileStamp]]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise BadModel(f"{path} is no regular file")
-        yield fd, FileStamp(path, status.st_size, status.st_mtime_ns)
+        yield fd, _stamp(path, status)
     finally:
         os.close(fd)
+
+
+def _stamp(path: Path, status: os.stat_result) -> FileStamp:
+    return FileStamp(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@contextmanager
+def unchanged(file: FileStamp) -> Iterator[int]:
+    """The file opened again for reading. Raises BadModel if it is not as it was, before the reading or after it."""
+    with opened(file.path) as (fd, stamp):
+        if stamp != file:
+            raise BadModel(_changed(file))
+        yield fd
+        if _stamp(file.path, os.fstat(fd)) != file:
+            raise BadModel(_changed(file))
+
+
+def _changed(file: FileStamp) -> str:
+    return f"{file.path} was changed while it was being read"
 
 
 def read_stored(tensor: StoredTensor, start: int | None = None, stop: int | None = None) -> FloatArray:
@@ -75,15 +116,39 @@ def read_stored(tensor: StoredTensor, start: int | None = None, stop: int | None
         shape = (stop - start, *shape[1:])
     span = math.prod(shape) if strides is None else _span(shape, strides)
     item = stored_bytes(info.dtype, 1) or 1
-    what = f"tensor {info.name!r} of {tensor.file.path}"
-    with opened(tensor.file.path) as (fd, stamp):
-        if stamp != tensor.file:
-            raise BadModel(f"{tensor.file.path} was changed while it was being read")
-        flat = read_floats(fd, tensor.offset + first * item, span, info.dtype, what)
+    with unchanged(tensor.file) as fd:
+        flat = read_floats(fd, tensor.offset + first * item, span, info.dtype, _what(tensor))
     if strides is None:
         return flat.reshape(shape)
     bytes_apart = tuple(step * flat.itemsize for step in strides)
     return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, shape, bytes_apart, writeable=False))
+
+
+def _what(tensor: StoredTensor) -> str:
+    return f"tensor {tensor.info.name!r} of {tensor.file.path}"
+
+
+def _read_block(tensor: StoredTensor, rows: Run, columns: Run) -> FloatArray:
+    height, width = rows_of(tensor.info.shape)
+    if not (0 <= rows[0] <= rows[1] <= height and 0 <= columns[0] <= columns[1] <= width):
+        raise ValueError(f"{tensor.info.name}: no block {rows} x {columns} in {height} x {width}")
+    if tensor.strides is None or tensor.strides[1] == 1:
+        return _runs(tensor, rows, columns, width if tensor.strides is None else tensor.strides[0])
+    return _runs(tensor, columns, rows, tensor.strides[1]).T
+
+
+def _runs(tensor: StoredTensor, outer: Run, inner: Run, apart: int) -> FloatArray:
+    """Entries ``inner`` of each of the runs ``outer`` that begin ``apart`` elements after each other."""
+    dtype, count, width = tensor.info.dtype, outer[1] - outer[0], inner[1] - inner[0]
+    item = stored_bytes(dtype, 1) or 1
+    first = tensor.offset + (outer[0] * apart + inner[0]) * item
+    with unchanged(tensor.file) as fd:
+        if width == apart or count == 1:
+            return read_floats(fd, first, count * width, dtype, _what(tensor)).reshape(count, width)
+        if inner[0] == 0:
+            # Strips across a long tensor follow: it is quicker to have the disk read on than to wait for each run.
+            os.posix_fadvise(fd, first, count * apart * item, os.POSIX_FADV_WILLNEED)
+        return read_float_rows(fd, first, count, width, apart, dtype, _what(tensor))
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -14,13 +14,15 @@ from gpuherd.errors import printable
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """A model of the list. ``size_bytes`` is None where it is not known before a download; ``state`` is "to do" or
-    "done"."""
+    """A model of the list. ``size_bytes``, ``matrices`` (how many are analysed) and ``share`` (of all weights, 0 to 1)
+    are None where they are not known before a download; ``state`` is "to do" or "done"."""
 
     model: str
     relation: str
     base: str | None
     size_bytes: int | None
+    matrices: int | None
+    share: float | None
     gpus: int
     state: str
 
@@ -29,7 +31,9 @@ _COLUMNS = (
     Column("model", 0, middle=True),
     Column("relation", 3, least=9),
     Column("size", 4, right=True),
-    Column("GPUs", 5, right=True),
+    Column("matrices", 5, right=True),
+    Column("of weights", 6, right=True),
+    Column("GPUs", 7, right=True),
     Column("state", 1),
     Column("base", 2, least=16, middle=True),
 )
@@ -52,7 +56,9 @@ def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[st
 def _words(line: PlanLine) -> tuple[str, ...]:
     base = "-" if line.base is None else printable(line.base)
     relation = printable(line.relation) or "-"
-    return (printable(line.model), relation, size(line.size_bytes), str(line.gpus), line.state, base)
+    matrices = "-" if line.matrices is None else str(line.matrices)
+    share = "-" if line.share is None else f"{line.share:.1%}"
+    return (printable(line.model), relation, size(line.size_bytes), matrices, share, str(line.gpus), line.state, base)
 
 
 def size(nbytes: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import unicodedata
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,15 @@ def written(tmp_path: Path, *rows: LayerRow, origin: Origin = ORIGIN) -> list[di
 
 def test_columns_are_lineage_then_figures_then_convention() -> None:
     header = stats_text(ORIGIN, [layer()]).splitlines()[0].split(",")
-    assert header == [*LINEAGE_COLUMNS, *(column.name for column in fields(LayerRow)), *CONVENTION_COLUMNS]
+    always = [column.name for column in fields(LayerRow) if "option" not in column.metadata]
+    assert header == [*LINEAGE_COLUMNS, *always, *CONVENTION_COLUMNS]
+
+
+def test_columns_of_an_option_are_there_when_it_is_on() -> None:
+    convention = AnalysisOptions(bootstrap=10, clip_xmax=True).convention_columns
+    header = stats_text(replace(ORIGIN, convention=convention), [layer()]).splitlines()[0].split(",")
+    assert {"p_value", "num_fingers", "raw_alpha"} <= set(header)
+    assert "tpl_alpha" not in header
 
 
 def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:

@@ -31,12 +31,14 @@ class Contents:
 
     Attributes:
         left_out: models (by index) whose figures are not in the page, for its size.
+        stored: models whose spectra are in the run folder, in the page or not.
     """
 
     def __init__(self, results: RunResults):
         self._results = results
         self._layouts: dict[tuple[Any, ...], int] = {}
         self.left_out: frozenset[int] = frozenset()
+        self.stored: frozenset[int] = frozenset()
 
     @cached_property
     def _figures(self) -> dict[str, int]:
@@ -145,6 +147,7 @@ class Contents:
             "contradicts": kin.contradicts,
             "figures": [self._figures[name] for name in figures],
             "left_out": number in self.left_out,
+            "stored": number in self.stored,
             "bad": [
                 [at, reasons.setdefault(status[:_MOST_REASON], len(reasons))]
                 for at, status in enumerate(model.status)

@@ -24,9 +24,9 @@ from gpuherd.esd.look.results import ModelTable, RunResults
 if TYPE_CHECKING:
     from gpuherd.esd.tables.sketch import Sketch
 
-MB = 2**20
+
 # Of the 10 MB that a page may have, with room for what surrounds the blobs.
-MOST_BYTES = int(9.5 * MB)
+MOST_BYTES = 9_600_000
 _SCRIPTS = ("data.js", "draw.js", "table.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
 _ASSETS = Path(__file__).parent / "page"
 _MOST_FAILURES = 200  # that are listed for readers without a script
@@ -72,6 +72,7 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     left = most_bytes - sum(map(len, cores)) - len(packed_json(contents.index())) - 64 * len(cores) - 200_000
     blobs, details = _details(results, contents, cores, left, on_progress)
     contents.left_out = frozenset(range(len(cores))) - details.figures
+    contents.stored = details.stored
     script = "".join(("(() => {\n'use strict';\n", *(_asset(name) for name in _SCRIPTS), "})();"))
     style = _asset("style.css")
     html = environment.get_template("page.html.j2").render(

@@ -50,7 +50,7 @@ class ModelPaths:
         self.matrix = directory.model_file(directory.metrics, model_id, ".parquet")
         self.spectra = directory.model_file(directory.spectra, model_id, ".npz")
         self.eigs = directory.model_file(directory.eigs, model_id, ".parquet")
-        self.coverage = directory.model_file(directory.coverage, model_id, ".csv")
+        self.coverage = directory.coverage_file(model_id)
 
     @property
     def results(self) -> tuple[Path, ...]:
@@ -100,7 +100,7 @@ class ModelFiles:
         self._eigs: EigsWriter | None = None
         self._save_eigs = save_eigs
         for path in self.paths.results if save_eigs else self.paths.results[:-1]:
-            _prepare(path.parent)
+            make_folder(path.parent)
 
     def __enter__(self) -> ModelFiles:
         if self._save_eigs:
@@ -136,23 +136,12 @@ class ModelFiles:
 
     def write(self, origin: Origin, rows: Sequence[LayerRow]) -> None:
         """Writes all files, the stats CSV last. ``rows`` by index; there must be at least one."""
-        from gpuherd.esd.tables.metrics_file import hdf5_bytes, matrix_parquet_bytes
         from gpuherd.esd.tables.spectra_file import spectra_bytes
-        from gpuherd.esd.tables.stats_parquet import parquet_bytes
 
         self._finish_eigs()
-        cells = stats_rows(origin, rows)
-        matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
-        spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
-        for path, data in (
-            (self.paths.spectra, spectra),
-            (self.paths.matrix, matrix_parquet_bytes(origin, matrix)),
-            (self.paths.hdf5, hdf5_bytes(origin, matrix)),
-            (self.paths.parquet, parquet_bytes(cells)),
-            (self.paths.stats, table_text(cells).encode("utf-8")),
-        ):
-            with _told(path):
-                atomic_write(path, data)
+        with _told(self.paths.spectra):
+            atomic_write(self.paths.spectra, spectra_bytes(origin.model_id, origin.convention, rows, self._sketches))
+        write_tables(self.paths, origin, rows)
 
     def _finish_eigs(self) -> None:
         with _told(self.paths.eigs):
@@ -169,6 +158,26 @@ class ModelFiles:
         for path in self.paths.results:
             with _told(path):
                 path.unlink(missing_ok=True)
+
+
+def write_tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> None:
+    """Writes what needs rows only, into folders that are there: the matrix of alphas and the stats, the CSV last.
+
+    Raises CannotWrite.
+    """
+    from gpuherd.esd.tables.metrics_file import hdf5_bytes, matrix_parquet_bytes
+    from gpuherd.esd.tables.stats_parquet import parquet_bytes
+
+    cells = stats_rows(origin, rows)
+    matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
+    for path, data in (
+        (paths.matrix, matrix_parquet_bytes(origin, matrix)),
+        (paths.hdf5, hdf5_bytes(origin, matrix)),
+        (paths.parquet, parquet_bytes(cells)),
+        (paths.stats, table_text(cells).encode("utf-8")),
+    ):
+        with _told(path):
+            atomic_write(path, data)
 
 
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
@@ -197,7 +206,7 @@ def _told(path: Path) -> Iterator[None]:
         raise CannotWrite(f"can't write {path}: {problem.strerror or problem}") from None
 
 
-def _prepare(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes the folder before hours of work, not after."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

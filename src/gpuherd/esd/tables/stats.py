@@ -25,6 +25,8 @@ from gpuherd.esd.row import NOT_METRICS, LayerRow
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
+# Alphas below and above these are read as signs of too much and too little training (Martin & Mahoney).
+OVERTRAINED, UNDERTRAINED = 2.0, 6.0
 FORMULA_STARTS = tuple("=+-@\t'")
 # C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -67,7 +69,12 @@ class ModelSummary:
         without_fit: matrices that were analysed but have no valid fit.
         skipped: matrices that are not analysed, as embeddings are by default.
         params: weights in all analysed matrices.
-        metrics: ``<metric>_mean``, ``_std`` (of a sample; None for a single layer), ``_min``, ``_max``.
+        params_share: of the model's weights (biases and norms too, tied ones once) those in matrices with a fit, 0 to
+            1; None where there is no coverage table.
+        overtrained: layers whose alpha is below 2.
+        undertrained: layers whose alpha is above 6.
+        metrics: ``alpha_median``, then of each metric ``<metric>_mean``, ``_std`` (of a sample; None for a single
+            layer), ``_min``, ``_max``.
         convention: CONVENTION_COLUMNS.
     """
 
@@ -76,6 +83,9 @@ class ModelSummary:
     without_fit: int
     skipped: int
     params: int
+    params_share: float | None
+    overtrained: int
+    undertrained: int
     metrics: Mapping[str, float | None]
     convention: Mapping[str, str]
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -83,15 +93,17 @@ class ModelSummary:
     def columns(self) -> dict[str, Any]:
         """All cells, in order. An extra column with the name of one of ours is called ``list_<name>``."""
         counts = {"layers": self.layers, "layers_without_fit": self.without_fit, "layers_skipped": self.skipped}
-        own = counts | {"params": self.params} | dict(self.metrics) | dict(self.convention)
+        trained = {"layers_alpha_below_2": self.overtrained, "layers_alpha_above_6": self.undertrained}
+        weights = {"params": self.params, "params_share": self.params_share}
+        own = counts | trained | weights | dict(self.metrics) | dict(self.convention)
         taken = own.keys() | self.lineage.keys()
         extra = {f"list_{name}" if name in taken else name: text for name, text in self.extra.items()}
         return dict(self.lineage) | extra | own
 
 
 def stats_rows(origin: Origin, rows: Iterable[LayerRow]) -> list[dict[str, Any]]:
-    """The cells of a model's stats file by column, a row a matrix."""
-    return [origin.lineage | row.cells() | origin.last_columns for row in rows]
+    """The cells of a model's stats file by column, a row a matrix; without the columns of options that are off."""
+    return [origin.lineage | row.cells(origin.convention) | origin.last_columns for row in rows]
 
 
 def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
@@ -149,21 +161,25 @@ def has_fit(rows: Iterable[LayerRow]) -> bool:
 def no_fit_reason(rows: Sequence[LayerRow]) -> str:
     """One sentence that says why no matrix of a model has a fit: the commonest reason, with the first that has it."""
     analysed = [row for row in rows if not row.fit_status.startswith(SKIPPED)]
+    if not rows:
+        return "the model has no weight matrix that can be analysed"
+    reason = statistics.mode(row.fit_status for row in analysed or rows)
+    first = next(row for row in rows if row.fit_status == reason)
     if not analysed:
-        first = f"; {rows[0].longname} is {rows[0].fit_status}" if rows else ""
-        return f"the model has no weight matrix that can be analysed{first}"
-    reason = statistics.mode(row.fit_status for row in analysed)
-    first_row = next(row for row in analysed if row.fit_status == reason)
-    return f"none of its {len(analysed)} matrices has a valid fit; {first_row.longname}: {reason}"
+        return f"the model has no weight matrix that can be analysed; {first.longname} is {reason}"
+    return f"none of its {len(analysed)} matrices has a valid fit; {first.longname}: {reason}"
 
 
-def summarise(rows: Sequence[Mapping[str, str]], extra: Mapping[str, str]) -> ModelSummary:
+def summarise(
+    rows: Sequence[Mapping[str, str]], extra: Mapping[str, str], params_share: float | None = None
+) -> ModelSummary:
     """A model's summary from the rows of its stats file, as ``read_table`` gives them."""
     first = rows[0]
     fitted = [row for row in rows if row["fit_status"] == FIT_OK]
     analysed = [row for row in rows if not row["fit_status"].startswith(SKIPPED)]
     outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
-    metrics: dict[str, float | None] = {}
+    alphas = [float(row["alpha"]) for row in fitted]
+    metrics: dict[str, float | None] = {"alpha_median": statistics.median(alphas) if alphas else None}
     for name in first:
         if name not in outside:
             metrics |= _statistics(name, [_number(row[name]) for row in fitted if row[name] != ""])
@@ -173,6 +189,9 @@ def summarise(rows: Sequence[Mapping[str, str]], extra: Mapping[str, str]) -> Mo
         without_fit=len(analysed) - len(fitted),
         skipped=len(rows) - len(analysed),
         params=sum(int(row["params"]) for row in analysed),
+        params_share=params_share,
+        overtrained=sum(alpha < OVERTRAINED for alpha in alphas),
+        undertrained=sum(alpha > UNDERTRAINED for alpha in alphas),
         metrics=metrics,
         convention={name: first[name] for name in CONVENTION_COLUMNS},
         extra=extra,

@@ -54,6 +54,7 @@ async function start() {
   }
   index = await readIndex();
   index.models.forEach((m, number) => { m.number = number; });
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   document.getElementById("theme").addEventListener("click", () => { setTheme(isDark() ? "light" : "dark"); show(); });
   dark.addEventListener("change", () => { setTheme(dark.matches ? "dark" : "light"); show(); });
   addEventListener("hashchange", async () => { await show(); scrollTo(0, 0); });

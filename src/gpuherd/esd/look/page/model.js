@@ -77,11 +77,12 @@ async function modelView(number, layer, against) {
     const cells = [["M × N", `${layout.rows[current]} × ${layout.columns[current]}`], ["weights", many(layout.params[current])],
       ...(figures ? [...figures].filter(([, values]) => present(values[current])).map(([key, values]) => [key, figure(values[current], 4)]) : [])];
     panel.replaceChildren(make("section", { class: "card" }, head, told, charts, keys,
-      make("dl", { class: "figures" }, ...cells.map(([key, value]) => make("div", {}, make("dt", {}, key), make("dd", {}, value))))));
+      make("dl", { class: "figures" }, ...cells.map(([key, value]) => make("div", {}, make("dt", {}, key), make("dd", {}, value)))),
+      about.left_out ? make("p", { class: "note" }, "Its other figures were left out to keep the page small; they are in stats/.") : null));
   }
 
   function whyNone() {
-    if (!own.spectra && about.left_out) return "The spectra of this model were left out to keep the page small; gpuherd esd plot draws any.";
+    if (!own.spectra && about.stored) return "The spectra of this model were left out to keep the page small; gpuherd esd plot draws any.";
     if (!own.spectra) return "No spectra are stored for this model: results that were imported or made by an older gpuherd have none.";
     return "No spectrum is stored for this matrix.";
   }

@@ -51,6 +51,9 @@ function modelsView() {
   return [make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), overlay), make("section", { class: "card" }, made.root)];
 }
 
+const FOLDED = 12;
+const MOST_FAMILIES = 100;
+
 function lineageView() {
   const most = Math.max(0.02, ...index.models.map((m) => m.stated ? m.stated[1] * 4 : 0).filter((each) => each < 2));
   const children = new Map();
@@ -62,16 +65,25 @@ function lineageView() {
     children.get(key).push(m);
   }
   const shown = new Set();
-  const families = roots.filter((m) => children.has(m.number)).map((m) => branch(m));
+  const families = roots.filter((m) => children.has(m.number)).map(branch);
   for (const [key, members] of children) {
-    if (typeof key === "string") families.push(make("li", {}, make("div", { class: "branch" }, make("span", {}, key.slice(1)), make("span", { class: "pill" }, "not in this run")), list(members)));
+    if (typeof key === "string") families.push(make("li", {}, make("div", { class: "branch" }, make("span", {}, key.slice(1)), make("span", { class: "pill" }, "not in this run")), folded(members)));
   }
   for (const m of index.models) if (m.parent !== null && !shown.has(m.number)) families.push(branch(m)); // a circle in the list
+  const tree = make("ul", { class: "tree" }, ...families.slice(0, MOST_FAMILIES));
+  const rest = families.length > MOST_FAMILIES ? make("button", { type: "button", onclick: () => { tree.append(...families.slice(MOST_FAMILIES)); rest.remove(); } }, `Show ${families.length - MOST_FAMILIES} more families`) : null;
   const doubts = index.models.filter((m) => m.contradicts);
   const alone = index.models.filter((m) => m.parent === null && !m.source && m.nearest);
 
   function list(members) {
     return make("ul", { class: "tree" }, ...members.filter((m) => !shown.has(m.number)).map(branch));
+  }
+
+  // A large family is shut at first; those whose alphas contradict what is stated come first.
+  function folded(members) {
+    const inside = list([...members].sort((a, b) => b.contradicts - a.contradicts));
+    if (members.length <= FOLDED) return inside;
+    return make("details", {}, make("summary", {}, `${members.length} models`, members.some((m) => m.contradicts) ? make("span", { class: "warn" }, `, ${members.filter((m) => m.contradicts).length} nearer to another base`) : ""), inside);
   }
 
   function branch(m) {
@@ -86,13 +98,13 @@ function lineageView() {
       m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "alpha minus that of its base, by layer" }, `median |Δalpha| ${figure(m.stated[1], 4)}`) : null,
       m.contradicts ? make("span", { class: "warn" }, `nearer to ${index.models[m.nearest[0]].id}`) : null,
       m.parent !== null && !m.stated ? make("span", { class: "soft" }, "too few layers in common") : null);
-    return make("li", {}, words, children.has(m.number) ? list(children.get(m.number)) : null);
+    return make("li", {}, words, children.has(m.number) ? folded(children.get(m.number)) : null);
   }
 
   const out = [];
   out.push(make("section", { class: "card" }, make("h3", {}, "Stated lineage"),
     make("p", { class: "note" }, "Base, what was made of it, and by how much alpha changed: each bar is a layer, up where alpha grew. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75."),
-    families.length ? make("ul", { class: "tree" }, ...families) : make("p", { class: "soft" }, "No model of this run is said to come from another.")));
+    families.length ? tree : make("p", { class: "soft" }, "No model of this run is said to come from another."), rest));
   const near = [...doubts, ...alone, ...index.models.filter((m) => m.nearest && m.stated && !m.contradicts)];
   if (near.length) {
     const columns = [

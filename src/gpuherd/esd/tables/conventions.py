@@ -1,0 +1,68 @@
+"""What figures depend on, as text: how two results are told apart that must not stand in one table.
+
+A convention is the value of each analysis option by name (``AnalysisOptions.convention_columns``), as it stands in the
+rows of a stats file. Pure, but for ``recorded``, which reads what a folder's run.json says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.esd.config import CONVENTION
+from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.tables.stats import stored_text
+
+# In place of our version, in rows that others computed: by our definitions only where docs/esd.md says so.
+IMPORTED = "imported"
+ORIGIN = "gpuherd_version"
+
+
+def as_text(columns: Mapping[str, Any]) -> dict[str, str]:
+    """A convention as its cells read back from a stats file. Of the version only whether others computed it is kept:
+    two versions of gpuherd mean the same."""
+    cells = {name: columns[name] for name in CONVENTION if name in columns}
+    text = {name: "" if value is None else stored_text(str(value)) for name, value in cells.items()}
+    return text | ({ORIGIN: IMPORTED} if str(columns.get(ORIGIN)) == IMPORTED else {})
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of what two conventions (``as_text``) don't share, in the order of the options."""
+    names = dict.fromkeys((*CONVENTION, ORIGIN))
+    return tuple(name for name in names if one.get(name) != other.get(name))
+
+
+def told(convention: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """These parts of a convention as words for people.
+
+    >>> told({"fix_fingers": "DKS"}, ("fix_fingers", "ks"))
+    'fix_fingers=DKS ks=(not said)'
+    """
+    words = (f"{name}={convention[name] or '(none)'}" if name in convention else f"{name}=(not said)" for name in names)
+    return " ".join(words)
+
+
+def recorded(directory: ESDDirectory) -> dict[str, str] | None:
+    """The convention of the results that lie in a folder, None where there are none or nothing is known of any."""
+    if not directory.queue.exists() and not any(directory.stats.glob("*.csv")):
+        return None
+    try:
+        record = json.loads(directory.run_json.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    convention = record.get("convention") if isinstance(record, dict) else None
+    if isinstance(convention, str):  # as gpuherd 0.1 wrote it
+        convention = dict(word.split("=", 1) for word in convention.split() if "=" in word)
+    return as_text(convention) if isinstance(convention, dict) else None
+
+
+def refuse_another(directory: ESDDirectory, convention: Mapping[str, Any], remedy: str) -> None:
+    """Refuses a folder that holds results of another convention. Raises UsageError, which ends with ``remedy``."""
+    theirs, ours = recorded(directory), as_text(convention)
+    names = () if theirs is None else differing(theirs, ours)
+    if theirs is not None and names:
+        raise UsageError(
+            f"{directory.root} holds results made with {told(theirs, names)}; these have {told(ours, names)}. {remedy}"
+        )

@@ -1,0 +1,131 @@
+"""Results that others have published, as tables of ours: the stats files of the Model-Zoo.
+
+Knows the columns of those files and what their figures mean. Where they differ from ours (docs/esd.md, "Published
+results"), a figure is left out rather than put under a name that means something else here.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import BadModel
+from gpuherd.esd.config import CONVENTION
+from gpuherd.esd.row import LayerRow
+from gpuherd.esd.tables.conventions import IMPORTED
+from gpuherd.esd.tables.stats import FIT_OK, Origin
+
+# What their published runs say of themselves; what they don't say is left open.
+KNOWN: Mapping[str, Any] = {
+    "fix_fingers": "DKS",
+    "evals_thresh": 1e-5,
+    "bins": 100,
+    "ks": "one-sided",
+    "clip_xmax": False,
+    "bootstrap": 0,
+    "tpl": False,
+    "mp_fit": False,
+    "randomize": False,
+    "farms": False,
+    "precision": "float32",
+    "spectra_of": "weights",
+}
+CONVENTION_OF_IMPORTS: Mapping[str, Any] = {name: KNOWN.get(name) for name in CONVENTION}
+
+NEEDED = ("model_id", "longname", "M", "N", "params", "alpha", "D", "num_evals", "norm")
+# Without a valid fit theirs are computed from alpha = -1.
+_OF_THE_FIT = ("alpha", "D", "alpha_weighted", "log_alpha_norm")
+# Their xmin is the smallest eigenvalue that was kept, not where the tail starts.
+_NOT_OURS = frozenset({"xmin"})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A model of a published file, as we write it."""
+
+    origin: Origin
+    rows: tuple[LayerRow, ...]
+
+
+def read_published(path: Path) -> PublishedModel:
+    """The model of one file. A row whose alpha is no valid one (theirs say -1) has no figures of a fit but a reason.
+
+    Raises:
+        BadModel: it is no such file.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as problem:
+        raise BadModel(f"{path} can't be read: {problem}") from None
+    missing = [name for name in NEEDED if not rows or rows[0].get(name) is None]
+    if missing:
+        raise BadModel(f"{path} is no published stats file: it has no {'rows' if not rows else 'column ' + missing[0]}")
+    ids = {row["model_id"] for row in rows}
+    if len(ids) > 1 or not next(iter(ids)):
+        raise BadModel(f"{path} should be of one model, not of {len(ids)}: {', '.join(sorted(ids)[:3])}")
+    try:
+        layers = tuple(_layer(row) for row in rows)
+    except (ValueError, TypeError) as problem:
+        raise BadModel(f"{path}: {problem}") from None
+    adapter = rows[0].get("is_adapter", "").lower() == "true"
+    return PublishedModel(
+        Origin(
+            model_id=rows[0]["model_id"],
+            source_model=rows[0].get("source_model") or None,
+            relation=rows[0].get("base_model_relation") or ("adapter" if adapter else ""),
+            convention=CONVENTION_OF_IMPORTS,
+            gpuherd_version=IMPORTED,
+        ),
+        layers,
+    )
+
+
+def _layer(row: Mapping[str, str]) -> LayerRow:
+    """One row. Raises ValueError for a cell that is no number."""
+    values: dict[str, Any] = {"longname": row["longname"]}
+    for declared in fields(LayerRow):
+        if declared.name in row and declared.name not in _NOT_OURS | values.keys():
+            values[declared.name] = _cell(row, declared.name, str(declared.type).startswith("int"))
+    for name in ("M", "N", "params"):
+        if values[name] is None:
+            raise ValueError(f"{row['longname']}: {name} is {row[name]!r}")
+    alpha = values["alpha"]
+    if alpha is not None and alpha > 1:
+        return LayerRow(**values, fit_status=FIT_OK)
+    values.update(dict.fromkeys(_OF_THE_FIT))
+    return LayerRow(**values, fit_status=_reason(row))
+
+
+def _cell(row: Mapping[str, str], name: str, whole: bool) -> int | float | None:
+    """A figure, None where it is empty, NaN or infinite."""
+    text = row[name]
+    try:
+        value = float(text) if text else math.nan
+    except ValueError:
+        raise ValueError(f"{row['longname']}: {name} is {text!r}, no number") from None
+    if not math.isfinite(value):
+        return None
+    return int(value) if whole else value
+
+
+def _reason(row: Mapping[str, str]) -> str:
+    """Why there is no alpha, as far as the other figures tell."""
+    norm = _cell(row, "norm", whole=False)
+    if norm is None:
+        return "published without a fit: its norm is not finite, so some of the weights are NaN or infinite"
+    if norm == 0:
+        return "published without a fit: all weights are zero"
+    return f"published without a fit: alpha {row['alpha'] or 'empty'}"
+
+
+def published_files(folder: Path) -> Sequence[Path]:
+    """The files of a folder that could be published stats, by name. Raises BadModel when there are none."""
+    files = sorted(path for path in folder.glob("*.csv") if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise BadModel(f"there are no stats files (*.csv) in {folder}")
+    return files

@@ -1,0 +1,255 @@
+"""What fine-tuning changed: an adapter's update s B A, or the weights minus those of the base. Read tensor by tensor.
+
+Both are a ``TensorSource``, in float64, under the names of the model's own tensors, so that they are taken apart into
+matrices like any model. The update of LoRA is known to be a product of two thin factors, and stays one: its spectrum
+has at most r values that are not zero, and no rounding of W + s B A hides them. Tensors that were not changed, or that
+the base has not, are named with the reason.
+
+Knows what an update is. How adapters are stored is ``adapter``'s business, their arithmetic ``lora``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuherd.errors import BadModel
+from gpuherd.models.adapter import Merged
+from gpuherd.models.dtypes import READABLE, FloatArray
+from gpuherd.models.lora import Edit, ExpertEdit, MatrixEdit, Product
+from gpuherd.models.matrices import WeightMatrix, matrices
+from gpuherd.models.naming import BaseNames
+from gpuherd.models.source import TensorInfo, TensorSource
+
+NOT_IN_ADAPTER = "not changed by the adapter"
+SAVED_WHOLE = "saved whole by the adapter: it has no BA"
+NOT_IN_BASE = "not in the base"
+SAME_AS_BASE = "the same as in the base"
+
+
+class Update(TensorSource, Protocol):
+    """A source whose tensors are differences. ``unchanged`` has the reason of each tensor that can't be read as one."""
+
+    @property
+    def unchanged(self) -> Mapping[str, str]:
+        """Why a tensor is not analysed, by name; all others can be read."""
+        ...
+
+    @property
+    def low_rank(self) -> Mapping[str, Edit]:
+        """The edits whose s B A is all of the difference, by the tensor's name."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterUpdate:
+    """What an adapter adds to its base: s B A alone (``ba``), or all that it changes (merged minus base).
+
+    The two differ for DoRA, which rescales W + s B A, and for tensors that the adapter holds whole. For LoRA they are
+    the same: the difference is not computed by subtraction, which would leave rounding of W in it.
+    """
+
+    merged: Merged
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    unchanged: Mapping[str, str]
+    low_rank: Mapping[str, Edit]
+
+    def read(self, name: str) -> FloatArray:
+        """The difference as a dense float64 array."""
+        return self._read(name, 0, None)
+
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+        """Entries ``start`` to ``stop`` of its first axis."""
+        return self._read(name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
+        edit = self.low_rank.get(name)
+        if edit is not None:
+            rows, *rest = self.tensors[name].shape
+            return edit.apply(np.zeros(((rows if stop is None else stop) - start, *rest)), start)
+        old = _read(self.merged.base, name, start, stop)
+        if name not in self.merged.replaced:
+            # The edit works in place. Its base tensor is not read a second time.
+            return np.subtract(self.merged.edited(name, old.copy(), start), old)
+        new = self.merged.unedited(name, start, stop).astype(np.float64)
+        edit = self.merged.edits.get(name)
+        if edit is None or _rescales(edit):
+            return np.subtract(self.merged.edited(name, new, start), old)
+        # An embedding that PEFT saved beside its factors is mostly the base's own: their difference first, then s B A.
+        return edit.apply(np.subtract(new, old), start)
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A model minus its base. ``old_names``: each tensor's name in the base."""
+
+    model: TensorSource
+    base: TensorSource
+    old_names: Mapping[str, str] = field(repr=False)
+    unchanged: Mapping[str, str] = field(repr=False)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The model's own."""
+        return self.model.config
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The model's own, with those that the base has not."""
+        return self.model.tensors
+
+    @property
+    def low_rank(self) -> Mapping[str, Edit]:
+        """None: a whole model's update can be anything."""
+        return {}
+
+    def read(self, name: str) -> FloatArray:
+        """The difference in float64: exact for two half-precision numbers, else rounded once."""
+        return self._read(name, 0, None)
+
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+        """Entries ``start`` to ``stop`` of its first axis."""
+        return self._read(name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
+        difference = _read(self.model, name, start, stop).astype(np.float64, copy=False)
+        difference -= _read(self.base, self.old_names[name], start, stop)
+        return difference
+
+
+@dataclass(frozen=True, eq=False)
+class _InFloat64:
+    """A source whose tensors come in float64, so that a sum with them is."""
+
+    source: TensorSource
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.source.config
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.source.tensors
+
+    def read(self, name: str) -> FloatArray:
+        return self.source.read(name).astype(np.float64, copy=False)
+
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+        return self.source.read_part(name, start, stop).astype(np.float64, copy=False)
+
+
+def _read(source: TensorSource, name: str, start: int, stop: int | None) -> FloatArray:
+    return source.read(name) if stop is None else source.read_part(name, start, stop)
+
+
+def adapter_update(merged: Merged, *, ba: bool) -> AdapterUpdate:
+    """The update of an adapter that was merged by ``adapter.merge``: its BA alone, or merged minus base."""
+    wide = replace(merged, base=_InFloat64(merged.base), _squares={})
+    unchanged = {}
+    for name, info in merged.tensors.items():
+        reason = _why_no_ba(merged, name) if ba else _why_no_delta(merged, name, info)
+        if reason is not None:
+            unchanged[name] = reason
+    low_rank = {name: edit for name in merged.edits if (edit := _low_rank(merged, name, ba)) is not None}
+    return AdapterUpdate(wide, merged.config, merged.tensors, unchanged, low_rank)
+
+
+def _low_rank(merged: Merged, name: str, ba: bool) -> Edit | None:
+    """The edit that adds only s B A, where that is all that is asked for or all that the adapter does."""
+    edit = merged.edits[name]
+    if ba:
+        return edit.without_rescaling() if isinstance(edit, MatrixEdit) else edit
+    return None if _rescales(edit) or name in merged.replaced else edit
+
+
+def _rescales(edit: Edit) -> bool:
+    """Whether it is DoRA's, which does more than add s B A."""
+    return isinstance(edit, MatrixEdit) and edit.factors.magnitude is not None
+
+
+def _why_no_ba(merged: Merged, name: str) -> str | None:
+    if name in merged.edits:
+        return None
+    return SAVED_WHOLE if name in merged.replaced else NOT_IN_ADAPTER
+
+
+def _why_no_delta(merged: Merged, name: str, info: TensorInfo) -> str | None:
+    if name in merged.replaced:
+        return _why_no_pair(info, merged.base.tensors.get(name))
+    return None if name in merged.edits else NOT_IN_ADAPTER
+
+
+def _why_no_pair(new: TensorInfo, old: TensorInfo | None) -> str | None:
+    """Why a tensor can't be compared with the base's, None if it can."""
+    if old is None:
+        return NOT_IN_BASE
+    if old.shape != new.shape:
+        return f"of shape {'x'.join(map(str, old.shape))} in the base"
+    return None if old.dtype in READABLE or old.decoded else f"stored as {old.dtype} in the base"
+
+
+def difference(model: TensorSource, base: TensorSource) -> Difference:
+    """A whole model minus its base, for every tensor that both have in the same shape.
+
+    Names may differ by leading parts (``model.layers.0...`` and ``layers.0...``). Raises BadModel when no matrix could
+    be compared.
+    """
+    names = BaseNames(base.tensors, base.config)
+    old_names: dict[str, str] = {}
+    unchanged: dict[str, str] = {}
+    for name, info in model.tensors.items():
+        found = name if name in base.tensors else names.tensor(name)
+        reason = _why_no_pair(info, None if found is None else base.tensors[found])
+        if found is None or reason is not None:
+            unchanged[name] = reason or NOT_IN_BASE
+        else:
+            old_names[name] = found
+    for name in _doubtful(old_names):
+        del old_names[name]
+        unchanged[name] = NOT_IN_BASE
+    if not any(len(model.tensors[name].shape) > 1 for name in old_names):
+        raise BadModel("no weight matrix has a counterpart of the same name and shape; is this the right base model?")
+    return Difference(model, base, old_names, unchanged)
+
+
+def _doubtful(old_names: Mapping[str, str]) -> list[str]:
+    """Names that were found only by leaving parts away, in a base tensor that another name stands for as well."""
+    standing: dict[str, list[str]] = {}
+    for name, old in old_names.items():
+        standing.setdefault(old, []).append(name)
+    return [name for old, several in standing.items() if len(several) > 1 for name in several if name != old]
+
+
+def update_matrices(update: Update, *, embeddings: bool = False) -> Iterator[WeightMatrix]:
+    """The matrices of an update, under the names that they have in the model; what was not changed with its reason."""
+    for matrix in matrices(update, embeddings=embeddings):
+        reason = update.unchanged.get(matrix.tensor)
+        if matrix.skip is None and reason is not None:
+            yield replace(matrix, skip=reason)
+        elif matrix.skip is None:
+            yield replace(matrix, factors=_factors(matrix, update.low_rank.get(matrix.tensor)))
+        else:
+            yield matrix
+
+
+def _factors(matrix: WeightMatrix, edit: Edit | None) -> Callable[[], list[Product]] | None:
+    """Reads the factors of the matrix's own part of s B A; None where it has no such form."""
+    if isinstance(edit, ExpertEdit) and matrix.kind == "expert":
+        return lambda: [_part_of(matrix, edit.product(matrix.part.piece))]
+    if isinstance(edit, MatrixEdit) and matrix.kind != "expert":
+        return lambda: [_part_of(matrix, product) for product in edit.products()]
+    return None
+
+
+def _part_of(matrix: WeightMatrix, product: Product) -> Product:
+    """A part of a fused tensor is made of rows of the left factor, or of columns of the right one."""
+    layout, (left, right) = matrix.part.layout, product
+    if layout is None:
+        return product
+    if layout.axis == 0:
+        return layout.take(left, matrix.part.number), right
+    return left, layout.take(right, matrix.part.number)

@@ -1,0 +1,81 @@
+"""The exact searches against plain ones over every candidate: index, alpha, D and interval, for all methods."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.esd.fits.plain import FAMILIES, Float64, Plain, every_candidate, in_window, peak_of, spectrum
+
+from gpuherd.esd import PowerLawFit, fit_power_law
+from gpuherd.esd.settings import KS, KS_KINDS, Method
+
+# 7 families of so many spectra.
+SHORT, LONG = 100, 1930
+
+
+def check_all_methods(x: Float64, delta: float) -> None:
+    """Every method and distance on one spectrum."""
+    plain = every_candidate(x)
+    assert np.isfinite(plain.one_sided).any()
+    for ks in KS_KINDS:
+        check(plain, x, "DKS", ks, delta, plain.best(ks), None)
+        middle = min(len(x) // 2, len(x) - 2)
+        if math.isfinite(plain.one_sided[middle]):
+            check(plain, x, "xmin_mid", ks, delta, middle, None)
+        peak = peak_of(x, 100)
+        for method, low in (("xmin_peak", 0.95 * peak), ("xmin_peak_wide", math.log10(0.95 * peak))):
+            allowed = in_window(x, low, 1.5 * peak) & np.isfinite(plain.one_sided)
+            if allowed.any():
+                check(plain, x, method, ks, delta, plain.best(ks, allowed), allowed)  # type: ignore[arg-type]
+            else:
+                assert fit_power_law(x, method, ks=ks).status.startswith("no candidate")  # type: ignore[arg-type]
+
+
+def check(
+    plain: Plain,
+    x: Float64,
+    method: Method,
+    ks: KS,
+    delta: float,
+    expected: int,
+    allowed: npt.NDArray[np.bool_] | None,
+) -> None:
+    fit = fit_power_law(x, method, ks=ks, delta=delta)
+    assert fit.status == "ok"
+    assert fit.num_tail == len(x) - expected, (method, ks)
+    assert (fit.xmin, fit.xmax) == (x[expected], x[-1])
+    assert fit.alpha == pytest.approx(plain.alphas[expected], rel=1e-9)
+    assert pytest.approx(plain.distances(ks)[expected], abs=1e-11) == fit.D
+    assert fit.sigma == pytest.approx((plain.alphas[expected] - 1) / math.sqrt(fit.num_tail), rel=1e-9)
+    found = (fit.alpha_lo, fit.alpha_hi)
+    assert found == pytest.approx(plain.interval(ks, expected, delta, allowed), rel=1e-9), (method, ks)
+    assert_contains(fit)
+
+
+def assert_contains(fit: PowerLawFit) -> None:
+    assert fit.alpha is not None
+    assert fit.alpha_lo is not None
+    assert fit.alpha_hi is not None
+    assert fit.alpha_lo <= fit.alpha <= fit.alpha_hi
+
+
+def deltas(seed: int) -> float:
+    return (0.0, 1e-3, 1e-2, 0.3)[seed % 4]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_made_up_spectra(family: str) -> None:
+    for seed in range(SHORT):
+        check_all_methods(spectrum(family, seed, 400), deltas(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", range(10))
+def test_thirteen_thousand_five_hundred_made_up_spectra(family: str, part: int) -> None:
+    for seed in range(SHORT + part, SHORT + LONG, 10):
+        check_all_methods(spectrum(family, seed, 5000), deltas(seed // 10))
