@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.esd.look.weights import AddModel, heavy
+from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.look import contents
@@ -77,6 +77,14 @@ def test_two_conventions_are_told(small_run: RunResults, run_folder: Path, add_m
     mixed = Contents(read_results(run_folder))
     assert "fix_fingers" in mixed.warnings[0]
     assert "fix_fingers" not in mixed.convention
+
+
+def test_published_results_are_told_as_such(small_run: RunResults, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/published", heavy(5), version="imported")
+    told = Contents(read_results(run_folder)).warnings
+    assert told == [
+        "1 of 5 models are published results that were imported: their fitted xmin and their spectra are not known."
+    ]
 
 
 def test_stacks_of_one_model_stay_apart(run_folder: Path, add_model: AddModel) -> None:

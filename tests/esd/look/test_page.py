@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.esd.look.weights import AddModel, heavy
+from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.errors import MissingExtra
 from gpuherd.esd.look.page import MOST_BYTES, make_page, points_a_layer

@@ -16,6 +16,7 @@ from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinsh
 from gpuherd.esd.look.outliers import medians, outlying
 from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
 from gpuherd.esd.tables.alpha_matrix import WHOLE, place_of
+from gpuherd.esd.tables.conventions import IMPORTED
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED
 
 _MOST_OUTLIERS = 1000
@@ -68,13 +69,22 @@ class Contents:
 
     @property
     def warnings(self) -> list[str]:
-        """What keeps these models from being compared: more than one convention."""
+        """What a reader must know first: models that can't be compared, and those that others have analysed."""
+        told = []
+        imported = sum(model.convention.get(_VERSION) == IMPORTED for model in self._results.models)
+        if imported:
+            told.append(
+                f"{imported} of {len(self._results.models)} models are published results that were imported: their "
+                "fitted xmin and their spectra are not known."
+            )
         names = {name for model in self._results.models for name in model.convention} - {_VERSION}
         mixed = sorted(names - self.convention.keys())
-        if not mixed:
-            return []
-        told = ", ".join(mixed)
-        return [f"These models were analysed by different conventions ({told}): their alphas can't be compared."]
+        if mixed:
+            told.append(
+                f"These models were analysed by different conventions ({', '.join(mixed)}): their alphas can't be "
+                "compared."
+            )
+        return told
 
     def facts(self) -> list[tuple[str, str]]:
         """What the head of the page says: (name, value)."""
