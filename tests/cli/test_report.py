@@ -63,19 +63,7 @@ def test_a_missing_library_is_named(run_folder: Path, monkeypatch: pytest.Monkey
         run(["report", str(run_folder), "--open", "no"])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r"gpuherd\[page\]"):
-        run(
-            [
-                "esd",
-                "plot",
-                str(run_folder),
-                "--model",
-                "org/base",
-                "--kind",
-                "alpha",
-                "--output",
-                str(run_folder / "x.png"),
-            ]
-        )
+        run(["esd", "plot", str(run_folder), "--model", "org/base", "--kind", "alpha"])
 
 
 def test_a_plot_of_some_layers(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,6 @@ from gpuherd.flags import Parser
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpuherd.esd.look.results import RunResults
-
 DESCRIPTION = """\
 Draws the spectrum of each matching layer in log-log with its fitted power law and xmin, or all alphas of a model by
 layer and module.
@@ -76,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """What is drawn, and the figure. Raises UsageError, MissingModel."""
+    from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.look.plot import alpha_figure, check_format, matching, spectra_figure, title_of
-    from gpuherd.esd.look.results import finite_or_none, read_results, the_model
+    from gpuherd.esd.look.results import finite_or_none, the_model
 
     check_format(args.output.name)
     if args.kind != "alpha" and args.layer is None:
         raise UsageError("say which layers: --layer '*.q_proj' (or --kind alpha for all alphas)")
-    results = read_results(Path(args.run_folder))
-    model = the_model(results, _name(args, results))
+    directory = ESDDirectory(args.run_folder)
+    model = the_model(directory, args.model)
     if args.kind == "alpha":
         from gpuherd.esd.tables.alpha_matrix import alpha_matrix
 
@@ -94,21 +93,12 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
 
     from gpuherd.esd.tables.spectra_file import read_spectra
 
-    path = results.directory.spectra / f"{model.stem}.npz"
+    path = directory.spectra / f"{model.stem}.npz"
     if not path.exists():
         raise UsageError(
-            f"{results.directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
+            f"{directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
             "analyse it again with gpuherd esd --overwrite"
         )
     layers = matching(read_spectra(path).layers, args.layer)
     drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
     return drawn, spectra_figure(layers, args.kind, title_of(model.model_id))
-
-
-def _name(args: argparse.Namespace, results: RunResults) -> str:
-    if args.model is not None:
-        return str(args.model)
-    if len(results.models) == 1:
-        return results.models[0].model_id
-    some = ", ".join(model.model_id for model in results.models[:4])
-    raise UsageError(f"the run has {len(results.models)} models; say which one: --model (for example {some})")

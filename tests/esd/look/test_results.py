@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpuherd.errors import MissingModel, UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.esd.look.results import RunResults, read_results, the_model
 from gpuherd.esd.tables.stats import read_table
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.queue import Queue
 
 
 def test_every_model_comes_back_with_its_figures(small_run: RunResults, run_folder: Path) -> None:
@@ -77,12 +81,35 @@ def test_a_damaged_queue_or_record_does_not_matter(small_run: RunResults, run_fo
 
 
 def test_a_model_is_found_by_its_id_or_a_part(small_run: RunResults) -> None:
-    assert the_model(small_run, "org/base").model_id == "org/base"
-    assert the_model(small_run, "tun").model_id == "org/tuned"
-    with pytest.raises(MissingModel, match="several models match 'org/'"):
-        the_model(small_run, "org/")
+    directory = small_run.directory
+    assert the_model(directory, "org/base").model_id == "org/base"
+    assert the_model(directory, "tun").model_id == "org/tuned"
+    with pytest.raises(MissingModel, match="several models match 'org/'; for example: org/base, org/other"):
+        the_model(directory, "org/")
     with pytest.raises(MissingModel, match="for example: org/other"):
-        the_model(small_run, "org/othr")
+        the_model(directory, "org/othr")
+    with pytest.raises(UsageError, match="4 models; say which one"):
+        the_model(directory, None)
+    for stem in ("other", "spoilt", "tuned"):
+        (directory.stats / f"org--{stem}.csv").unlink()
+    assert the_model(directory, None).model_id == "org/base"
+    (directory.stats / "org--base.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadModel, match="no column 'model_id'"):
+        the_model(directory, "org/base")
+    (directory.stats / "org--base.csv").unlink()
+    with pytest.raises(UsageError, match="no results"):
+        the_model(directory, "org/base")
+
+
+def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) -> None:
+    with closing(Queue(run_folder / "queue.sqlite")) as queue:
+        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "org--lost.2", "org--gone.3")])
+    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
+        db.execute("UPDATE jobs SET state = 'done' WHERE name = 'a.1'")
+        db.execute("UPDATE jobs SET state = 'failed', reason = 'no disk' WHERE name = 'org--lost.2'")
+    told = {each.model: (each.kind, each.reason) for each in read_results(run_folder).failures}
+    # org/broken was job a.1, which has ended well since; of org--lost.2 failures.jsonl says nothing.
+    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org--lost": ("failed", "no disk")}
 
 
 def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:

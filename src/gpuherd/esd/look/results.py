@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import MissingModel, QueueUnreadable, UsageError
+from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
 from gpuherd.jobs.reader import QueueReader
-from gpuherd.models.names import safe_filename
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,19 +150,39 @@ def read_model(path: Path) -> ModelTable:
     )
 
 
-def the_model(results: RunResults, name: str) -> ModelTable:
-    """The model of this id, or the only one whose id contains it. Raises MissingModel, naming the nearest."""
-    ids = {model.model_id: model for model in results.models}
-    if name in ids:
-        return ids[name]
-    found = [model for model in results.models if model.stem == safe_filename(name) or name in model.model_id]
-    if len(found) == 1:
-        return found[0]
-    import difflib  # slow to import, and seldom needed
+def the_model(directory: ESDDirectory, name: str | None) -> ModelTable:
+    """One model of a run: of this id, or the only one whose id contains the name, or, without a name, the only one.
 
-    near = [model.model_id for model in found[:4]] or difflib.get_close_matches(name, ids, n=3) or list(ids)[:4]
-    what = "several models match" if found else "no model of this run matches"
-    raise MissingModel(f"{what} {name!r}; for example: {', '.join(near)}")
+    Raises:
+        UsageError: there are no results here, or several and no name was given.
+        MissingModel: no model matches, or several do; names some.
+        BadModel: its stats file can't be read.
+    """
+    stats = {path.stem: path for path in sorted(directory.stats.glob("*.csv"))}
+    if not stats:
+        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
+    if name is None and len(stats) > 1:
+        raise UsageError(f"the run has {len(stats)} models; say which one: --model (for example {_ids([*stats][:4])})")
+    exact = None if name is None else stats.get(directory.stats_file(name).stem)
+    found = [exact] if exact is not None else [stats[stem] for stem in stats if _stem(name or "") in stem]
+    if len(found) != 1:
+        import difflib  # slow to import, and seldom needed
+
+        near = [path.stem for path in found] or difflib.get_close_matches(_stem(name or ""), stats, n=3) or [*stats]
+        what = "several models match" if found else "no model of this run matches"
+        raise MissingModel(f"{what} {name!r}; for example: {_ids(near[:4])}")
+    try:
+        return read_model(found[0])
+    except (OSError, ValueError, KeyError, csv.Error) as problem:
+        raise BadModel(f"{found[0]} is no stats file of gpuherd: {_told(problem)}") from None
+
+
+def _stem(name: str) -> str:
+    return name.replace("/", "--")
+
+
+def _ids(stems: Sequence[str]) -> str:
+    return ", ".join(stem.replace("--", "/") for stem in stems)
 
 
 def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:

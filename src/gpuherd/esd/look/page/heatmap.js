@@ -1,11 +1,11 @@
 // Alpha by layer and module on a canvas: a row a module, a column a layer. Mouse, touch and arrow keys choose a cell.
 
 // about: the layout; values: one for each of its matrices; missing(i) -> why there is none, or null.
-function heatmap({ layout, values, stops, tell, missing, onChoose, chosen = null, label }) {
+function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoose, chosen = null, label }) {
   const depths = [...new Set(layout.layer)].sort((a, b) => (a === null ? -1 : a) - (b === null ? -1 : b));
   const modules = [...new Set(layout.module)];
   const at = new Map(layout.names.map((_, i) => [`${depths.indexOf(layout.layer[i])}/${modules.indexOf(layout.module[i])}`, i]));
-  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys go from cell to cell, Enter shows its spectrum` });
+  const canvas = make("canvas", { tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-label": `${label}; arrow keys go from cell to cell, Enter shows its spectrum` });
   const root = make("div", { class: "heat" }, canvas);
   let place = chosen === null ? null : [depths.indexOf(layout.layer[chosen]), modules.indexOf(layout.module[chosen])];
   let size = null;
@@ -87,7 +87,7 @@ function heatmap({ layout, values, stops, tell, missing, onChoose, chosen = null
 
   function told(i) {
     const value = values[i];
-    return [layout.names[i], present(value) ? `${label.split(" ")[0]} ${figure(value)}` : missing(i), `${layout.rows[i]} × ${layout.columns[i]}`];
+    return [layout.names[i], present(value) ? `${label.split(" ")[0]} ${figure(value)}${more(i)}` : missing(i), `${layout.rows[i]} × ${layout.columns[i]}`];
   }
 
   function under(event) {

@@ -37,10 +37,11 @@ async function modelView(number, layer, against) {
   async function drawHeat() {
     const other = against === null ? null : await model(against);
     const values = other ? difference(about, own, index.models[against], other) : own.alpha;
+    const place = (i) => index.layouts[index.models[against].layout].keys.indexOf(layout.keys[i]);
     const most = other ? Math.max(1e-3, quantile([...values].map(Math.abs), 0.98) ?? 1) : null;
     const stops = other ? [-most, -most / 2, 0, most / 2, most] : ALPHA_STOPS;
     map = heatmap({ layout, values, stops, chosen: current, label: other ? "Δalpha by layer and module" : "alpha by layer and module",
-      tell: (value) => other ? value.toFixed(2).replace("-0.00", "0.00") : value.toFixed(1), onChoose: (i) => choose(i, true),
+      tell: (value) => other ? value.toFixed(2).replace("-0.00", "0.00") : value.toFixed(1), onChoose: (i) => choose(i, true), more: (i) => other ? `, from ${figure(other.alpha[place(i)])} to ${figure(own.alpha[i])}` : `, D ${figure(own.D[i])}`,
       missing: (i) => reasonOf(about, i) ?? (other ? "not in the other model" : "no value") });
     const middle = other ? quantile([...values].map(Math.abs), 0.5) : null;
     heat.replaceChildren(

@@ -126,8 +126,11 @@ function lineageView() {
 function verdict(m) {
   if (m.contradicts) return "not the stated one";
   if (m.nearest[0] === m.parent) return "as stated";
-  return m.nearest[1] < 0.05 ? "close" : "not close";
+  return isClose(m) ? "close" : "not close";
 }
+
+// So near that one probably comes from the other: fine-tunes are typically below 0.01, strangers near 0.75.
+const isClose = (m) => m.nearest !== null && m.nearest[1] < 0.05;
 
 function outliersView() {
   const layerColumns = [
