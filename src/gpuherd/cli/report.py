@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print(f"{path}  ({page.models} models, {len(page.html) / 2**20:.1f} MB)")
+        models = "1 model" if page.models == 1 else f"{page.models} models"
+        print(f"{path}  ({models}, {len(page.html) / 2**20:.1f} MB)")
         _open(path, args.open)
     return ExitCode.OK
 

@@ -167,6 +167,26 @@ def test_the_link_to_the_content_goes_there(browser: Browser, page_file: Path) -
     assert opened.page.get_by_text("no config.json").is_visible()
 
 
+def test_without_models_and_without_fits(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    (run_folder / "failures.jsonl").write_text('{"title": "org/x", "class": "crash", "reason": "gone"}\n')
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for view in ("models", "lineage", "outliers", "failures"):
+        opened.go(f"#/{view}")
+    assert opened.page.get_by_text("gone").is_visible()
+    assert opened.fine(path)
+    add_model("org/nothing", {name: 0 * W for name, W in heavy(1).items()})
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/0/3"):
+        opened.go(f"#/{view}")
+    assert "all weights are zero" in opened.page.locator("main").inner_text()
+    assert opened.fine(path)
+
+
 def test_hostile_names_are_shown_as_they_are(
     browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
   const root = make("div", { class: "heat" }, canvas);
   let place = chosen === null ? null : [depths.indexOf(layout.layer[chosen]), modules.indexOf(layout.module[chosen])];
   let size = null;
+  const picture = document.createElement("canvas"); // all but the mark, which alone moves with the arrow keys
 
   const cellAt = ([column, row]) => at.get(`${column}/${row}`);
 
@@ -27,15 +28,25 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
   function draw() {
     size = measure();
     const scale = devicePixelRatio || 1;
-    [canvas.width, canvas.height] = [size.width * scale, size.height * scale];
+    for (const each of [canvas, picture]) [each.width, each.height] = [size.width * scale, size.height * scale];
     [canvas.style.width, canvas.style.height] = [`${size.width}px`, `${size.height}px`];
-    const context = canvas.getContext("2d");
+    const context = picture.getContext("2d");
     context.scale(scale, scale);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     words(context);
     const numbers = size.cell >= 30 && size.high >= 14;
     modules.forEach((_, row) => depths.forEach((_, column) => cell(context, column, row, numbers)));
+    mark();
+  }
+
+  function mark() {
+    const scale = devicePixelRatio || 1;
+    const context = canvas.getContext("2d");
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(picture, 0, 0);
+    context.scale(scale, scale);
     if (place) {
       context.strokeStyle = colour("mark");
       context.lineWidth = 2;
@@ -100,7 +111,7 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
   function go(next, choose) {
     const i = cellAt(next);
     place = next;
-    draw();
+    mark();
     const top = size.top + next[1] * size.high;
     if (top < root.scrollTop) root.scrollTop = top - size.top;
     else if (top + size.high > root.scrollTop + root.clientHeight) root.scrollTop = top + size.high - root.clientHeight;
@@ -130,7 +141,7 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
       go(place, true);
     }
   });
-  const choose = (i) => { place = [depths.indexOf(layout.layer[i]), modules.indexOf(layout.module[i])]; draw(); };
+  const choose = (i) => { place = [depths.indexOf(layout.layer[i]), modules.indexOf(layout.module[i])]; mark(); };
   return { root, draw, choose };
 }
 

@@ -89,7 +89,7 @@ async function modelView(number, layer, against) {
   }
 
   const source = about.parent !== null ? make("span", {}, `${about.relation || "from"} of `, link(about.parent)) : about.source ? `${about.relation || "from"} of ${about.source} (not in this run)` : about.relation || null;
-  const facts = [[String(about.fitted), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
+  const facts = [[about.fitted.toLocaleString("en"), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
     [many(about.params), "weights"], [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
   const nearest = about.nearest ? make("p", { class: about.contradicts ? "warn" : "note" }, about.contradicts ? "Its alphas are nearer to another base than to the stated one: " : "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.contradicts ? `, stated: ${figure(about.stated[1], 4)}` : ""})`) : null;
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
