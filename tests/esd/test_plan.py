@@ -17,10 +17,10 @@ from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     CUDA_CONTEXT_MB,
     HEARTBEAT_S,
-    PANELS_MB,
     PlannedModel,
     Refusal,
     gpu_memory_mb,
+    gpus_needed,
     job_name,
     make_job,
     make_plan,
@@ -50,11 +50,11 @@ def test_a_job_is_the_same_only_for_the_same_model_base_and_convention() -> None
 
 
 def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
-    gram_mb = 4096 * 4096 * 8 // 2**20
-    one = gpu_memory_mb(FACTS, parallel=False)
-    two = gpu_memory_mb(FACTS, parallel=True)
-    assert one == CUDA_CONTEXT_MB + 3 * gram_mb + PANELS_MB
-    assert two == CUDA_CONTEXT_MB + 2 * (3 * gram_mb + PANELS_MB)
+    lane_mb = 3 * 4096 * 4096 * 8 // 2**20 + 128
+    assert gpu_memory_mb(FACTS, parallel=False) == CUDA_CONTEXT_MB + lane_mb
+    assert gpu_memory_mb(FACTS, parallel=True) == CUDA_CONTEXT_MB + 8 * lane_mb
+    wide = replace(FACTS, largest_side=16384)
+    assert gpu_memory_mb(wide, parallel=True) == CUDA_CONTEXT_MB + 2 * (3 * 2048 + 128)
     assert gpu_memory_mb(replace(FACTS, largest_side=None), parallel=True) is None
 
 
@@ -181,7 +181,18 @@ def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["", "--odd", "-x", "a\0b", "\ud800"])
 def test_a_pattern_that_no_worker_could_be_given(bad: str) -> None:
-    with pytest.raises(UsageError, match="layers=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"layers=.*a pattern is"):
         ExperimentConfig(single_model="org/a", layers=(bad,))
-    with pytest.raises(UsageError, match="exclude=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"exclude=.*a pattern is"):
         ExperimentConfig(single_model="org/a", exclude=("*", bad))
+
+
+def test_the_spectra_of_ba_take_no_gpu() -> None:
+    two = replace(CONFIG, gpus_per_job=2)
+    ba = replace(two, spectra_of="ba")
+    run = ESDDirectory("out")
+    job = make_job(ba, PLANNED, ["x"], run)
+    assert (gpus_needed(two), gpus_needed(ba), job.gpus, job.memory_mb) == (2, 0, 0, None)
+    assert gpus_needed(replace(ba, device_map="cuda")) == gpus_needed(replace(ba, randomize=True)) == 2
+    assert gpus_needed(replace(two, spectra_of="delta")) == 2
+    assert gpus_needed(replace(two, device_map="cpu")) == 0

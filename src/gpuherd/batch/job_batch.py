@@ -149,6 +149,7 @@ def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]
 
 def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
     """For each job why it could never run on this machine, None when it could."""
+    from gpuherd.engines import allotment
     from gpuherd.jobs.capacity import limits
     from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.policy import WaitingJob, why_never
@@ -157,7 +158,7 @@ def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
     if not any(job.gpus for job in jobs):
         return [None] * len(jobs)
     gpus = GpuWatch(options, "plan", load()).gpus
-    most = limits(options, gpus, len(os.sched_getaffinity(0)))
+    most = limits(options, gpus, allotment.cores())
     reasons: dict[tuple[int, int | None], str | None] = {}
     for job in jobs:
         kind = (job.gpus, job.memory_mb)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.bulk import bulk_columns
 from gpuherd.esd.fits.bootstrap import bootstrap_p_value
 from gpuherd.esd.fits.clip import fit_clipped
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_by_settings
@@ -48,7 +49,7 @@ def analyse_layer(
         settings: how to fit.
         device: where the eigenvalues are computed (see ``spectra.eigenvalues``).
         eigenvalues: the pooled λ in any order, with the factor of a convolution already in, where they are known; the
-            slices are then looked at for their shapes only.
+            slices are then looked at for their shapes only, unless ``settings.needs_weights``.
         conv: the slices belong to a convolution: every λ is multiplied by 0.5. Also true of a 1x1 kernel.
 
     Returns:
@@ -62,21 +63,32 @@ def analyse_layer(
     """
     row = _row_without_figures(matrix_name, slices)
     if eigenvalues is None:
-        spectrum = layer_spectrum(slices, device=device, conv=conv)
+        spectrum = layer_spectrum(slices, device=device, conv=conv, precision=settings.precision)
     elif bool((eigenvalues >= 0).all()):
         spectrum = checked(np.sort(eigenvalues))
     else:
         raise ValueError(f"{matrix_name}: eigenvalues of a Gram matrix can't be negative or NaN")
-    return with_figures(row, spectrum, settings)
+    return with_figures(row, spectrum, settings, slices=slices, conv=conv, device=device)
 
 
-def with_figures(row: LayerRow, spectrum: LayerSpectrum, settings: FitSettings) -> LayerRow:
+def with_figures(
+    row: LayerRow,
+    spectrum: LayerSpectrum,
+    settings: FitSettings,
+    *,
+    slices: Sequence[Matrix] | None = None,
+    conv: bool = False,
+    device: str = "cpu",
+) -> LayerRow:
     """The row of a matrix, filled in from its spectrum.
 
     Args:
         row: name, shape and params.
         spectrum: of this matrix.
         settings: how to fit.
+        slices: the weights; may be None where ``settings.needs_weights`` is false.
+        conv: the slices belong to a convolution.
+        device: where further eigenvalues are computed, of the same weights in random order.
     """
     if spectrum.problem is not None:
         return replace(row, fit_status=spectrum.problem)
@@ -84,9 +96,11 @@ def with_figures(row: LayerRow, spectrum: LayerSpectrum, settings: FitSettings) 
     x = evals[evals > settings.evals_thresh]
     row = _with_spectrum(row, evals, len(x))
     if len(x) < 2:
-        reason = f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})"
-        return replace(row, fit_status=reason)
-    return _with_power_law(row, evals, x, settings)
+        row = replace(row, fit_status=f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})")
+    else:
+        row = _with_power_law(row, evals, x, settings)
+    further: dict[str, Any] = bulk_columns(row, evals, settings, slices=slices, conv=conv, device=device)
+    return replace(row, **further)
 
 
 def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:

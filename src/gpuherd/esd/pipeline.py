@@ -1,6 +1,7 @@
-"""Takes a model's matrices through reading, spectrum and fit: one after the other, or in lanes that read ahead.
+"""Takes a model's matrices through reading, spectrum and fit: one after the other, or in lanes on GPUs (`lanes`).
 
-Knows order, threads and memory. Knows neither files nor columns: a matrix brings its own reader, a row its own figures.
+Knows what is done when something goes wrong, and that rows come in order. Knows neither files nor columns: a matrix
+brings its own reader, a row its own figures.
 """
 
 from __future__ import annotations
@@ -8,22 +9,21 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.esd.tables.stats import SKIPPED
 
 if TYPE_CHECKING:
+    from gpuherd.esd.on_device import Result
     from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.settings import FitSettings, Precision
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.models.dtypes import FloatArray
     from gpuherd.models.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 
-# Two a GPU: while the one computes, the other reads the next matrix, uploads it and fits the last one.
-LANES_PER_DEVICE = 2
+_NO_MEMORY = ("ALLOC_FAILED", "CUDA error: out of memory")
 
 
 def analyse_matrices(
@@ -41,19 +41,24 @@ def analyse_matrices(
         matrices: what to analyse; those with a ``skip`` reason become rows that say so and are not read.
         settings: how to fit.
         devices: ``("cpu",)`` or GPUs as torch names them.
-        parallel: spread over all devices, reading ahead; else one matrix after the other on the first. On the CPU
-            nothing runs in parallel: at any time one matrix is in memory, and BLAS uses the cores.
+        parallel: spread over all devices in lanes, reading ahead; else one matrix after the other on the first. On the
+            CPU nothing runs in parallel: at any time one matrix is in memory, and BLAS uses the cores.
         on_progress: called with the number of finished matrices, from one thread at a time.
         on_spectrum: called with a matrix's index and its spectrum, in the order in which they are finished, from one
             thread at a time; what it doesn't keep is freed.
 
     Raises:
-        MemoryError or torch.OutOfMemoryError: a matrix does not fit, even alone on the first device.
+        MemoryError or torch.OutOfMemoryError: a matrix does not fit, even alone on the first device. (One that could
+            not fit in the whole memory of a GPU is computed on the CPU.)
+        BadModel: a matrix can't be read; what was not finished by then is lost.
     """
     rows: list[LayerRow | None] = [
         _row(matrix, SKIPPED + matrix.skip) if matrix.skip is not None else None for matrix in matrices
     ]
+    from gpuherd.esd.layer import with_figures
+
     todo = [index for index, row in enumerate(rows) if row is None]
+    keeping = threading.Lock()
     finished = len(matrices) - len(todo)
 
     def keep(index: int, row: LayerRow, spectrum: LayerSpectrum) -> None:
@@ -65,11 +70,25 @@ def analyse_matrices(
         logger.debug("%s: %s", row.longname, row.fit_status)
         on_progress(finished)
 
-    if parallel and devices[0] != "cpu":
-        # What ran out of memory beside another matrix is tried again alone.
-        todo = _run_lanes(matrices, todo, settings, devices, keep)
-    for index in todo:
-        keep(index, *_analyse(matrices[index], settings, devices[0]))
+    def finish(result: Result) -> None:
+        assert result.spectrum is not None  # noqa: S101 - what has none goes to the CPU
+        matrix = matrices[result.index]
+        row = with_figures(
+            _row(matrix),
+            result.spectrum,
+            settings,
+            slices=result.weights,
+            conv=matrix.kind == "conv",
+            device=result.device,
+        )
+        with keeping:
+            keep(result.index, row, result.spectrum)
+
+    if devices[0] == "cpu":
+        for index in todo:
+            finish(_on_cpu(index, matrices[index], settings))
+    else:
+        _on_gpus(matrices, todo, settings, devices if parallel else devices[:1], parallel, finish)
     return [row for row in rows if row is not None]
 
 
@@ -78,72 +97,58 @@ def is_out_of_memory(problem: BaseException) -> bool:
     if isinstance(problem, MemoryError):
         return True
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(problem, torch.OutOfMemoryError)
+    if torch is None or not isinstance(problem, RuntimeError):
+        return False
+    # The libraries below torch, and pinned memory, tell it by words only.
+    return isinstance(problem, torch.OutOfMemoryError) or any(word in str(problem) for word in _NO_MEMORY)
 
 
-def _run_lanes(
+def _on_gpus(
     matrices: Sequence[WeightMatrix],
-    todo: Sequence[int],
+    todo: list[int],
     settings: FitSettings,
     devices: Sequence[str],
-    keep: Callable[[int, LayerRow, LayerSpectrum], None],
-) -> list[int]:
-    """Analyses ``todo`` in parallel. Returns what ran out of memory; raises the first other error."""
-    remaining: Iterator[int] = iter(todo)
-    reading, keeping = threading.Lock(), threading.Lock()
-    too_large: list[int] = []
-    errors: list[BaseException] = []
+    parallel: bool,
+    finish: Callable[[Result], None],
+) -> None:
+    """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
+    from gpuherd.esd.lanes import Lanes, Left
+    from gpuherd.esd.on_device import alone
 
-    def lane(device: str) -> None:
-        while not errors:
-            try:
-                with reading:  # one reader at a time: the disk is one, and host memory holds few matrices
-                    index = next(remaining, None)
-                    factored = index is not None and matrices[index].factors is not None
-                    slices = None if index is None or factored else matrices[index].slices()
-                if index is None:
-                    return
-                row, spectrum = _analyse(matrices[index], settings, device, slices)
-                with keeping:
-                    keep(index, row, spectrum)
-            except BaseException as problem:
-                with keeping:
-                    if is_out_of_memory(problem) and index is not None:
-                        too_large.append(index)
-                    else:
-                        errors.append(problem)
-            slices = None
+    def on_cpu(index: int) -> Result:
+        return _on_cpu(index, matrices[index], settings)
 
-    lanes = [
-        threading.Thread(target=lane, args=(device,), name=f"lane on {device}")
-        for device in devices
-        for _ in range(LANES_PER_DEVICE)
-    ]
-    for thread in lanes:
-        thread.start()
-    for thread in lanes:
-        thread.join()
-    if errors:
-        raise errors[0]
-    if too_large:
-        _free_gpu_cache()
-    return sorted(too_large)
+    def on_gpus(some: list[int], precision: Precision) -> list[int]:
+        """Finishes what can be done in this precision, and returns the rest."""
+        left = Left(alone=some)
+        if parallel:
+            left = Lanes(matrices, some, precision, settings.needs_weights, devices, finish, on_cpu).run()
+        for index in left.alone:
+            result = alone(index, matrices[index], precision, settings.needs_weights, devices[0])
+            if result.spectrum is None:
+                left.on_cpu.append(index)
+            else:
+                finish(result)
+        return left.on_cpu
+
+    rest = on_gpus(todo, settings.precision)
+    if settings.precision != "float64":
+        rest = on_gpus(rest, "float64")
+    for index in rest:
+        finish(on_cpu(index))
 
 
-def _analyse(
-    matrix: WeightMatrix, settings: FitSettings, device: str, slices: list[FloatArray] | None = None
-) -> tuple[LayerRow, LayerSpectrum]:
-    """One matrix; its weights are freed on return."""
-    from gpuherd.esd.layer import with_figures
-    from gpuherd.esd.spectra.low_rank import low_rank_spectrum
-    from gpuherd.esd.spectra.pooled import layer_spectrum
+def _on_cpu(index: int, matrix: WeightMatrix, settings: FitSettings) -> Result:
+    """One matrix by numpy and LAPACK: read in pieces, or whole where figures need its weights; freed on return."""
+    from gpuherd.esd.on_device import Result
+    from gpuherd.esd.spectra.pooled import layer_spectrum, spectrum_of
 
-    if matrix.factors is not None:
-        spectrum = low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
-        return with_figures(_row(matrix), spectrum, settings), spectrum
-    weights = matrix.slices() if slices is None else slices
-    spectrum = layer_spectrum(weights, device=device, conv=matrix.kind == "conv")
-    return with_figures(_row(matrix), spectrum, settings), spectrum
+    weights = matrix.slices() if settings.needs_weights else None
+    if weights is None or matrix.factors is not None:
+        spectrum = spectrum_of(matrix, precision=settings.precision)
+    else:
+        spectrum = layer_spectrum(weights, conv=matrix.kind == "conv", precision=settings.precision)
+    return Result(index, spectrum, weights, "cpu")
 
 
 def _row(matrix: WeightMatrix, status: str = "not analysed") -> LayerRow:
@@ -152,11 +157,3 @@ def _row(matrix: WeightMatrix, status: str = "not analysed") -> LayerRow:
 
     rows, columns = matrix.shape
     return LayerRow(longname=matrix.longname, M=rows, N=columns, params=matrix.params, fit_status=status)
-
-
-def _free_gpu_cache() -> None:
-    """Gives freed GPU memory back before a larger piece is asked for."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -19,8 +19,8 @@ from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
-from gpuherd.esd.pipeline import LANES_PER_DEVICE
 from gpuherd.esd.selection import selected
+from gpuherd.esd.spectra.batching import MB, peak_bytes
 from gpuherd.flags import words_of
 from gpuherd.jobs.job import Job
 from gpuherd.models.adapter import is_adapter
@@ -30,14 +30,8 @@ from gpuherd.models.preflight import examine
 if TYPE_CHECKING:
     from gpuherd.models.preflight import Preflight
 
-MB = 2**20
-
 # What CUDA, cuSOLVER and cuBLAS take for themselves in a process, before any matrix.
 CUDA_CONTEXT_MB = 700
-# In float64 and for a square matrix: the Gram matrix, the solver's copy of it and its workspace; and panels of the
-# weights. Two matrices can be on a GPU at a time (pipeline.LANES_PER_DEVICE).
-GRAM_COPIES = 3
-PANELS_MB = 128
 
 # Words that change where and how fast a model is analysed, not its figures: what is done stays done when they change,
 # so that a list that ran out of memory goes on with --no-parallel-gpu.
@@ -168,11 +162,17 @@ def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
+def gpus_needed(config: ExperimentConfig) -> int:
+    """How many GPUs each job gets. None for the spectra of BA, unless asked for: those of their small cores take the
+    CPU less time than a GPU is waited for. (Figures that need the product itself are another matter.)"""
+    small = config.spectra_of == "ba" and not config.needs_weights and config.device_map == "auto"
+    return 0 if small or config.device_map == "cpu" else config.gpus_per_job
+
+
 def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: ESDDirectory) -> Job:
     """The job that analyses the model with this command."""
-    on_cpu = config.device_map == "cpu"
-    memory_mb = None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
-    gpus = 0 if on_cpu else config.gpus_per_job
+    gpus = gpus_needed(config)
+    memory_mb = None if gpus == 0 else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
     return Job(
         name=job_name(config, planned),
         argv=tuple(argv),
@@ -195,5 +195,4 @@ def gpu_memory_mb(facts: Preflight, *, parallel: bool) -> int | None:
     """
     if facts.largest_side is None:
         return None
-    one = GRAM_COPIES * 8 * facts.largest_side**2 // MB + PANELS_MB
-    return CUDA_CONTEXT_MB + one * (LANES_PER_DEVICE if parallel else 1)
+    return CUDA_CONTEXT_MB + peak_bytes(facts.largest_side, parallel=parallel) // MB

@@ -12,7 +12,9 @@ from typing import Any
 Cell = str | int | float | bool | None
 
 # The columns of LayerRow that are not figures to be averaged.
-NOT_METRICS = frozenset({"longname", "M", "N", "Q", "params", "fit_status", "tpl_status"})
+NOT_METRICS = frozenset(
+    {"longname", "M", "N", "Q", "params", "fit_status", "tpl_status", "mp_status", "rand_status", "farms_status"}
+)
 
 
 def only_with(option: str) -> Any:
@@ -63,6 +65,16 @@ class LayerRow:
         log_alpha_norm: log10 sum λ^alpha.
         stable_rank: norm / spectral_norm.
         entropy: -sum p ln p / ln matrix_rank with p = λ / norm: 0 to 1. None for rank 1.
+        detX_num: how many of the largest λ, scaled to a mean of 1, it takes for their product to fall below 1.
+        detX_val: the smallest of these λ.
+        ERG_gap: detX_num - num_pl_spikes: 0 where the power law and det X = 1 have one tail.
+        sigma_mp, W_scale, bulk_min, bulk_max, tw_edge, num_spikes, mp_softrank, mp_status: (mp_fit) the law of
+            Marchenko and Pastur, see ``fits.marchenko_pastur.MarchenkoPasturFit``.
+        max_rand_eval, rand_softrank, rand_distance, rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes,
+            rand_mp_softrank, rand_status: (randomize) the same weights in random order, see
+            ``fits.randomised.RandomisedFigures``.
+        farms_alpha, farms_D, farms_xmin, farms_num_evals, farms_status: (farms) the power law of the matrix's windows,
+            see ``fits.farms.FarmsFit``.
         fit_status: ``"ok"``; else the reason why alpha (and all that needs it) is None.
     """
 
@@ -101,6 +113,31 @@ class LayerRow:
     log_alpha_norm: float | None = None
     stable_rank: float | None = None
     entropy: float | None = None
+    detX_num: int | None = None  # noqa: N815 - WeightWatcher's name
+    detX_val: float | None = None  # noqa: N815
+    ERG_gap: int | None = None
+    sigma_mp: float | None = only_with("mp_fit")
+    W_scale: float | None = only_with("mp_fit")
+    bulk_min: float | None = only_with("mp_fit")
+    bulk_max: float | None = only_with("mp_fit")
+    tw_edge: float | None = only_with("mp_fit")
+    num_spikes: int | None = only_with("mp_fit")
+    mp_softrank: float | None = only_with("mp_fit")
+    mp_status: str | None = only_with("mp_fit")
+    max_rand_eval: float | None = only_with("randomize")
+    rand_softrank: float | None = only_with("randomize")
+    rand_distance: float | None = only_with("randomize")
+    rand_sigma_mp: float | None = only_with("randomize")
+    rand_bulk_min: float | None = only_with("randomize")
+    rand_bulk_max: float | None = only_with("randomize")
+    rand_num_spikes: int | None = only_with("randomize")
+    rand_mp_softrank: float | None = only_with("randomize")
+    rand_status: str | None = only_with("randomize")
+    farms_alpha: float | None = only_with("farms")
+    farms_D: float | None = only_with("farms")  # noqa: N815
+    farms_xmin: float | None = only_with("farms")
+    farms_num_evals: int | None = only_with("farms")
+    farms_status: str | None = only_with("farms")
     fit_status: str = "not analysed"
 
     def cells(self, options: Mapping[str, Any] | None = None) -> dict[str, Cell]:

@@ -27,6 +27,7 @@ from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.selection import selected
+from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
@@ -128,7 +129,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
-    from gpuherd.models.subject import open_subject
+    from gpuherd.models.subject import open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
@@ -140,7 +141,10 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     if base is not None:
         print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
         base_path = locate(parse_model(base))
-    return open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings), base
+    subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
+    if subject.ranks:
+        print(f"Update: s B A of {told_ranks(subject.ranks)} in {len(subject.ranks)} tensors")
+    return subject, base
 
 
 def _origin(options: WorkerOptions, base: str | None) -> Origin:
@@ -190,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settle()  # before numpy is imported
     # A log that is read while the worker runs, or after it was killed, must not wait in a buffer.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.exit(main())

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gpuherd.engines import allotment
 from gpuherd.gpus.lease_place import user_name
 from gpuherd.jobs import clock, sharing
 from gpuherd.jobs.allowance import most_ever
@@ -82,7 +83,7 @@ class Deciding:
         self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
         self._reach = Reach()
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = allotment.cores()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models import gguf_model, safetensors_file, torch_file
-from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.decoding import decoded
+from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.source import Run, TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, opened
@@ -113,6 +114,18 @@ class Checkpoint:
         """A block of the tensor seen as (all axes but the last, the last axis); only its bytes are read."""
         return self.stored[name].read_block(rows, columns)
 
+    def half_of(self, name: str) -> Half | None:
+        """The tensor's format where ``read_codes`` can be asked for it: 16 bits a number, stored as they are."""
+        tensor = self.stored[name]
+        return tensor.half if isinstance(tensor, StoredTensor) else None
+
+    def read_codes(self, name: str, rows: Run, columns: Run, target: Codes) -> None:
+        """Fills ``target`` with a block (see ``read_block``) as its 16-bit numbers are stored. Raises BadModel."""
+        tensor = self.stored[name]
+        if not isinstance(tensor, StoredTensor) or tensor.half is None:
+            raise ValueError(f"{name} is not stored in 16 bits")
+        tensor.read_codes(rows, columns, target)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The model in this folder, or in this single ``.safetensors``, ``.bin``, ``.pt``, ``.pth`` or ``.gguf`` file (of a
@@ -132,7 +145,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         stored = _merge(files)
     else:
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        stored = _read_folder(path) if path.is_dir() else _merge([read_weight_file(path)])
+        stored = decoded(_read_folder(path) if path.is_dir() else _merge([read_weight_file(path)]), config)
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
     if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ ITEM_BYTES = {
 # Bits per element of the formats that are narrower than a byte. They are known, so that a header with them can be
 # checked, and never read as weights.
 ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+Half = Literal["BF16", "F16"]
+Codes = npt.NDArray[np.uint16]
 
 READABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _AS_THEY_ARE: Mapping[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
@@ -95,6 +98,15 @@ def read_bytes(
     else:
         _fill_rows(fd, offset, result, apart, what)
     return result
+
+
+def read_codes(fd: int, offset: int, target: Codes, apart: int, what: str) -> None:
+    """Fills a 2-D array in C order with 16-bit numbers as they are stored; its rows begin ``apart`` numbers after each
+    other. Raises BadModel when the file is too short."""
+    if target.shape[1] == apart or len(target) == 1:
+        _fill(fd, offset, target.reshape(-1), what)
+    else:
+        _fill_rows(fd, offset, target, apart * target.itemsize, what)
 
 
 def _widen(raw: npt.NDArray[np.uint16], dtype: str, target: npt.NDArray[np.float32]) -> None:

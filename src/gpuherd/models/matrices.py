@@ -17,12 +17,12 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.experts import down_shape, expert_name, part_name, stacked_experts
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
 from gpuherd.models.kinds import Kind, classify, tied_heads
-from gpuherd.models.region import Region, read_region, slabs
-from gpuherd.models.source import BlockSource, TensorInfo, TensorSource
+from gpuherd.models.region import Region, Room, code_slabs, read_region, slabs
+from gpuherd.models.source import BlockSource, CodeSource, TensorInfo, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,20 @@ class Part:
     piece: int = 0
     layout: Layout | None = None
     number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSlabs:
+    """A matrix of 16-bit numbers, in slabs as they are stored.
+
+    Attributes:
+        dtype: their format.
+        stream: reads slabs of at most a given longer side, as ``WeightMatrix.slabs`` has them, into arrays that the
+            caller makes.
+    """
+
+    dtype: Half
+    stream: Callable[[int, Room], Iterator[Codes]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class WeightMatrix:
             factors in float64, (M, r) and (r, N), one pair for each of the ``slices``; their spectrum is then that of
             an r x r core. None for any other matrix.
         stream: reads it in slabs of a given longer side, each number once; None where it can only be read whole.
+        half: the same of 16-bit numbers as they are stored; None where they are not, or can't be had so.
     """
 
     longname: str
@@ -70,6 +85,7 @@ class WeightMatrix:
     part: Part = Part()
     factors: Callable[[], list[tuple[FloatArray, FloatArray]]] | None = field(default=None, repr=False)
     stream: Callable[[int], Iterator[FloatArray]] | None = field(default=None, repr=False)
+    half: HalfSlabs | None = field(default=None, repr=False)
 
     def slabs(self, most: int) -> Iterator[FloatArray]:
         """The matrix in consecutive pieces along its longer side, so that it is never whole in memory.
@@ -184,6 +200,10 @@ def _region(source: TensorSource, longname: str, kind: Kind, region: Region, par
     whole = _whole(longname, kind, region.shape, lambda: [_read(source, region)], region.tensor, part)
     if _has_blocks(source, region.tensor):
         blocks = source
+        half = source.half_of(region.tensor) if isinstance(source, CodeSource) else None
+        if isinstance(source, CodeSource) and half is not None:
+            codes = source
+            whole = replace(whole, half=HalfSlabs(half, lambda most, room: code_slabs(codes, region, most, room)))
         return replace(whole, stream=lambda most: slabs(blocks, region, most))
     if len(source.tensors[region.tensor].shape) == 2 and region.shape[0] >= region.shape[1]:
         return replace(whole, stream=lambda most: _row_slabs(source, region, most))

@@ -7,13 +7,16 @@ a third of a fused projection, or the heads' rows of one. What is fused how is `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.source import BlockSource, Run
+from gpuherd.models.dtypes import Codes, FloatArray
+from gpuherd.models.source import BlockSource, CodeSource, Run
+
+# Gives an array of a shape, in C order, to read into.
+Room = Callable[[tuple[int, int]], Codes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,24 @@ def slabs(source: BlockSource, region: Region, most: int) -> Iterator[FloatArray
         else:
             first = region.columns[0] + start
             yield _read(source, region.tensor, region.rows, (first, min(first + most, region.columns[1])))
+
+
+def code_slabs(source: CodeSource, region: Region, most: int, room: Room) -> Iterator[Codes]:
+    """As ``slabs``, of a tensor whose 16-bit numbers are wanted as they are stored, each piece in an array in C order
+    that ``room`` gave for its shape. Raises BadModel."""
+    rows, columns = region.shape
+    for start in range(0, max(rows, columns), most):
+        stop = min(start + most, max(rows, columns))
+        if rows >= columns:
+            runs, across = clip(region.rows, start, stop), region.columns
+        else:
+            runs, across = list(region.rows), (region.columns[0] + start, region.columns[0] + stop)
+        target = room((sum(last - first for first, last in runs), across[1] - across[0]))
+        filled = 0
+        for run in runs:
+            source.read_codes(region.tensor, run, across, target[filled : filled + run[1] - run[0]])
+            filled += run[1] - run[0]
+        yield target
 
 
 def _read(source: BlockSource, tensor: str, rows: Sequence[Run], columns: Run) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -75,4 +75,18 @@ class BlockSource(TensorSource, Protocol):
 
         Numbers as ``read`` gives them, no others read. Raises BadModel when it can't be read.
         """
+        ...
+
+
+@runtime_checkable
+class CodeSource(TensorSource, Protocol):
+    """A source that can also hand out 16-bit numbers as they are stored, for a GPU that widens them itself: half the
+    bytes to read, to hold and to send."""
+
+    def half_of(self, name: str) -> Literal["BF16", "F16"] | None:
+        """The tensor's format, None where its numbers can't be had so."""
+        ...
+
+    def read_codes(self, name: str, rows: Run, columns: Run, target: npt.NDArray[np.uint16]) -> None:
+        """Fills ``target``, in C order, with a block as ``BlockSource.read_block`` has it. Raises BadModel."""
         ...

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models.dtypes import FloatArray, read_float_rows, read_floats, stored_bytes
+from gpuherd.models.dtypes import Codes, FloatArray, Half, read_codes, read_float_rows, read_floats, stored_bytes
 from gpuherd.models.source import Run, TensorInfo
 
 
@@ -58,6 +58,21 @@ class StoredTensor:
     def read_block(self, rows: Run, columns: Run) -> FloatArray:
         """A block of the tensor seen as rows (``rows_of``); only its bytes are read."""
         return _read_block(self, rows, columns)
+
+    @property
+    def half(self) -> Half | None:
+        """The format, where it has 16 bits and rows lie in the file as they are: ``read_codes`` can be asked."""
+        plain = self.strides is None or (len(self.strides) == 2 and self.strides[1] == 1)
+        return "BF16" if plain and self.info.dtype == "BF16" else "F16" if plain and self.info.dtype == "F16" else None
+
+    def read_codes(self, rows: Run, columns: Run, target: Codes) -> None:
+        """Fills ``target`` with a block (see ``read_block``) as its 16-bit numbers are stored. Raises BadModel."""
+        _check_block(self, rows, columns)
+        apart = rows_of(self.info.shape)[1] if self.strides is None else self.strides[0]
+        first = self.offset + 2 * (rows[0] * apart + columns[0])
+        with unchanged(self.file) as fd:
+            _read_on(fd, first, 2 * apart * (rows[1] - rows[0]), columns)
+            read_codes(fd, first, target, apart, _what(self))
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -129,12 +144,24 @@ def _what(tensor: StoredTensor) -> str:
 
 
 def _read_block(tensor: StoredTensor, rows: Run, columns: Run) -> FloatArray:
-    height, width = rows_of(tensor.info.shape)
-    if not (0 <= rows[0] <= rows[1] <= height and 0 <= columns[0] <= columns[1] <= width):
-        raise ValueError(f"{tensor.info.name}: no block {rows} x {columns} in {height} x {width}")
+    width = _check_block(tensor, rows, columns)
     if tensor.strides is None or tensor.strides[1] == 1:
         return _runs(tensor, rows, columns, width if tensor.strides is None else tensor.strides[0])
     return _runs(tensor, columns, rows, tensor.strides[1]).T
+
+
+def _check_block(tensor: StoredTensor, rows: Run, columns: Run) -> int:
+    """The width of the tensor's rows. Raises ValueError for a block that is not in it."""
+    height, width = rows_of(tensor.info.shape)
+    if not (0 <= rows[0] <= rows[1] <= height and 0 <= columns[0] <= columns[1] <= width):
+        raise ValueError(f"{tensor.info.name}: no block {rows} x {columns} in {height} x {width}")
+    return width
+
+
+def _read_on(fd: int, first: int, nbytes: int, strip: Run) -> None:
+    """Strips across a long tensor follow: it is quicker to have the disk read on than to wait for each run."""
+    if strip[0] == 0:
+        os.posix_fadvise(fd, first, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _runs(tensor: StoredTensor, outer: Run, inner: Run, apart: int) -> FloatArray:
@@ -145,9 +172,7 @@ def _runs(tensor: StoredTensor, outer: Run, inner: Run, apart: int) -> FloatArra
     with unchanged(tensor.file) as fd:
         if width == apart or count == 1:
             return read_floats(fd, first, count * width, dtype, _what(tensor)).reshape(count, width)
-        if inner[0] == 0:
-            # Strips across a long tensor follow: it is quicker to have the disk read on than to wait for each run.
-            os.posix_fadvise(fd, first, count * apart * item, os.POSIX_FADV_WILLNEED)
+        _read_on(fd, first, count * apart * item, inner)
         return read_float_rows(fd, first, count, width, apart, dtype, _what(tensor))
 
 

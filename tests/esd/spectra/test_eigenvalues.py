@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd import eigenvalues
-from gpuherd.esd.spectra.eigenvalues import _eigenvalues_torch
 
 Float64 = npt.NDArray[np.float64]
 
@@ -155,7 +154,7 @@ def test_torch_way_equals_the_cpu_way(make: Callable[[np.random.Generator], Floa
 def test_torch_way_takes_read_only_weights() -> None:
     W = np.random.default_rng(1).standard_normal((8, 9))
     W.flags.writeable = False
-    np.testing.assert_allclose(_eigenvalues_torch(W, "cpu", 0), eigenvalues(W), rtol=1e-10)
+    np.testing.assert_allclose(eigenvalues(W, device="cpu:0"), eigenvalues(W), rtol=1e-10)
 
 
 MEASURE = """

@@ -1,52 +1,69 @@
 """Eigenvalues of W Wᵀ (squared singular values of a weight matrix) in float64.
 
-How: the float64 Gram matrix of the smaller side, added up panel by panel with BLAS dsyrk, then LAPACK's values-only
-symmetric solver. Where the Gram matrix can't tell small eigenvalues from rounding (matrices of deficient rank), the
-singular values themselves are computed, so that ranks come out right.
+How: the Gram matrix of the smaller side, added up piece by piece (``gram``), then a symmetric solver for values only
+(``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (matrices of deficient rank), the
+singular values themselves are computed, so that ranks come out right; the matrix is then read a second time.
 
-It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. BLAS takes as many
-threads as OMP_NUM_THREADS (or OPENBLAS_NUM_THREADS) says when the process starts; nothing here changes that.
+It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. The libraries take as
+many threads as ``threads`` has settled before they were loaded.
 
-Precision: an eigenvalue from the Gram matrix has an absolute error of about 1e-15 to 1e-14 times the largest one. Never
-float32: it moves fitted alphas by up to 0.1.
+Precision: an eigenvalue from the Gram matrix has an absolute error of about 1e-15 to 1e-14 times the largest one. In
+float32 it is 5e-6 (n = 768) to 2e-5 (n = 4096), which can move a searched alpha by 0.1: only where it is asked for.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import blas, eigh, lapack, svdvals
+
+from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum, panel_length
+from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
+
+if TYPE_CHECKING:
+    from gpuherd.esd.settings import Precision
 
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]
 
 EPS = float(np.finfo(np.float64).eps)
 
-# A panel is what is converted to float64 at a time: 32 MB, or 256 columns where that is more (dsyrk is slow below).
-PANEL_BYTES = 32 << 20
-PANEL_MIN = 256
-
-# Beyond 2^±256 squares or sums of squares could leave the range of float64, so the weights are scaled on the way.
-SAFE_EXPONENT = 256
+# Beyond 2^±200 squares or sums of squares could leave the range of float64, so the weights are scaled on the way.
+SAFE_EXPONENT = SAFE[np.dtype(np.float64)]
 
 
-def eigenvalues(W: Matrix, *, device: str = "cpu") -> Float64:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What came of reading a matrix.
+
+    Attributes:
+        evals: float64, shape (min(rows, columns),), ascending, none negative; empty if any weight is ``bad``.
+        bad: how many weights are NaN or infinite.
+        zero: every weight is 0.
+    """
+
+    evals: Float64
+    bad: int = 0
+    zero: bool = False
+
+
+def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float64") -> Float64:
     """The squared singular values of a matrix, λ_i = σ_i(W)², ascending; not divided by the matrix's size.
 
     Args:
         W: shape (rows, cols), any real type; read, never changed. Nothing is rounded below float64.
         device: ``"cpu"``, or a torch device such as ``"cuda:0"`` for the Gram matrix and its eigenvalues (float64
             there too). Matrices of deficient rank are finished on the CPU.
+        precision: of the arithmetic on the CPU (see ``eigenvalues_of_slabs``).
 
     Returns:
         float64, shape (min(rows, cols),), no negative value. A value too large for float64 is inf, one too small is 0
         (weights beyond about 1e±150).
 
-    Peak memory on the CPU over W itself: n² float64 for n = min(rows, cols), and one float64 panel of 32 MB (256 n
-    values where that is more). For matrices of deficient rank about 4 n² float64.
+    Peak memory on the CPU over W itself: that of ``eigenvalues_of_slabs``.
 
     Raises:
         ValueError: W is not a real 2-D matrix, or has NaN or infinite entries (these never get as far as LAPACK).
@@ -55,86 +72,135 @@ def eigenvalues(W: Matrix, *, device: str = "cpu") -> Float64:
         raise ValueError(f"eigenvalues() takes a real matrix, not an array of shape {W.shape} and type {W.dtype}")
     if W.size == 0:
         return np.empty(0)
-    peak = max(abs(float(W.min())), abs(float(W.max())))  # NaN, if there is one, comes through min and max
-    if not math.isfinite(peak):
-        raise ValueError("eigenvalues() takes a finite matrix; this one has NaN or infinite entries")
-    exponent = math.frexp(peak)[1]
-    if abs(exponent) <= SAFE_EXPONENT:
-        exponent = 0
-    wide = W if W.shape[0] <= W.shape[1] else W.T
-    values = _gram_spectrum(wide, exponent) if device == "cpu" else _eigenvalues_torch(wide, device, exponent)
-    if values[0] < wide.shape[0] * EPS * values[-1]:  # the least is rounding, and may be negative
-        values = _singular_values(wide, exponent) ** 2
+
+    def slabs(most: int) -> Iterator[Matrix]:
+        rows, columns = W.shape
+        for start in range(0, max(rows, columns), most):
+            yield W[start : start + most] if rows >= columns else W[:, start : start + most]
+
+    if device == "cpu":
+        reading = eigenvalues_of_slabs(slabs, *W.shape, precision=precision)
+    else:
+        reading = _on_device(slabs, (W.shape[0], W.shape[1]), device, precision)
+    if reading.bad:
+        raise ValueError(f"eigenvalues() takes a finite matrix; {reading.bad} entries of this one are NaN or infinite")
+    return reading.evals
+
+
+def eigenvalues_of_slabs(slabs: Slabs, rows: int, columns: int, *, precision: Precision = "float64") -> Reading:
+    """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
+
+    Args:
+        slabs: reads it, each number once. A matrix of deficient rank is read a second time for its singular values;
+            with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
+        rows, columns: its shape, 1 or more each.
+        precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
+            1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise.
+
+    Peak memory: n² float64 for n = min(rows, columns), a panel of 16 MB (128 n values where that is more), and the
+    piece as the reader gives it. For matrices of deficient rank about 4 n² float64.
+    """
+    found = _by_gram(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)
+    if isinstance(found, Reading):
+        return found
+    values, exponent = found
+    if precision == "float32":
+        if values[0] <= 0.0:
+            return eigenvalues_of_slabs(slabs, rows, columns)
+    elif is_deficient(values):
+        values = singular_values(slabs, rows, columns, exponent) ** 2
+    return Reading(scaled_back(values, exponent))
+
+
+def _by_gram(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike) -> Reading | tuple[Float64, int]:
+    """The eigenvalues as they come from the Gram matrix, and the exponent that the weights were divided by; or what
+    there is to say of a matrix without. The Gram matrix is gone on return."""
+    gram = gram_sum(slabs, rows, columns, dtype)
+    if gram.bad:
+        return Reading(np.empty(0), bad=gram.bad)
+    if gram.empty:
+        return Reading(np.zeros(min(rows, columns)), zero=True)
+    return symmetric_eigenvalues(gram.matrix), gram.exponent
+
+
+def is_deficient(values: Float64) -> bool:
+    """Whether the least eigenvalue of a float64 Gram matrix is no more than its rounding (and may be negative)."""
+    return bool(values[0] < len(values) * EPS * values[-1])
+
+
+def scaled_back(values: Float64, exponent: int) -> Float64:
+    """The eigenvalues of a matrix whose weights were divided by 2^exponent; inf and 0 where float64 ends."""
+    if not exponent:
+        return values
     with np.errstate(over="ignore", under="ignore"):
         return np.ldexp(values, 2 * exponent)
 
 
-def _panel(wide: Matrix, start: int, columns: int, exponent: int) -> Float64:
-    """Some columns of ``wide``: float64, Fortran order, divided by 2^exponent. A view where nothing has to be done."""
-    panel: Float64 = np.asarray(wide[:, start : start + columns], dtype=np.float64, order="F")
-    return np.ldexp(panel, -exponent) if exponent else panel
+def singular_values(slabs: Slabs, rows: int, columns: int, exponent: int = 0) -> Float64:
+    """Singular values of W / 2^exponent, ascending, accurate to rounding of the largest: they resolve rank where a Gram
+    matrix can't.
 
-
-def _panel_columns(n: int) -> int:
-    """How many columns of n rows make a panel."""
-    return max(PANEL_MIN, PANEL_BYTES // (8 * n))
-
-
-def _gram_spectrum(wide: Matrix, exponent: int) -> Float64:
-    """Eigenvalues of the Gram matrix of the rows of ``wide``, ascending; rounding can leave some below 0.
-
-    The solver is LAPACK's dsyevd for values only, through scipy.linalg.eigh, in place. It is as fast as or faster than
-    what else scipy, numpy and torch offer for n from 384 to 2048 (benchmarks/esd.py); scipy's plain ``lapack.dsyevd``
-    takes up to twice as long, for want of workspace.
+    A long matrix is first reduced to the triangle R of its QR factorisation, n rows or columns at a time (W = Rᵀ Qᵀ has
+    the singular values of R), so that no float64 copy of the whole is needed.
     """
-    n, m = wide.shape
-    step = _panel_columns(n)
-    gram: Float64 = np.zeros((n, n), order="F")
-    for start in range(0, m, step):
-        # No name for the panel: the last one has to be gone when the next one is made.
-        gram = blas.dsyrk(1.0, _panel(wide, start, step, exponent), beta=1.0, c=gram, lower=1, overwrite_c=1)
-    values: Float64 = eigh(gram, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="evd")
-    return values
-
-
-def _singular_values(wide: Matrix, exponent: int) -> Float64:
-    """Singular values, ascending, accurate to rounding of the largest: they resolve rank where a Gram matrix can't.
-
-    A long matrix is first reduced to the triangle R of its QR factorisation, n columns at a time (W = Rᵀ Qᵀ has the
-    singular values of R), so that no float64 copy of the whole is needed.
-    """
-    n, m = wide.shape
+    n, m = min(rows, columns), max(rows, columns)
     if 2 * m <= 3 * n:
-        core = _panel(wide, 0, m, exponent)
-        # The solver overwrites what it works on.
-        return _ascending_svdvals(core.copy(order="F") if np.may_share_memory(core, wide) else core)
-    stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next columns of wide
+        core: Float64 = np.empty((m, n), order="F")
+        start = 0
+        for piece in slabs(n):
+            part = _upright(piece, rows >= columns)
+            core[start : start + len(part)] = _divided(part, exponent)
+            start += len(part)
+            del piece, part
+        return _ascending_svdvals(core)
+    return _ascending_svdvals(_triangle(slabs, n, rows >= columns, exponent))
+
+
+def _triangle(slabs: Slabs, n: int, tall: bool, exponent: int) -> Float64:
+    """R of the QR factorisation of the tall one of W and Wᵀ, by updating it with the next n rows each time."""
+    from scipy.linalg import lapack
+
+    stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next rows
     workspace = int(lapack.dgeqrf_lwork(2 * n, n)[0])
-    for start in range(0, m, n):
-        used = min(n, m - start)
-        stacked[n : n + used] = _panel(wide, start, n, exponent).T
-        stacked[n + used :] = 0.0
+    for piece in slabs(n):
+        part = _upright(piece, tall)
+        stacked[n : n + len(part)] = _divided(part, exponent)
+        stacked[n + len(part) :] = 0.0
         stacked = lapack.dgeqrf(stacked, lwork=workspace, overwrite_a=1)[0]
         stacked[:n] = np.triu(stacked[:n])
-    return _ascending_svdvals(stacked[:n].copy(order="F"))
+        del piece, part
+    return stacked[:n].copy(order="F")
+
+
+def _upright(piece: Matrix, tall: bool) -> Matrix:
+    return piece if tall else piece.T
+
+
+def _divided(piece: Matrix, exponent: int) -> Matrix:
+    return np.ldexp(piece.astype(np.float64), -exponent) if exponent else piece
 
 
 def _ascending_svdvals(core: Float64) -> Float64:
+    from scipy.linalg import svdvals
+
     values: Float64 = svdvals(core, overwrite_a=True, check_finite=False)[::-1]
     return values
 
 
-def _eigenvalues_torch(wide: Matrix, device: str, exponent: int) -> Float64:
-    """As ``_gram_spectrum``, by torch on ``device``: panels go over as they are stored and become float64 there."""
+def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision) -> Reading:
+    """As ``eigenvalues_of_slabs``, by torch on ``device``. What it can't resolve, or finds unfit, the CPU looks at."""
     import torch
 
-    n, m = wide.shape
-    step = _panel_columns(n)
-    gram = torch.zeros((n, n), dtype=torch.float64, device=device)
-    for start in range(0, m, step):
-        part = wide[:, start : start + step]
-        part = np.ldexp(part.astype(np.float64), -exponent) if exponent else part.copy()
-        panel = torch.from_numpy(part).to(device).to(torch.float64)
-        gram.addmm_(panel, panel.T)
-    values: Float64 = torch.linalg.eigvalsh(gram).cpu().numpy()
-    return values
+    from gpuherd.esd.spectra.device_gram import ieee_float32
+    from gpuherd.esd.spectra.device_solver import device_arithmetic, eigenvalues_of_grams, gram_on_device
+
+    arithmetic = device_arithmetic(device, precision)
+    stored = (np.float64, np.float32)
+    panels = (
+        torch.from_numpy(piece.astype(piece.dtype if piece.dtype in stored else np.float64, order="C", copy=True))
+        for piece in slabs(panel_length(min(shape)))
+    )
+    with ieee_float32():
+        gram = gram_on_device(panels, shape, device, arithmetic.gram)
+        values = None if gram is None else eigenvalues_of_grams([gram], arithmetic.solver)[0]
+    return eigenvalues_of_slabs(slabs, *shape) if values is None else Reading(values)

@@ -1,25 +1,35 @@
 """The spectrum of one layer: the eigenvalues of its slices, pooled; or the reason why it has none.
 
-Knows what makes a matrix unfit to analyse and what a convolution counts. Doesn't know names, fits or columns.
+Knows what makes a matrix unfit to analyse, what a convolution counts and what a Gram matrix takes of the memory.
+Doesn't know names, fits or columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.eigenvalues import eigenvalues
+from gpuherd.engines.allotment import free_memory
+from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues, eigenvalues_of_slabs
+from gpuherd.esd.spectra.gram import count_non_finite, panel_length
+from gpuherd.esd.spectra.stack import readings
+
+if TYPE_CHECKING:
+    from gpuherd.esd.settings import Precision
+    from gpuherd.models.matrices import WeightMatrix
 
 Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 # Convolution slices count as W sqrt(1/2), as in WeightWatcher, TempBalance and the published results.
 CONV_NORM = 0.5
+
+GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +45,55 @@ class LayerSpectrum:
     problem: str | None = None
 
 
-def layer_spectrum(slices: Sequence[Matrix], *, device: str = "cpu", conv: bool = False) -> LayerSpectrum:
+def spectrum_of(
+    matrix: WeightMatrix,
+    *,
+    device: str = "cpu",
+    precision: Precision = "float64",
+    free: Callable[[], int | None] = free_memory,
+) -> LayerSpectrum:
+    """The spectrum of a weight matrix that is read now: in pieces, a convolution whole, a product by its factors.
+
+    Args:
+        matrix: not one that is skipped. Each number is read once; a matrix of deficient rank is read again.
+        device: where the eigenvalues are computed (see ``eigenvalues``).
+        precision: of the arithmetic on the CPU.
+        free: tells the bytes of memory that can still be taken, None where nobody knows.
+
+    Returns:
+        A spectrum, always: a matrix that can't be analysed, or is too large for the memory, has a ``problem``.
+    """
+    if matrix.factors is not None:
+        from gpuherd.esd.spectra.low_rank import low_rank_spectrum
+
+        return low_rank_spectrum(matrix.factors(), conv=matrix.kind == "conv")
+    rows, columns = matrix.shape
+    if matrix.kind == "conv" or device != "cpu":
+        return layer_spectrum(matrix.slices(), device=device, conv=matrix.kind == "conv", precision=precision)
+    problem = _too_small(rows, columns, 1) or _too_large(rows, columns, precision, free())
+    if problem is not None:
+        return LayerSpectrum(np.empty(0), problem)
+    reading = eigenvalues_of_slabs(matrix.slabs, rows, columns, precision=precision)
+    return _pooled((reading,), rows * columns, conv=False)
+
+
+def layer_spectrum(
+    slices: Sequence[Matrix], *, device: str = "cpu", conv: bool = False, precision: Precision = "float64"
+) -> LayerSpectrum:
     """The pooled spectrum of a matrix, or of a convolution's kh·kw slices of one shape.
 
     Args:
         slices: real matrices of one shape; read, never changed.
         device: where the eigenvalues are computed (see ``eigenvalues``).
         conv: the slices belong to a convolution: every λ is multiplied by 0.5. Also true of a 1x1 kernel.
+        precision: of the arithmetic on the CPU.
     """
-    problem = _matrix_problem(slices)
+    rows, columns = slices[0].shape
+    problem = _too_small(rows, columns, len(slices)) or _too_large(rows, columns, precision, free_memory())
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
-    evals = np.sort(np.concatenate([eigenvalues(s, device=device) for s in slices]))
-    return checked(evals * CONV_NORM if conv else evals)
+    read = readings(slices, precision=precision) if device == "cpu" else _on_device(slices, device, precision)
+    return _pooled(read, rows * columns * len(slices), conv=conv)
 
 
 def checked(evals: Float64) -> LayerSpectrum:
@@ -56,25 +102,47 @@ def checked(evals: Float64) -> LayerSpectrum:
     return LayerSpectrum(evals) if problem is None else LayerSpectrum(np.empty(0), problem)
 
 
-def _matrix_problem(slices: Sequence[Matrix]) -> str | None:
-    """Why the eigenvalues of these slices can't or need not be computed, or None."""
-    rows, columns = slices[0].shape
-    count = min(rows, columns) * len(slices)
-    if count < 2:
-        return f"too small: {rows}x{columns} gives {count} eigenvalue{'s' if count != 1 else ''}, a fit needs 2"
-    bad = sum(_count_non_finite(s) for s in slices)
+def memory_needed(rows: int, columns: int, precision: Precision = "float64") -> int:
+    """Bytes that the eigenvalues of a matrix of this shape take on the CPU: its Gram matrix and a panel."""
+    dtype = np.dtype(precision)
+    side = min(rows, columns)
+    return dtype.itemsize * (side * side + 2 * side * min(max(rows, columns), panel_length(max(1, side), dtype)))
+
+
+def _pooled(read: Iterable[Reading], weights: int, *, conv: bool) -> LayerSpectrum:
+    """The spectrum of slices that have been read: ``weights`` numbers in all."""
+    done = list(read)
+    bad = sum(reading.bad for reading in done)
     if bad:
-        return f"{bad} of {rows * columns * len(slices)} weights are NaN or infinite"
-    if not any(s.any() for s in slices):
-        return "all weights are zero"
-    return None
+        return LayerSpectrum(np.empty(0), f"{bad} of {weights} weights are NaN or infinite")
+    if all(reading.zero for reading in done):
+        return LayerSpectrum(np.empty(0), "all weights are zero")
+    evals = done[0].evals if len(done) == 1 else np.sort(np.concatenate([reading.evals for reading in done]))
+    return checked(evals * CONV_NORM if conv else evals)
 
 
-def _count_non_finite(W: Matrix) -> int:
-    """How many entries are NaN or infinite; quick (two reductions, no copy) when there are none."""
-    if math.isfinite(float(W.min())) and math.isfinite(float(W.max())):
-        return 0
-    return int(W.size - np.isfinite(W).sum())
+def _on_device(slices: Iterable[Matrix], device: str, precision: Precision) -> Iterable[Reading]:
+    for W in slices:
+        bad = count_non_finite(W)
+        evals = np.empty(0) if bad else eigenvalues(W, device=device, precision=precision)
+        yield Reading(evals, bad=bad, zero=not bad and not W.any())
+
+
+def _too_small(rows: int, columns: int, slices: int) -> str | None:
+    """Why a matrix, or a convolution, of this shape has no spectrum to fit, or None."""
+    count = min(rows, columns) * slices
+    if count >= 2:
+        return None
+    return f"too small: {rows}x{columns} gives {count} eigenvalue{'s' if count != 1 else ''}, a fit needs 2"
+
+
+def _too_large(rows: int, columns: int, precision: Precision, free: int | None) -> str | None:
+    """Why a matrix of this shape can't be analysed within the memory that is free, or None."""
+    needed = memory_needed(rows, columns, precision)
+    if free is None or needed <= free:
+        return None
+    side = min(rows, columns)
+    return f"needs {needed / GB:.1f} GB for the Gram matrix of side {side}, {free / GB:.1f} GB are free"
 
 
 def _spectrum_problem(evals: Float64) -> str | None:

@@ -1,0 +1,191 @@
+"""The Marchenko-Pastur law fitted to the bulk of a spectrum, and the eigenvalues that stand out from it.
+
+A random M x N matrix (M <= N, Q = N / M) of independent entries has, scaled so that the mean of its M eigenvalues is 1,
+the density
+
+    rho(x) = Q / (2 pi sigma² x) sqrt((b - x)(x - a)),   a, b = sigma² (1 -+ 1/sqrt(Q))²
+
+with sigma = 1 (Marchenko and Pastur 1967). In a trained matrix, spikes carry a part of the mean, and sigma is less.
+
+The procedure is WeightWatcher's (0.7.7, ``RMT_Util.fit_density_with_range``), so that its sigma comes out. The density
+of the spectrum is estimated on 1,000 points by a linear kernel of bandwidth 0.1; sigma minimises the sum of squared
+differences, first over 195 steps, then by the simplex method of Nelder and Mead. WeightWatcher estimates the density
+anew for each sigma, though it doesn't depend on it. Here it is estimated once, by prefix sums over the sorted
+eigenvalues.
+
+For square matrices (Q = 1) the density of the singular values s is compared with the quarter circle
+sqrt(4 - s²) / (pi sigma²), again as WeightWatcher does it: sigma scales the height of the circle and not its radius.
+
+Knows sorted numbers and the shape of the matrix only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import fmin
+
+Float64 = npt.NDArray[np.float64]
+
+BANDWIDTH = 0.1
+POINTS = 1000
+# Where the estimated density is below this, the two densities are not compared.
+LEAST_DENSITY = 0.01
+# sigma goes in steps of 0.01 from 0.05 to 2, in units of the sigma that would put the bulk's edge at the largest λ.
+FIRST, LAST, STEP = 0.05, 2.0, 0.01
+# What stands for each squared difference where the bulk's edges lie on the wrong side of the spectrum's peak.
+PENALTY = 1000.0**2
+
+
+@dataclass(frozen=True, slots=True)
+class MarchenkoPasturFit:
+    """A fit, or the reason why there is none. Names and definitions are WeightWatcher's.
+
+    Attributes:
+        sigma_mp: standard deviation of the bulk, for the eigenvalues scaled to a mean of 1. The entries of the matrix
+            have sigma_mp / (W_scale sqrt(N)) for the larger side N.
+        W_scale: what the matrix is multiplied by for that, sqrt(n / sum λ).
+        bulk_min: lower edge of the bulk, in the units of λ.
+        bulk_max: upper edge of the bulk, in the units of λ.
+        tw_edge: bulk_max and the width of its fluctuation (Tracy and Widom), in the units of λ.
+        num_spikes: how many λ are above tw_edge.
+        mp_softrank: bulk_max / max λ (Martin and Mahoney 2018, 1810.01075).
+        mp_status: ``"ok"``, or one sentence that says why the rest is None (W_scale is always known).
+    """
+
+    sigma_mp: float | None
+    W_scale: float
+    bulk_min: float | None
+    bulk_max: float | None
+    tw_edge: float | None
+    num_spikes: int | None
+    mp_softrank: float | None
+    mp_status: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Density:
+    """The estimated density where it is more than LEAST_DENSITY: at points ``x``, ascending, with values ``y``."""
+
+    x: Float64
+    y: Float64
+
+    @property
+    def peak(self) -> float:
+        return float(self.x[self.y.argmax()])
+
+
+def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPasturFit:
+    """Fits the law to a spectrum.
+
+    Args:
+        evals: all λ of the matrix, ascending, not negative, with a positive and finite sum; shape (n,). Of a
+            convolution those of all slices.
+        rows: of the matrix, or of one slice.
+        columns: likewise.
+    """
+    small, large = min(rows, columns), max(rows, columns)
+    # Divided before they are added: no sum overflows.
+    mean = float((evals / len(evals)).sum())
+    scaled = evals / mean
+    scale = 1.0 / math.sqrt(mean)
+    square = small == large
+    density = estimated_density(np.sqrt(scaled) if square else scaled)
+    if density.x.size == 0:
+        return _no_fit(scale, f"the density of the spectrum is nowhere above {LEAST_DENSITY:g}")
+    model = _QuarterCircle(density) if square else _Bulk(density, large / small)
+    sigma = _best_sigma(model, math.sqrt(scaled[-1]) / (1.0 + math.sqrt(small / large)))
+    if sigma is None:
+        return _no_fit(scale, "no bulk has its edges on both sides of the peak of the spectrum")
+    return _result(sigma, scaled, mean, small, large)
+
+
+def _no_fit(scale: float, status: str) -> MarchenkoPasturFit:
+    return MarchenkoPasturFit(None, scale, None, None, None, None, None, status)
+
+
+def _result(sigma: float, scaled: Float64, mean: float, small: int, large: int) -> MarchenkoPasturFit:
+    ratio = math.sqrt(small / large)  # 1 / sqrt(Q)
+    low, high = (sigma * (1.0 - ratio)) ** 2, (sigma * (1.0 + ratio)) ** 2
+    edge = high + math.sqrt(ratio * high ** (2 / 3) * small ** (-2 / 3))
+    return MarchenkoPasturFit(
+        sigma_mp=sigma,
+        W_scale=1.0 / math.sqrt(mean),
+        bulk_min=low * mean,
+        bulk_max=high * mean,
+        tw_edge=edge * mean,
+        num_spikes=len(scaled) - int(np.searchsorted(scaled, edge, side="right")),
+        mp_softrank=high / float(scaled[-1]),
+        mp_status="ok",
+    )
+
+
+def estimated_density(values: Float64) -> _Density:
+    """The density of ``values`` (ascending) by the kernel (1 - |d| / h) / h, on POINTS points from 0 to their largest
+    and 0.5 more; points where it is small are left out.
+
+    A point's density needs, on either side, how many values lie within the bandwidth and what they add up to: both are
+    differences of prefix sums.
+    """
+    n, h = len(values), BANDWIDTH
+    x = np.linspace(0.0, values[-1] + 0.5, POINTS)
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    low, middle, high = (np.searchsorted(values, edges) for edges in (x - h, x, x + h))
+    below = (middle - low) * (h - x) + (sums[middle] - sums[low])
+    above = (high - middle) * (h + x) - (sums[high] - sums[middle])
+    y = (below + above) / (n * h * h)
+    kept = y > LEAST_DENSITY
+    return _Density(x[kept], y[kept])
+
+
+class _Bulk:
+    """The misfit of the Marchenko-Pastur law with a given Q, as a function of sigma."""
+
+    def __init__(self, density: _Density, q: float) -> None:
+        self.density, self.q = density, q
+        self.peak, self.last = density.peak, float(density.x[-1])
+
+    def misfit(self, sigma: Float64) -> Float64:
+        """Sum of squared differences of the densities for each sigma; shape of ``sigma``, one axis."""
+        x, y = self.density.x, self.density.y
+        low, high = (sigma * (1.0 - math.sqrt(1.0 / self.q))) ** 2, (sigma * (1.0 + math.sqrt(1.0 / self.q))) ** 2
+        possible = (high >= self.peak) & (high <= self.last) & (low <= self.peak)
+        result = np.full(len(sigma), PENALTY * len(x))
+        if possible.any():
+            s, a, b = sigma[possible, None], low[possible, None], high[possible, None]
+            inside = np.maximum((b - x) * (x - a), 0.0)
+            with np.errstate(invalid="ignore"):  # x = 0 is outside the bulk: 0 / 0
+                fitted = np.where(inside > 0.0, np.sqrt(inside) * self.q / (2.0 * math.pi * s * s * x), 0.0)
+            result[possible] = ((fitted - y) ** 2).sum(axis=1)
+        return result
+
+
+class _QuarterCircle:
+    """The misfit of the quarter circle, as a function of sigma: (c / sigma² - y)², summed over the points."""
+
+    def __init__(self, density: _Density) -> None:
+        self.y = density.y
+        self.circle = np.sqrt(np.maximum(4.0 - density.x**2, 0.0)) / math.pi
+
+    def misfit(self, sigma: Float64) -> Float64:
+        """Sum of squared differences of the densities for each sigma; shape of ``sigma``, one axis."""
+        misfit: Float64 = ((self.circle / (sigma * sigma)[:, None] - self.y) ** 2).sum(axis=1)
+        return misfit
+
+
+def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
+    """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None if all are penalised."""
+
+    def misfit(sigma: Float64) -> float:
+        return float(model.misfit(sigma)[0])
+
+    steps = np.mgrid[FIRST * unit : LAST * unit : STEP * unit]
+    misfits = model.misfit(steps)
+    start = int(misfits.argmin())
+    if isinstance(model, _Bulk) and misfits[start] >= PENALTY * len(model.density.x):
+        return None
+    found = fmin(misfit, steps[start : start + 1], disp=False)
+    return float(found[0])

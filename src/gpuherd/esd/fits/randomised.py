@@ -1,0 +1,126 @@
+"""What a spectrum would be if its matrix held the same weights in random order.
+
+All entries of a matrix change places at random, which destroys whatever it has learnt but keeps the distribution of its
+weights; the spectrum of the result is that of noise. What stands out even then comes from single large weights
+(correlation traps), not from structure. After WeightWatcher (0.7.7, ``apply_random_esd``).
+
+Knows matrices, their spectrum and the Marchenko-Pastur fit. The order is drawn from the seed and the matrix's name, so
+that a row doesn't depend on which matrices came before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.spectra.pooled import layer_spectrum
+
+Float64 = npt.NDArray[np.float64]
+Matrix = npt.NDArray[Any]
+
+# A spectrum of fewer eigenvalues than this is compared with more than one random order, as in WeightWatcher.
+FEW_EIGENVALUES = 100
+REPLICAS_OF_FEW = 5
+
+# What the random numbers are for (see ``seeding``).
+PURPOSE = "random order"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomisedFigures:
+    """How a spectrum compares with that of the same weights in random order.
+
+    Attributes:
+        max_rand_eval: the largest eigenvalue of the random matrices.
+        rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the
+            mean over the replicas. 1 for a matrix that can't be told from noise.
+        rand_distance: Jensen-Shannon distance of the two spectra, each divided by its sum and in ascending order
+            (natural logarithm: 0 to sqrt(ln 2)), the mean over the replicas.
+        rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the
+            random spectrum, see ``MarchenkoPasturFit``; of all replicas together. rand_num_spikes above 0 (num_traps in
+            WeightWatcher) tells of single weights that are too large.
+        rand_status: ``"ok"``, or why the Marchenko-Pastur fit, and with it the five figures, are None.
+    """
+
+    max_rand_eval: float
+    rand_softrank: float
+    rand_distance: float
+    rand_sigma_mp: float | None
+    rand_bulk_min: float | None
+    rand_bulk_max: float | None
+    rand_num_spikes: int | None
+    rand_mp_softrank: float | None
+    rand_status: str
+
+
+def compare_with_random_order(
+    name: str,
+    slices: Sequence[Matrix],
+    evals: Float64,
+    *,
+    seed: int,
+    conv: bool = False,
+    device: str = "cpu",
+) -> RandomisedFigures:
+    """Shuffles a matrix and compares the spectra.
+
+    Args:
+        name: of the matrix; with ``seed`` it decides the order.
+        slices: the matrix, or the slices of a convolution, each of which is shuffled by itself; finite, not all zero.
+            Read, never changed: each shuffled copy is as large as the slice in memory.
+        evals: the pooled spectrum of ``slices``, ascending.
+        seed: 0 or more.
+        conv: as for ``layer_spectrum``.
+        device: where the eigenvalues are computed.
+    """
+    replicas = REPLICAS_OF_FEW if len(evals) < FEW_EIGENVALUES else 1
+    rng = generator(PURPOSE, seed, name)
+    spectra = [
+        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv).evals
+        for _ in range(replicas)
+    ]
+    largest = float(evals[-1])
+    fit = fit_marchenko_pastur(np.sort(np.concatenate(spectra)), *slices[0].shape)
+    return RandomisedFigures(
+        max_rand_eval=max(float(each[-1]) for each in spectra),
+        rand_softrank=math.fsum(float(each[-1]) / largest for each in spectra) / replicas,
+        rand_distance=math.fsum(jensen_shannon_distance(evals, each) for each in spectra) / replicas,
+        rand_sigma_mp=fit.sigma_mp,
+        rand_bulk_min=fit.bulk_min,
+        rand_bulk_max=fit.bulk_max,
+        rand_num_spikes=fit.num_spikes,
+        rand_mp_softrank=fit.mp_softrank,
+        rand_status=fit.mp_status,
+    )
+
+
+def shuffled(W: Matrix, rng: np.random.Generator) -> Matrix:
+    """A matrix of the same shape and type with the entries of ``W`` in random order; every order is equally likely."""
+    entries = W.flatten()
+    rng.shuffle(entries)
+    return entries.reshape(W.shape)
+
+
+def jensen_shannon_distance(p: Float64, q: Float64) -> float:
+    """sqrt((KL(p|m) + KL(q|m)) / 2) with m = (p + q) / 2, for p and q divided by their sums; natural logarithm.
+
+    Args:
+        p, q: of one length, not negative, with positive and finite sums.
+    """
+    p, q = p / p.sum(), q / q.sum()
+    m = (p + q) / 2
+    divergence = (_divergence(p, m) + _divergence(q, m)) / 2
+    return math.sqrt(max(divergence, 0.0))  # of two equal spectra, rounding can leave it below 0
+
+
+def _divergence(p: Float64, m: Float64) -> float:
+    """Kullback-Leibler divergence of p from m; where p is 0 it adds 0."""
+    positive = p > 0
+    return float((p[positive] * np.log(p[positive] / m[positive])).sum())

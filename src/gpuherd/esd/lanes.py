@@ -1,0 +1,209 @@
+"""Analyses matrices on GPUs in lanes: one thread reads ahead, each lane computes spectra in a stream of its own, and
+the fits run on threads of the CPU meanwhile.
+
+It knows threads and what to do when one fails. What goes where is planned by `spectra.batching`, what is computed is in
+`on_device`; it knows no files and no columns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from gpuherd.esd.on_device import (
+    Piece,
+    Result,
+    Work,
+    comes_whole,
+    free_cache,
+    group_spectra,
+    memory_of,
+    own_stream,
+    piece_bytes,
+    read_pieces,
+    size_of,
+)
+from gpuherd.esd.pipeline import is_out_of_memory
+from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
+from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
+from gpuherd.esd.spectra.device_gram import ieee_float32
+from gpuherd.esd.spectra.device_solver import device_arithmetic, did_not_converge
+
+if TYPE_CHECKING:
+    from gpuherd.esd.settings import Precision
+    from gpuherd.models.matrices import WeightMatrix
+
+logger = logging.getLogger(__name__)
+
+# Read and not yet on a GPU: enough that lanes find work, and little beside a model.
+READ_AHEAD_BYTES = 1 << 30
+# Fits of one matrix take milliseconds, the GPU's part tens of them.
+MOST_FIT_THREADS = 4
+
+
+@dataclass
+class Left:
+    """What the lanes left to be done one after the other: ``alone`` ran out of memory beside others, ``on_cpu`` is what
+    a device can't finish in this precision (deficient rank, no numbers)."""
+
+    alone: list[int] = field(default_factory=list)
+    on_cpu: list[int] = field(default_factory=list)
+
+
+class Lanes:
+    """One run over some matrices of a model. Call ``run`` once.
+
+    Args:
+        matrices: of the model.
+        todo: which of them.
+        precision: of Gram matrices and eigenvalues.
+        needs_weights: figures need the weights, which are then read whole.
+        devices: as torch names them.
+        finish: called with each result that has a spectrum, from one of several threads.
+        spectrum_on_cpu: gives a result for a small matrix, by index.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[WeightMatrix],
+        todo: Sequence[int],
+        precision: Precision,
+        needs_weights: bool,
+        devices: Sequence[str],
+        finish: Callable[[Result], None],
+        spectrum_on_cpu: Callable[[int], Result],
+    ) -> None:
+        self._matrices = matrices
+        self._needs_weights = needs_weights
+        self._devices = devices
+        self._finish = finish
+        self._spectrum_on_cpu = spectrum_on_cpu
+        memory = memory_of(devices)
+        sizes = [size_of(index, matrices[index], memory[1] if memory else None) for index in todo]
+        self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
+        self._arithmetic = [device_arithmetic(device, precision) for device in devices]
+        self._ahead: ReadAhead[Piece] = ReadAhead(READ_AHEAD_BYTES)
+        self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
+        self._lock = threading.Lock()
+        self._left = Left()
+        self._errors: list[BaseException] = []
+
+    def run(self) -> Left:
+        """Analyses everything. Returns what is left to do; raises the first error that is not one matrix's own."""
+        by_device = [[g for g in self._plan.groups if g.device == number] for number in range(len(self._devices))]
+        threads = [threading.Thread(target=self._read, name="lane reader")]
+        for number, groups in enumerate(by_device):
+            logger.info(
+                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues on the %s",
+                self._devices[number], len(groups), min(self._plan.lanes, len(groups)),
+                self._arithmetic[number].gram, self._arithmetic[number].solver,
+            )  # fmt: skip
+            for lane in range(min(self._plan.lanes, len(groups))):
+                name = f"lane {lane} on {self._devices[number]}"
+                threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
+        with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
+            for group in self._plan.groups:
+                if group.device is None:
+                    self._pool.submit(self._host_group, group)
+            try:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            except BaseException:
+                self._ahead.stop()
+                raise
+        if self._errors:
+            raise self._errors[0]
+        free_cache(self._devices)
+        return Left(sorted(self._left.alone), sorted(self._left.on_cpu))
+
+    def _read(self) -> None:
+        """The reader: everything for the GPUs, in the order of the plan."""
+        for group in self._plan.groups:
+            if group.device is None:
+                continue
+            deliveries = [Delivery(self._ahead) for _ in group.indices]
+            self._waiting[group.device].put((group, deliveries))
+            for index, delivery in zip(group.indices, deliveries, strict=True):
+                delivery.fill(partial(self._pieces, index, group.device), piece_bytes)
+        for queue in self._waiting:
+            for _ in range(self._plan.lanes):
+                queue.put(None)
+
+    def _pieces(self, index: int, device: int) -> Iterator[Piece]:
+        return read_pieces(self._matrices[index], self._devices[device], self._whole(index))
+
+    def _whole(self, index: int) -> bool:
+        return comes_whole(self._matrices[index], self._needs_weights)
+
+    def _lane(self, number: int) -> None:
+        """One lane: groups for its GPU until there are no more."""
+        nothing: set[int] = set()
+        with self._errors_of(nothing), own_stream(self._devices[number]):
+            while (item := self._waiting[number].get()) is not None:
+                group, deliveries = item
+                unfinished = set(group.indices)
+                with self._errors_of(unfinished):
+                    self._compute(group, deliveries, number, unfinished)
+                for delivery in deliveries:
+                    delivery.discard()
+
+    def _compute(self, group: Group, deliveries: Sequence[Delivery[Piece]], number: int, unfinished: set[int]) -> None:
+        """Computes a group and hands its results on; takes what it is done with out of ``unfinished``."""
+        work = [
+            Work(index, self._matrices[index], delivery, self._whole(index))
+            for index, delivery in zip(group.indices, deliveries, strict=True)
+        ]
+        arithmetic, device = self._arithmetic[number], self._devices[number]
+        for result in group_spectra(work, device, arithmetic, batch_of):
+            unfinished.discard(result.index)
+            if result.spectrum is None:
+                with self._lock:
+                    self._left.on_cpu.append(result.index)
+            elif self._needs_weights:
+                # The lane waits for these fits, so that weights are held of no more matrices than there are lanes.
+                self._finish_one(result)
+            else:
+                self._pool.submit(self._finish_one, replace(result, weights=None))
+
+    def _finish_one(self, result: Result) -> None:
+        with self._errors_of({result.index}):
+            self._finish(result)
+
+    def _host_group(self, group: Group) -> None:
+        """A small matrix, or the parts of one tensor, on the CPU; reads by itself."""
+        for index in group.indices:
+            with self._errors_of({index}):
+                if not self._ahead.stopped:
+                    self._finish(self._spectrum_on_cpu(index))
+
+    @contextmanager
+    def _errors_of(self, indices: set[int]) -> Iterator[None]:
+        """What goes wrong with these matrices: noted for another try, or the end of all lanes."""
+        try:
+            yield
+        except Stopped:
+            pass
+        except BaseException as problem:
+            with self._lock:
+                if indices and is_out_of_memory(problem):
+                    self._left.alone += indices
+                elif indices and did_not_converge(problem):
+                    self._left.on_cpu += indices
+                else:
+                    self._errors.append(problem)
+            if self._errors:
+                self._ahead.stop()
+
+
+def _fit_threads() -> int:
+    return max(1, min(MOST_FIT_THREADS, len(os.sched_getaffinity(0)) - 1))

@@ -1,0 +1,250 @@
+"""Matrices on a torch device: from pieces as they are read to spectra, one by one or several to a call of the solver.
+
+Knows how a matrix is cut, sent and put together again. Doesn't know threads, order or fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
+from gpuherd.esd.spectra.device_gram import ieee_float32
+from gpuherd.esd.spectra.device_solver import (
+    Arithmetic,
+    device_arithmetic,
+    did_not_converge,
+    eigenvalues_of_grams,
+    gram_on_device,
+)
+from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpuherd.esd.settings import Precision
+    from gpuherd.models.dtypes import Codes
+    from gpuherd.models.matrices import HalfSlabs, WeightMatrix
+
+Float64 = npt.NDArray[np.float64]
+Weights = list[npt.NDArray[np.floating[Any]]]
+# What is read of a matrix at a time: a panel ready to be sent, or one whole slice.
+Piece = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One matrix of a group, with its pieces on the way; ``whole`` says that they are its slices, not panels of it."""
+
+    index: int
+    matrix: WeightMatrix
+    pieces: Iterable[Piece]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a matrix.
+
+    Attributes:
+        index: its number in the model.
+        spectrum: None where the CPU has to look at it.
+        weights: its slices, if they came whole.
+        device: where it was computed, and where more can be.
+    """
+
+    index: int
+    spectrum: LayerSpectrum | None
+    weights: Weights | None
+    device: str
+
+
+def size_of(index: int, matrix: WeightMatrix, total_bytes: int | None) -> Size:
+    """What a plan has to know of a matrix; ``total_bytes`` is the memory of the smallest GPU, None if not known."""
+    side, long = min(matrix.shape), max(matrix.shape)
+    read_together = matrix.part.layout is not None and matrix.stream is None
+    return Size(
+        index,
+        side,
+        long,
+        pieces=max(1, matrix.params // max(1, side * long)),
+        bundle=(matrix.tensor, matrix.part.piece) if read_together else None,
+        # Of a product of low rank only a small core is computed.
+        on_host=matrix.factors is not None or (total_bytes is not None and lane_bytes(side) > total_bytes),
+    )
+
+
+def comes_whole(matrix: WeightMatrix, needs_weights: bool) -> bool:
+    """Whether a matrix is read by slices: figures need its weights, or it is a convolution. Else it is by panels."""
+    return needs_weights or matrix.kind == "conv"
+
+
+def read_pieces(matrix: WeightMatrix, device: str, whole: bool) -> Iterator[Piece]:
+    """Reads a matrix: its slices as they are, or panels in memory that the device can fetch by itself."""
+    side = min(matrix.shape)
+    if whole:
+        yield from matrix.slices()
+    elif matrix.half is not None:
+        yield from _half_pieces(matrix.half, panel_length(side, 2), device)
+    else:
+        for slab in matrix.slabs(panel_length(side, 4)):
+            yield staged(slab, device)
+
+
+def _half_pieces(half: HalfSlabs, most: int, device: str) -> Iterator[torch.Tensor]:
+    """16-bit numbers, read from the file into the memory that the GPU fetches them from, and widened there."""
+    import torch
+
+    made: list[torch.Tensor] = []
+
+    def room(shape: tuple[int, int]) -> Codes:
+        made.append(_pinned(shape, torch.int16, device))
+        codes: Codes = made[0].numpy().view(np.uint16)
+        return codes
+
+    dtype = torch.bfloat16 if half.dtype == "BF16" else torch.float16
+    for _ in half.stream(most, room):
+        yield made.pop().view(dtype)
+
+
+def staged(array: npt.NDArray[Any], device: str) -> torch.Tensor:
+    """The numbers as a tensor in pinned memory, if it is for a GPU: the copy there then goes on beside other work."""
+    import torch
+
+    tensor = _pinned(array.shape, torch.float64 if array.dtype == np.float64 else torch.float32, device)
+    tensor.numpy()[...] = array
+    return tensor
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    import torch
+
+    return torch.empty(shape, dtype=dtype, pin_memory=torch.device(device).type == "cuda")
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Bytes in memory of a slice or a panel."""
+    return int(piece.nbytes)
+
+
+def group_spectra(
+    group: Sequence[Work], device: str, arithmetic: Arithmetic, batch: Callable[[int], int]
+) -> Iterator[Result]:
+    """The spectra of matrices, in their order; those of one side that follow each other are solved together.
+
+    Args:
+        group: read on the way, in this order.
+        device: where; on a GPU under the caller's stream.
+        arithmetic: how.
+        batch: how many Gram matrices of a side one call of the solver may take.
+    """
+    grams: list[torch.Tensor] = []
+    owners: list[int] = []
+    found: dict[int, list[Float64 | None]] = {work.index: [] for work in group}
+    weights: dict[int, Weights] = {}
+    side = 0
+
+    def solve() -> None:
+        for owner, values in zip(owners, eigenvalues_of_grams(grams, arithmetic.solver), strict=True):
+            found[owner].append(values)
+        owners.clear()
+
+    for work in group:
+        if grams and min(work.matrix.shape) != side:
+            solve()
+        side = min(work.matrix.shape)
+        if work.whole:
+            weights[work.index] = list(work.pieces)
+        for gram in _grams(work, weights.get(work.index), device, arithmetic):
+            if gram is None:
+                found[work.index].append(None)
+                continue
+            grams.append(gram)
+            owners.append(work.index)
+            del gram
+            if len(grams) >= batch(side):
+                solve()
+    if grams:
+        solve()
+    for work in group:
+        spectrum = _pooled(found[work.index], conv=work.matrix.kind == "conv")
+        yield Result(work.index, spectrum, weights.pop(work.index, None), device)
+
+
+def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str) -> Result:
+    """One matrix by itself, on this thread: what a lane does, with nothing beside it. ``spectrum`` is None for what the
+    CPU has to look at, and for what it is better at (products of low rank, too large for the GPU)."""
+    memory = memory_of([device])
+    size = size_of(index, matrix, memory[1] if memory else None)
+    if size.on_host or size.side <= HOST_SIDE:
+        return Result(index, None, None, device)
+    whole = comes_whole(matrix, needs_weights)
+    work = Work(index, matrix, read_pieces(matrix, device, whole), whole)
+    try:
+        with ieee_float32():
+            (result,) = group_spectra([work], device, device_arithmetic(device, precision), lambda _: 1)
+    except Exception as problem:
+        if did_not_converge(problem):
+            return Result(index, None, None, device)
+        raise
+    return result
+
+
+def _grams(work: Work, weights: Weights | None, device: str, arithmetic: Arithmetic) -> Iterator[torch.Tensor | None]:
+    shape = work.matrix.shape
+    if weights is None:
+        yield gram_on_device(work.pieces, shape, device, arithmetic.gram)
+        return
+    for slice_ in weights:
+        yield gram_on_device(_panels(slice_, device), shape, device, arithmetic.gram)
+
+
+def _panels(weights: npt.NDArray[Any], device: str) -> Iterator[torch.Tensor]:
+    rows, columns = weights.shape
+    step = panel_length(min(rows, columns), weights.itemsize)
+    for start in range(0, max(rows, columns), step):
+        part = weights[start : start + step] if rows >= columns else weights[:, start : start + step]
+        yield staged(part, device)
+
+
+def _pooled(values: Sequence[Float64 | None], *, conv: bool) -> LayerSpectrum | None:
+    sound = [each for each in values if each is not None]
+    if len(sound) < len(values) or not sound:
+        return None
+    evals = np.sort(np.concatenate(sound))
+    return checked(evals * CONV_NORM if conv else evals)
+
+
+@contextmanager
+def own_stream(device: str) -> Iterator[None]:
+    """While it lasts, this thread's work on a GPU goes to a stream of its own, beside that of other threads."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield
+
+
+def free_cache(devices: Sequence[str]) -> None:
+    """Gives freed GPU memory back before a larger piece is asked for."""
+    import torch
+
+    if any(torch.device(device).type == "cuda" for device in devices):
+        torch.cuda.empty_cache()
+
+
+def memory_of(devices: Sequence[str]) -> tuple[int, int] | None:
+    """Free bytes of the GPU that has least free, all bytes of the smallest; None where torch computes on the CPU."""
+    import torch
+
+    if any(torch.device(device).type != "cuda" for device in devices):
+        return None
+    figures = [torch.cuda.mem_get_info(device) for device in devices]
+    return min(free for free, _ in figures), min(total for _, total in figures)

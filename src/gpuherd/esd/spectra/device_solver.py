@@ -1,0 +1,136 @@
+"""Eigenvalues of weight matrices by torch on a device: which arithmetic a card is good at, and how it is used.
+
+It knows cards, panels and Gram matrices. It doesn't know layers, files or threads: who calls it has chosen the stream.
+What a Gram matrix can't resolve is said, not computed: the CPU finishes it (`eigenvalues`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.esd.spectra.device_gram import Form, GramSum
+from gpuherd.esd.spectra.eigenvalues import EPS, SAFE_EXPONENT
+from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpuherd.esd.settings import Precision
+
+Float64 = npt.NDArray[np.float64]
+
+# Compute capabilities whose float64 units are half of the float32 ones or more, as NVIDIA's tables of arithmetic
+# throughput have them: P100, V100, A100, H100 and H200, B100 and B200. All others have 1/32 or 1/64, among them 8.6 and
+# 8.9 (RTX 30 and 40, A10, A40, L4, L40), 10.3 (B300) and 12.x (RTX 50).
+FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+
+
+# Beyond 2^±24 sums of squares could come near the ends of float32.
+SAFE_EXPONENT_FLOAT32 = 24
+
+_ONE_ON_HOST = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a device computes: the form of its Gram matrices, and where their eigenvalues are found."""
+
+    gram: Form
+    solver: Literal["device", "host"]
+
+
+def arithmetic_of(capability: tuple[int, int] | None, precision: Precision) -> Arithmetic:
+    """What suits a card best, at the precision asked for; ``capability`` is None for torch on the CPU.
+
+    In float64 a card with few float64 units multiplies exactly in float32 (`device_gram`), and leaves the eigenvalues,
+    whose n³ operations can't be split so, to the CPU.
+    """
+    if precision == "float32":
+        return Arithmetic("float32", "device")
+    if capability is None or capability in FAST_FLOAT64:
+        return Arithmetic("float64", "device")
+    return Arithmetic("split", "host")
+
+
+def device_arithmetic(device: str, precision: Precision) -> Arithmetic:
+    """The same, of a device as torch names it."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return arithmetic_of(None, precision)
+    return arithmetic_of(torch.cuda.get_device_capability(device), precision)
+
+
+def gram_on_device(
+    panels: Iterable[torch.Tensor], shape: tuple[int, int], device: str, form: Form
+) -> torch.Tensor | None:
+    """The Gram matrix of the shorter side, float64 (float32 for that form), or None where it would mean nothing.
+
+    Args:
+        panels: pieces of the matrix along its longer side, as stored, on the CPU or on the device: (any, columns) where
+            there are more rows than columns or as many, else (rows, any). Each is let go before the next is asked for.
+        shape: of the matrix.
+        device: where to compute.
+        form: see ``GramSum``.
+
+    Returns:
+        None where an entry is NaN or infinite, all are zero, or sums of squares could leave the range of the form.
+    """
+    rows, columns = shape
+    total = GramSum(min(shape), device, form)
+    for panel in panels:
+        there = panel.to(device, non_blocking=True)
+        del panel
+        total.add(there.T if rows >= columns else there)
+        del there
+    peak = total.peak()
+    range_ = SAFE_EXPONENT_FLOAT32 if form == "float32" else SAFE_EXPONENT
+    safe = math.isfinite(peak) and peak > 0 and abs(math.frexp(peak)[1]) <= range_
+    return total.result() if safe else None
+
+
+def eigenvalues_of_grams(grams: list[torch.Tensor], solver: Literal["device", "host"]) -> list[Float64 | None]:
+    """The eigenvalues of Gram matrices of one size, each ascending; the list is emptied on the way.
+
+    Returns:
+        float64 (n,) for each; None where its least one is no more than rounding. Of float32 matrices the small ones
+        always are, and that is the price of it, but none may be 0 or less.
+    """
+    import torch
+
+    least = 0.0 if grams[0].dtype == torch.float32 else EPS
+
+    if solver == "host":
+        values = [_on_host(grams.pop(0)) for _ in range(len(grams))]
+    else:
+        stacked = grams[0] if len(grams) == 1 else torch.stack(grams)
+        grams.clear()  # the solver makes a copy of its own: one of three less
+        solved: npt.NDArray[Any] = torch.linalg.eigvalsh(stacked).cpu().numpy().astype(np.float64)
+        values = list(np.atleast_2d(solved))
+    return [each if _is_resolved(each, least) else None for each in values]
+
+
+def _is_resolved(values: Float64, least: float) -> bool:
+    """Whether eigenvalues, ascending, are all more than n ``least`` of the largest, and more than 0."""
+    return bool(np.isfinite(values).all()) and 0.0 < values[0] >= len(values) * least * values[-1]
+
+
+def did_not_converge(problem: BaseException) -> bool:
+    """Whether a solver of torch or numpy gave up on one matrix."""
+    import torch
+
+    return isinstance(problem, np.linalg.LinAlgError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+
+
+def _on_host(gram: torch.Tensor) -> Float64:
+    """By LAPACK, one matrix at a time: it takes all threads that there are."""
+    with _ONE_ON_HOST:
+        # Rows first here is columns first there, and a Gram matrix is the same both ways.
+        return symmetric_eigenvalues(gram.cpu().numpy().T)

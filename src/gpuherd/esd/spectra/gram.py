@@ -1,0 +1,151 @@
+"""The Gram matrix of a weight matrix, added up from pieces, so that the weights are never whole in memory.
+
+A piece is some rows of a tall matrix or some columns of a wide one. What makes a matrix unfit (NaN, infinite, nothing
+but zeros) is seen in the same pass. It knows pieces and rounding; it doesn't know files, solvers or what is done next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.esd.spectra.lapack import ALIGNMENT, aligned
+from gpuherd.esd.spectra.solvers import choice_for
+
+Matrix = npt.NDArray[Any]
+Real = npt.NDArray[np.floating[Any]]
+
+# Reads a matrix in pieces: called with the longer side of a piece, at most; gives arrays of shape (most, columns) for a
+# matrix of at least as many rows as columns, else (rows, most).
+Slabs = Callable[[int], Iterable[Matrix]]
+
+# What is converted at a time, 16 MB in the precision of the Gram matrix, so that with the piece as it was stored and as
+# it was read one panel stays below 32 MB; but at least 128 rows or columns, because dsyrk is slow below.
+PANEL_BYTES = 16 << 20
+PANEL_LEAST = 128
+
+# Where weights lie beyond 2^±SAFE, they are scaled by a power of two, so that no sum of squares leaves the type's range
+# (and LAPACK's solvers don't scale again, which would cost a pass).
+SAFE = {np.dtype(np.float64): 200, np.dtype(np.float32): 24}
+
+
+def panel_length(n: int, dtype: npt.DTypeLike = np.float64) -> int:
+    """How many rows or columns of length ``n`` make a panel."""
+    return max(PANEL_LEAST, PANEL_BYTES // (np.dtype(dtype).itemsize * n))
+
+
+class GramSum:
+    """The Gram matrix of the shorter side, W Wᵀ or Wᵀ W, divided by 4^``exponent``.
+
+    Attributes:
+        matrix: Fortran order, shape (n, n); its lower triangle counts. Not initialised while ``empty``.
+        exponent: the weights were divided by 2^exponent; 0 unless they lie far from 1.
+        bad: how many weights were NaN or infinite; with any, the matrix means nothing.
+        empty: no weight but zeros has come.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: npt.DTypeLike = np.float64) -> None:
+        self._tall = rows >= columns
+        self._n, longer = min(rows, columns), max(rows, columns)
+        self._dtype = np.dtype(dtype)
+        self._length = min(longer, panel_length(self._n, dtype))
+        self._buffer: Real | None = None
+        # First the large piece: where it can't be had, that is said before a library takes buffers of its own.
+        self.matrix: Real = aligned((self._n, self._n), self._dtype)
+        self._library = choice_for(self._n).library
+        self.exponent = 0
+        self.bad = 0
+        self.empty = True
+
+    @property
+    def length(self) -> int:
+        """How long pieces may be."""
+        return self._length
+
+    def add(self, slab: Matrix) -> None:
+        """Adds a piece, which is read and not kept."""
+        if self.bad or not self._scaled_for(slab):
+            self.bad += count_non_finite(slab)
+            return
+        panel = self._panel(slab)
+        self._syrk(panel)
+        # A square can't be infinite and can't vanish, so the diagonal tells at once what was among the weights.
+        trace = float(np.trace(self.matrix, dtype=np.float64))
+        if not math.isfinite(trace):
+            self.bad = count_non_finite(slab)
+        elif trace == 0.0:
+            self.empty = True
+
+    def free_panel(self) -> None:
+        """Gives the panel's memory back before the solver takes some."""
+        self._buffer = None
+
+    def _scaled_for(self, slab: Matrix) -> bool:
+        """Sets the exponent so that the piece can be squared. False if that shows that it is not finite.
+
+        Numbers of fewer bits than the Gram matrix's can't leave its range: nothing has to be looked at.
+        """
+        if slab.dtype.kind != "f" or slab.dtype.itemsize < self._dtype.itemsize:
+            return True
+        peak = max(abs(float(slab.min())), abs(float(slab.max())))  # NaN comes through min and max
+        if not math.isfinite(peak):
+            return False
+        safe = SAFE[self._dtype]
+        exponent = math.frexp(peak)[1]
+        needed = 0 if abs(exponent) <= safe else exponent
+        if peak == 0.0:
+            return True
+        if self.empty:
+            self.exponent = needed
+        elif exponent > self.exponent + safe:
+            # Earlier pieces were smaller: what they lose at the low end is nothing beside this one.
+            with np.errstate(all="ignore"):  # above the diagonal there is no telling what lies
+                np.ldexp(self.matrix, 2 * (self.exponent - needed), out=self.matrix)
+            self.exponent = needed
+        return True
+
+    def _panel(self, slab: Matrix) -> Real:
+        """The piece in the right type, scaled, contiguous and aligned: as it is, where it is all of that."""
+        ready = slab.dtype == self._dtype and slab.flags.c_contiguous and slab.ctypes.data % ALIGNMENT == 0
+        if ready and not self.exponent:
+            return slab
+        if self._buffer is None or self._buffer.size < slab.size:
+            self._buffer = aligned((max(slab.size, self._length * self._n),), self._dtype)
+        panel = self._buffer[: slab.size].reshape(slab.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(panel, slab, casting="unsafe")
+        if self.exponent:
+            np.ldexp(panel, -self.exponent, out=panel)
+        return panel
+
+    def _syrk(self, panel: Real) -> None:
+        """Adds the panel's products. In C order a tall piece is a wide one in Fortran order, and the other way."""
+        first, self.empty = self.empty, False
+        if self._library is not None:
+            self._library.syrk(panel.T, self.matrix, transposed=not self._tall, first=first)
+            return
+        from scipy.linalg import blas
+
+        routine = blas.ssyrk if self._dtype == np.float32 else blas.dsyrk
+        if first:
+            self.matrix[...] = 0.0
+        routine(1.0, panel.T, beta=1.0, c=self.matrix, trans=int(not self._tall), lower=1, overwrite_c=1)
+
+
+def gram_sum(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike = np.float64) -> GramSum:
+    """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 16 MB."""
+    gram = GramSum(rows, columns, dtype)
+    for slab in slabs(gram.length):
+        gram.add(slab)
+        del slab  # it has to be gone when the next one is read
+    gram.free_panel()
+    return gram
+
+
+def count_non_finite(slab: Matrix) -> int:
+    """How many entries are NaN or infinite."""
+    return int(slab.size - np.isfinite(slab).sum())

@@ -1,0 +1,158 @@
+"""The same weights in random order: nothing lost, the same order again, and noise where there was structure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.randomised import (
+    PURPOSE,
+    RandomisedFigures,
+    compare_with_random_order,
+    jensen_shannon_distance,
+    shuffled,
+)
+from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.spectra.pooled import layer_spectrum
+
+Float64 = npt.NDArray[np.float64]
+
+
+def structured(rows: int = 120, columns: int = 200, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Noise and five strong directions."""
+    rng = np.random.default_rng(seed)
+    low_rank = rng.standard_normal((rows, 5)) @ rng.standard_normal((5, columns))
+    return (rng.standard_normal((rows, columns)) + low_rank).astype(np.float32)
+
+
+def compare(W: npt.NDArray[np.floating], *, name: str = "w", seed: int = 0) -> RandomisedFigures:
+    return compare_with_random_order(name, [W], layer_spectrum([W]).evals, seed=seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (300, 500), (700, 900)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_entries_are_kept_and_the_matrix_is_left_as_it_was(shape: tuple[int, int], dtype: type) -> None:
+    W: npt.NDArray[Any] = np.random.default_rng(1).standard_normal(shape).astype(dtype)
+    before = W.copy()
+    order = shuffled(W, generator(PURPOSE, 0, "w"))
+    assert (order.shape, order.dtype) == (W.shape, W.dtype)
+    assert np.array_equal(W, before)
+    assert np.array_equal(np.sort(order, axis=None), np.sort(W, axis=None))
+    if W.size > 50:
+        assert not np.array_equal(order, W)
+
+
+def test_a_view_that_is_not_contiguous_is_shuffled_too() -> None:
+    W = np.arange(60.0).reshape(6, 10)[:, ::2].T
+    assert np.array_equal(np.sort(shuffled(W, generator(PURPOSE, 0, "w")), axis=None), np.sort(W, axis=None))
+
+
+def test_every_order_is_as_likely() -> None:
+    """All 24 orders of 4 entries in 24,000 draws: chi-squared with 23 degrees of freedom, 99.99 % below 57."""
+    rng = generator(PURPOSE, 0, "w")
+    counts: dict[bytes, int] = {}
+    for _ in range(24_000):
+        order = shuffled(np.arange(4, dtype=np.int8).reshape(2, 2), rng).tobytes()
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24
+    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 57
+
+
+def test_seed_and_name_decide_the_order() -> None:
+    W = structured()
+    assert compare(W) == compare(W)
+    assert compare(W) != compare(W, seed=1)
+    assert compare(W) != compare(W, name="other")
+    assert np.array_equal(shuffled(W, generator(PURPOSE, 3, "ä")), shuffled(W, generator(PURPOSE, 3, "ä")))
+
+
+def test_structure_becomes_noise() -> None:
+    W = structured()
+    evals = layer_spectrum([W]).evals
+    figures = compare(W)
+    assert fit_marchenko_pastur(evals, *W.shape).num_spikes == 5
+    assert figures.rand_num_spikes == 0
+    assert figures.rand_status == "ok"
+    assert figures.rand_bulk_max is not None
+    # The largest eigenvalue of noise is the bulk's edge within a few Tracy-Widom widths, n^(-2/3) of it.
+    assert figures.max_rand_eval == pytest.approx(figures.rand_bulk_max, rel=4 * 120 ** (-2 / 3))
+    assert figures.rand_softrank == pytest.approx(figures.max_rand_eval / evals[-1], rel=1e-12)
+    assert figures.rand_softrank < 0.3
+    assert figures.rand_distance > 0.1
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 3.0])
+def test_noise_stays_noise(ratio: float) -> None:
+    W = np.random.default_rng(7).standard_normal((300, int(300 * ratio)))
+    figures = compare(W)
+    assert figures.rand_num_spikes in (0, 1)
+    assert figures.rand_softrank == pytest.approx(1.0, abs=0.06)
+    assert figures.rand_distance < 0.01
+    edge = (math.sqrt(300) + math.sqrt(300 * ratio)) ** 2
+    assert figures.max_rand_eval == pytest.approx(edge, rel=4 * 300 ** (-2 / 3))
+
+
+def test_a_weight_that_is_too_large_is_a_trap() -> None:
+    W = np.random.default_rng(8).standard_normal((150, 300))
+    W[3, 7] = 60.0
+    assert compare(W).rand_num_spikes == 1
+
+
+def test_small_spectra_take_five_orders() -> None:
+    W = structured(40, 60)
+    evals = layer_spectrum([W]).evals
+    figures = compare(W)
+    rng = generator(PURPOSE, 0, "w")
+    spectra = [layer_spectrum([shuffled(W, rng)]).evals for _ in range(5)]
+    assert figures.max_rand_eval == max(each[-1] for each in spectra)
+    assert figures.rand_softrank == pytest.approx(np.mean([each[-1] for each in spectra]) / evals[-1])
+    assert figures.rand_distance == pytest.approx(np.mean([jensen_shannon_distance(evals, x) for x in spectra]))
+    pooled = fit_marchenko_pastur(np.sort(np.concatenate(spectra)), 40, 60)
+    assert (figures.rand_sigma_mp, figures.rand_num_spikes) == (pooled.sigma_mp, pooled.num_spikes)
+
+
+def test_the_slices_of_a_convolution_are_shuffled_apart_at_half_weight() -> None:
+    slices = [structured(30, 20, seed) * (1 + seed) for seed in range(9)]
+    evals = layer_spectrum(slices, conv=True).evals
+    figures = compare_with_random_order("conv", slices, evals, seed=0, conv=True)
+    rng = generator(PURPOSE, 0, "conv")
+    expected = np.sort(np.concatenate([np.linalg.svd(shuffled(W, rng), compute_uv=False) ** 2 for W in slices])) / 2
+    assert figures.max_rand_eval == pytest.approx(expected[-1], rel=1e-5)
+    assert expected.sum() == pytest.approx(evals.sum(), rel=1e-5)  # an order keeps the norm
+
+
+def written_out(p: Float64, q: Float64) -> float:
+    """WeightWatcher's form: the spectra themselves, their mean, each divided by its sum on the way."""
+    m = (p + q) / 2
+
+    def divergence(a: Float64) -> float:
+        a, b = a / a.sum(), m / m.sum()
+        return math.fsum(x * math.log(x / y) for x, y in zip(a.tolist(), b.tolist(), strict=True) if x > 0)
+
+    return math.sqrt(max((divergence(p) + divergence(q)) / 2, 0))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=2, max_size=30))
+def test_the_distance_is_that_of_two_distributions(pairs: list[tuple[float, float]]) -> None:
+    p, q = np.sort(np.array(pairs), axis=0).T
+    if p[-1] < 1e-3 or q[-1] < 1e-3:
+        return
+    distance = jensen_shannon_distance(p, q)
+    assert 0 <= distance <= math.sqrt(math.log(2)) + 1e-12
+    assert distance == pytest.approx(jensen_shannon_distance(q, p), abs=1e-9)
+    assert distance == pytest.approx(jensen_shannon_distance(p * 4, q), abs=1e-7)
+    assert jensen_shannon_distance(p, p * 8) == pytest.approx(0, abs=1e-7)
+    # Of one sum, as a matrix and its random order have, this is what WeightWatcher computes.
+    q = q * (p.sum() / q.sum())
+    assert jensen_shannon_distance(p, q) == pytest.approx(written_out(p, q), abs=1e-7)
+
+
+def test_distance_of_opposites() -> None:
+    assert jensen_shannon_distance(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == pytest.approx(math.sqrt(math.log(2)))

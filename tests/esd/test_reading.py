@@ -1,0 +1,93 @@
+"""Reading ahead: in order, within its bytes, and nobody is left waiting when something goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
+
+
+def reader(*deliveries: tuple[Delivery[bytes], list[bytes]]) -> threading.Thread:
+    def read() -> None:
+        for delivery, pieces in deliveries:
+            delivery.fill(lambda pieces=pieces: iter(pieces), len)  # type: ignore[misc]
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_pieces_come_in_order_and_no_more_than_so_many_bytes_wait() -> None:
+    ahead: ReadAhead[bytes] = ReadAhead(10)
+    waiting, most, made = 0, 0, []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(50):
+            made.append(number)
+            yield bytes([number]) * 4
+
+    delivery = Delivery(ahead)
+    thread = threading.Thread(target=delivery.fill, args=(pieces, len), daemon=True)
+    thread.start()
+    for number, piece in enumerate(delivery):
+        assert piece == bytes([number]) * 4
+        waiting = len(made) - number - 1  # read and not yet taken; one more may be on its way into the queue
+        most = max(most, waiting)
+    thread.join(10)
+    assert len(made) == 50
+    assert most <= 2
+
+
+def test_a_piece_larger_than_the_limit_comes_alone() -> None:
+    ahead: ReadAhead[bytes] = ReadAhead(3)
+    first, second = Delivery(ahead), Delivery(ahead)
+    thread = reader((first, [b"123456"]), (second, [b"1", b"1234567"]))
+    assert list(first) == [b"123456"]
+    assert list(second) == [b"1", b"1234567"]
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_is_discarded_makes_room_for_the_next() -> None:
+    ahead: ReadAhead[bytes] = ReadAhead(2)
+    unwanted, wanted = Delivery(ahead), Delivery(ahead)
+    thread = reader((unwanted, [b"ab", b"cd", b"ef"]), (wanted, [b"gh", b"ij"]))
+    unwanted.discard()
+    unwanted.discard()
+    assert list(wanted) == [b"gh", b"ij"]
+    wanted.discard()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_comes_where_the_matrix_is_taken() -> None:
+    ahead: ReadAhead[bytes] = ReadAhead(10)
+    bad, good = Delivery(ahead), Delivery(ahead)
+
+    def breaks() -> Iterator[bytes]:
+        yield b"a"
+        raise OSError("gone")
+
+    bad.fill(breaks, len)
+    good.fill(lambda: iter([b"b"]), len)
+    with pytest.raises(OSError, match="gone"):
+        list(bad)
+    bad.discard()
+    assert list(good) == [b"b"]
+
+
+def test_stopping_wakes_the_reader_and_all_who_wait() -> None:
+    ahead: ReadAhead[bytes] = ReadAhead(1)
+    first, second = Delivery(ahead), Delivery(ahead)
+    thread = reader((first, [b"a", b"b"]), (second, [b"c"]))
+    ahead.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ahead.stopped
+    with pytest.raises(Stopped):
+        list(first)
+    with pytest.raises(Stopped):
+        list(second)
