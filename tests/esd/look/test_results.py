@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.results import RunResults, read_results, the_model
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
@@ -110,6 +111,18 @@ def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) ->
     told = {each.model: (each.kind, each.reason) for each in read_results(run_folder).failures}
     # org/broken was job a.1, which has ended well since; of org--lost.2 failures.jsonl says nothing.
     assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org--lost": ("failed", "no disk")}
+
+
+def test_what_share_of_the_weights_is_covered(small_run: RunResults, run_folder: Path) -> None:
+    assert small_run.models[0].covered is None
+    lines = [
+        TensorCoverage("a", "30x10", "F32", 300, 1, 300, "analysed", None),
+        TensorCoverage("b", "100", "F32", 100, 0, 0, "skipped", "one axis: no matrix"),
+    ]
+    (run_folder / "coverage").mkdir()
+    (run_folder / "coverage" / "org--base.csv").write_text(coverage_text(lines))
+    (run_folder / "coverage" / "org--other.csv").write_text("a,b\n1,2\n")
+    assert [model.covered for model in read_results(run_folder).models] == [0.75, None, None, None]
 
 
 def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:

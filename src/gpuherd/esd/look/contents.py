@@ -146,6 +146,7 @@ class Contents:
             "skipped": model.skipped,
             "without": without,
             "params": _analysed_params(model),
+            "covered": None if model.covered is None else _short(model.covered),
             "mean": _short(alpha.mean()) if len(alpha) else None,
             "median": _short(np.median(alpha)) if len(alpha) else None,
             "min": _short(alpha.min()) if len(alpha) else None,

@@ -12,11 +12,12 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
+from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
@@ -58,6 +59,8 @@ class ModelTable:
         figures: every column of numbers, a float64 for each matrix; NaN where the cell is empty.
         convention: how it was analysed.
         stem: of its files in the folders of the run.
+        covered: the share of the checkpoint's weights that are in matrices with a valid fit, 0 to 1; None where no
+            coverage table tells it.
     """
 
     model_id: str
@@ -71,6 +74,7 @@ class ModelTable:
     figures: Mapping[str, Floats]
     convention: Mapping[str, str]
     stem: str
+    covered: float | None = None
 
     @property
     def alpha(self) -> Floats:
@@ -115,7 +119,7 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     unreadable: list[Failure] = []
     for number, path in enumerate(paths):
         try:
-            models.append(read_model(path))
+            models.append(replace(read_model(path), covered=_covered(directory, path.stem)))
         except (OSError, ValueError, KeyError, csv.Error) as problem:
             logger.warning("%s can't be read and is left out: %r", path, problem)
             unreadable.append(Failure(path.stem, NO_RESULT, f"stats/{path.name}: {_told(problem)}"))
@@ -183,6 +187,17 @@ def _stem(name: str) -> str:
 
 def _ids(stems: Sequence[str]) -> str:
     return ", ".join(stem.replace("--", "/") for stem in stems)
+
+
+def _covered(directory: ESDDirectory, stem: str) -> float | None:
+    path = directory.coverage / f"{stem}.csv"
+    try:
+        return totals(read_coverage(path)).share
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, csv.Error) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return None
 
 
 def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:

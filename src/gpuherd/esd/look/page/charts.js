@@ -12,7 +12,7 @@ function share(sketch, at) { // log10 of the share of eigenvalues >= 10^at, from
 }
 
 // The share of eigenvalues from each on, and the density, both in log-log, with the law from xmin on.
-function spectrumCharts(sketch, { alpha, xmin, name, count }) {
+function spectrumCharts(sketch, { alpha, xmin, edge, name, count }) {
   const last = sketch.x.length - 1;
   const ends = [sketch.x[0], sketch.x[last]];
   const pad = (ends[1] - ends[0]) * 0.03 || 0.5;
@@ -44,6 +44,10 @@ function spectrumCharts(sketch, { alpha, xmin, name, count }) {
     for (const [at, high] of bars) {
       const top = made.Y(Math.max(high, y[0]));
       made.root.append(svg("rect", { x: made.X(at), y: top, width: Math.max(0.5, made.X(at + width) - made.X(at) - 0.8), height: made.bottom - top, fill: "var(--accent)", opacity: 0.6 }));
+    }
+    if (present(edge) && edge > 0 && Math.log10(edge) > x[0] && Math.log10(edge) < x[1]) {
+      const at = made.X(Math.log10(edge));
+      made.root.append(svg("line", { x1: at, x2: at, y1: made.top, y2: made.bottom, stroke: "var(--edge)", "stroke-width": 1.5, "stroke-dasharray": "2 3" }));
     }
     if (fitted) line(made, y, density);
     return made.root;

@@ -32,6 +32,8 @@ function figure(value, digits = 3) {
   return size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(Math.min(2, digits)) : value.toFixed(digits);
 }
 
+const percent = (value) => present(value) ? `${(100 * value).toFixed(value > 0.9995 || value < 0.0005 ? 0 : 1)} %` : "–";
+
 function many(value) {
   if (!present(value)) return "–";
   for (const [size, unit] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) if (value >= size) return (value / size).toPrecision(3) + " " + unit;

@@ -68,13 +68,14 @@ async function modelView(number, layer, against) {
     const reason = reasonOf(about, current);
     const alpha = own.alpha[current];
     const sketch = own.spectra?.[current] ?? null;
+    const edge = figures?.get("bulk_max")?.[current];
     const steps = [["Previous", -1], ["Next", 1]].map(([word, step]) => make("button", { type: "button", disabled: current + step < 0 || current + step >= layout.names.length, onclick: () => choose(current + step) }, word));
     const [low, high] = ["alpha_lo", "alpha_hi"].map((key) => figures?.get(key)?.[current]);
-    const interval = present(low) && present(high) ? ` (${figure(low)} to ${figure(high)} over near-ties)` : "";
+    const interval = present(low) && present(high) && figure(low) !== figure(high) ? ` (${figure(low)} to ${figure(high)} over near-ties)` : "";
     const head = make("div", { class: "bar" }, make("h2", { class: "grow" }, name), make("span", { class: "together" }, ...steps));
     const told = reason !== null ? make("p", { class: "bad" }, `No valid fit: ${reason}`) : make("p", {}, `alpha ${figure(alpha)}${interval}, D ${figure(own.D[current])}${present(xmin) ? `, xmin ${figure(xmin)}` : ""}`);
-    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, name, count: figures?.get("num_evals")?.[current] ?? Infinity }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
-    const keys = sketch ? legend([["eigenvalues", "var(--accent)"], ...(present(alpha) ? [["fitted power law, from xmin on", "var(--fit)"]] : [])]) : null;
+    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, edge, name, count: figures?.get("num_evals")?.[current] ?? Infinity }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
+    const keys = sketch ? legend([["eigenvalues", "var(--accent)"], ...(present(alpha) ? [["fitted power law, from xmin on", "var(--fit)"]] : []), ...(present(edge) ? [["edge of the Marchenko–Pastur bulk", "var(--edge)"]] : [])]) : null;
     const cells = [["M × N", `${layout.rows[current]} × ${layout.columns[current]}`], ["weights", many(layout.params[current])],
       ...(figures ? [...figures].filter(([, values]) => present(values[current])).map(([key, values]) => [key, figure(values[current], 4)]) : [])];
     panel.replaceChildren(make("section", { class: "card" }, head, told, charts, keys,
@@ -90,7 +91,7 @@ async function modelView(number, layer, against) {
 
   const source = about.parent !== null ? make("span", {}, `${about.relation || "from"} of `, link(about.parent)) : about.source ? `${about.relation || "from"} of ${about.source} (not in this run)` : about.relation || null;
   const facts = [[about.fitted.toLocaleString("en"), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
-    [many(about.params), "weights"], [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
+    [many(about.params), "weights"], present(about.covered) ? [percent(about.covered), "of the checkpoint covered"] : null, [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
   const nearest = about.nearest ? make("p", { class: about.contradicts ? "warn" : "note" }, about.contradicts ? "Its alphas are nearer to another base than to the stated one: " : "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.contradicts ? `, stated: ${figure(about.stated[1], 4)}` : ""})`) : null;
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
   const rows = table({ label: "all matrices", rows: layout.names.map((_, at) => at), words: (at) => `${layout.names[at]} ${reasonOf(about, at) ?? ""}`, mark: (at) => at === current,

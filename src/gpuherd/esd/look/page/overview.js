@@ -14,6 +14,7 @@ function modelsView() {
     { word: "relation", key: (m) => m.relation, cell: (m) => m.relation || "–", rare: true },
     { word: "matrices", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
     { word: "weights", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
+    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", key: (m) => m.covered, cell: (m) => percent(m.covered), num: true, rare: true }] : []),
     { word: "mean alpha", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
     { word: "median", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
     { word: "least", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
@@ -109,8 +110,8 @@ function lineageView() {
   if (near.length) {
     const columns = [
       { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
-      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name" },
-      { word: "median |Δ|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? figure(m.stated[1], 4) : "–", num: true },
+      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name", rare: true },
+      { word: "median |Δ|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? figure(m.stated[1], 4) : "–", num: true, rare: true },
       { word: "nearest base", key: (m) => index.models[m.nearest[0]].id, cell: (m) => link(m.nearest[0]), class: "name" },
       { word: "median |Δ|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}` }, figure(m.nearest[1], 4)), num: true },
       { word: "layers", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
