@@ -132,6 +132,12 @@ def test_a_matrix_of_any_kind(kind: str) -> None:
     assert row.norm == pytest.approx(wanted.norm, rel=1e-14)
 
 
+def test_without_pandas() -> None:
+    code = "import sys; sys.modules['pandas'] = None\nfrom gpuherd.esd import analyze_model\nanalyze_model('org/a')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtra: pandas is not installed; pip install 'gpuherd[esd,pandas]'" in done.stderr
+
+
 def test_a_convolution() -> None:
     W = np.random.default_rng(0).standard_normal((8, 6, 3, 3))
     row = analyze_matrix(W)

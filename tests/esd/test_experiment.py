@@ -118,11 +118,11 @@ def test_a_file_alone_is_no_result(tmp_path: Path, make_model: MakeModel) -> Non
     experiment = ESDExperiment(config, console=quiet())
     experiment.run()
     names = {job_name(config, planned): planned for planned in experiment.plan.models}
-    assert len(gather(experiment.directory, names)) == 1
+    assert len(gather(experiment.directory, names).results) == 1
     with sqlite3.connect(experiment.directory.queue) as queue:
         queue.execute("UPDATE jobs SET state = 'failed'")
     queue.close()
-    assert gather(experiment.directory, names) == []
+    assert gather(experiment.directory, names).results == ()
 
 
 def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -> None:

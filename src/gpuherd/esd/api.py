@@ -206,7 +206,11 @@ def _slices(weights: Any) -> _Slices:
 
 
 def _need_pandas() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("pandas") is None:
-        raise MissingExtra("pandas is not installed; pip install 'gpuherd[esd,pandas]' brings what analyze_model needs")
+    try:
+        import pandas  # noqa: F401 - said before hours of work, not after
+    except ModuleNotFoundError as missing:
+        if missing.name != "pandas":
+            raise
+        raise MissingExtra(
+            "pandas is not installed; pip install 'gpuherd[esd,pandas]' brings what analyze_model needs"
+        ) from None
