@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import doctest
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ import pytest
 from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.errors import MissingExtra
+from gpuherd.esd.look import page as page_module
 from gpuherd.esd.look.page import MOST_BYTES, make_page, points_a_layer
 from gpuherd.esd.look.results import RunResults, read_results
 
@@ -126,6 +128,10 @@ def test_more_room_is_used_and_never_more_than_there_is(run_folder: Path, add_mo
         assert len(page.html) <= max(most, len(sizes[205_000].html))
 
 
+def test_the_docstrings_examples() -> None:
+    assert doctest.testmod(page_module).failed == 0
+
+
 def test_fewer_points_for_more_layers() -> None:
     found = [points_a_layer(9_000_000, layers) for layers in (1, 1_000, 10_000, 20_000, 40_000, 10**6)]
     assert found == sorted(found, reverse=True)
@@ -143,6 +149,7 @@ def test_a_damaged_file_of_spectra_leaves_the_rest(small_run: RunResults, run_fo
     (run_folder / "spectra" / "org--base.npz").write_bytes(b"PK no archive")
     page = make_page(read_results(run_folder))
     assert (page.models, page.with_figures, page.with_spectra) == (4, 4, 3)
+    assert b"were left out" not in page.html.partition(b"<nav")[0]
 
 
 def test_progress_is_told(small_run: RunResults) -> None:

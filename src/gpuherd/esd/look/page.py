@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,16 @@ from gpuherd.esd.look.results import ModelTable, RunResults
 if TYPE_CHECKING:
     from gpuherd.esd.tables.sketch import Sketch
 
+logger = logging.getLogger(__name__)
 
 # Of the 10 MB that a page may have, with room for what surrounds the blobs.
 MOST_BYTES = 9_600_000
 _SCRIPTS = ("data.js", "draw.js", "table.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
 _ASSETS = Path(__file__).parent / "page"
 _MOST_FAILURES = 200  # that are listed for readers without a script
-# The characters that a point of a spectrum takes (measured: 2.9 to 3.6), and the fewest and most points of one.
-_POINT_BYTES = 3.5
+# Characters that a point of a spectrum takes, and its histogram and ends (measured: 2.4 to 4.0, 70 to 110).
+_POINT_BYTES, _HISTOGRAM_BYTES = 4.0, 110
 _LEAST_POINTS, _MOST_POINTS = 20, 100
-_HISTOGRAM_BYTES = 90
 OnProgress = Callable[[int, int], None]
 
 
@@ -94,66 +95,95 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     return Page(data, len(cores), len(details.figures), len(details.spectra))
 
 
+@dataclass(slots=True)
+class _Room:
+    """The characters that are left for what may be left out; what does not fit ends its kind for all later models."""
+
+    left: int
+    ended: set[str]
+
+    def take(self, kind: str, text: str) -> str:
+        """The text where there is room for it, else nothing."""
+        if kind in self.ended or len(text) > self.left:
+            self.ended.add(kind)
+            return ""
+        self.left -= len(text)
+        return text
+
+
 @dataclass(frozen=True, slots=True)
 class _Details:
+    """Models, by index, with figures in the page, with spectra in it, and with spectra on disk."""
+
     figures: frozenset[int]
     spectra: frozenset[int]
-    stored: frozenset[int]  # whose spectra are on disk
+    stored: frozenset[int]
 
 
 def _details(
     results: RunResults, contents: Contents, cores: Sequence[str], left: int, on_progress: OnProgress | None
 ) -> tuple[list[str], _Details]:
     """Each model's blob: its core, and as long as there is room its figures and its spectra."""
-    points = points_a_layer(left, sum(len(model.names) for model in results.models))
+    files = [results.directory.spectra / f"{model.stem}.npz" for model in results.models]
+    with_file = {number for number, path in enumerate(files) if path.exists()}
+    points = _points(results, contents, left, with_file)
+    room = _Room(max(0, left), set())
     blobs: list[str] = []
     figures: set[int] = set()
     spectra: set[int] = set()
-    stored: set[int] = set()
     for number, (model, core) in enumerate(zip(results.models, cores, strict=True)):
-        parts = [core, "", ""]
-        path = results.directory.spectra / f"{model.stem}.npz"
-        if left > 0:
-            parts[1] = packed_floats(_joined([model.figures[name] for name in contents.figures_of(model)]))
-            if len(parts[1]) <= left:
-                left -= len(parts[1])
-                figures.add(number)
-            else:
-                parts[1], left = "", 0
-        if path.exists():
-            stored.add(number)
-            if parts[1] and (sketches := list(_sketches(path, model))):
-                parts[2] = packed_spectra(sketches, points)
-                if len(parts[2]) <= left:
-                    left -= len(parts[2])
-                    spectra.add(number)
+        told = "" if "figures" in room.ended else room.take("figures", _packed_figures(model, contents))
+        drawn = ""
+        if told:
+            figures.add(number)
+            if number in with_file and "spectra" not in room.ended:
+                sketches = _sketches(files[number], model)
+                if sketches is None:
+                    with_file.discard(number)
                 else:
-                    parts[2] = ""
-        blobs.append(" ".join(parts).rstrip())
+                    drawn = room.take("spectra", packed_spectra(sketches, points))
+        if drawn:
+            spectra.add(number)
+        blobs.append(" ".join((core, told, drawn)).rstrip())
         if on_progress is not None:
             on_progress(number + 1, len(cores))
-    return blobs, _Details(frozenset(figures), frozenset(spectra), frozenset(stored))
+    return blobs, _Details(frozenset(figures), frozenset(spectra), frozenset(with_file))
 
 
-def points_a_layer(room: int, layers: int) -> int:
-    """How many points of each spectrum there is room for, when 2/3 of the room is for spectra: 20 to 100.
+def _packed_figures(model: ModelTable, contents: Contents) -> str:
+    return packed_floats(_joined([model.figures[name] for name in contents.figures_of(model)]))
 
-    >>> points_a_layer(9_000_000, 300), points_a_layer(9_000_000, 20_000), points_a_layer(9_000_000, 500_000)
-    (100, 60, 20)
+
+def _points(results: RunResults, contents: Contents, left: int, with_file: Collection[int]) -> int:
+    """How many points of each spectrum there is room for beside the figures, judged by those of the first model."""
+    if not with_file:
+        return _MOST_POINTS
+    first = results.models[0]
+    a_layer = len(_packed_figures(first, contents)) / max(1, len(first.names))
+    figures = a_layer * sum(len(model.names) for model in results.models)
+    return points_a_layer(left - figures, sum(len(results.models[number].names) for number in with_file))
+
+
+def points_a_layer(room: float, layers: int) -> int:
+    """How many points of each of so many spectra fit into so many characters: 20 to 100.
+
+    >>> points_a_layer(9_000_000, 300), points_a_layer(9_000_000, 30_000), points_a_layer(9_000_000, 500_000)
+    (100, 47, 20)
     """
-    fitting = (room * 2 / 3 / max(1, layers) - _HISTOGRAM_BYTES) / _POINT_BYTES
+    fitting = (room / max(1, layers) - _HISTOGRAM_BYTES) / _POINT_BYTES
     return max(_LEAST_POINTS, min(_MOST_POINTS, int(fitting)))
 
 
-def _sketches(path: Path, model: ModelTable) -> Iterator[Sketch | None]:
-    """The sketch of each matrix, None for one without; nothing where the file can't be read."""
+def _sketches(path: Path, model: ModelTable) -> list[Sketch | None] | None:
+    """The sketch of each matrix, None for one without; None in all where the file can't be read."""
     from gpuherd.esd.tables.spectra_file import read_spectra
 
     try:
         found = {layer.longname: layer.sketch for layer in read_spectra(path).layers}
-    except (BadModel, OSError):
-        return
-    yield from (found.get(name) for name in model.names)
+    except (BadModel, OSError) as problem:
+        logger.warning("%s", problem)
+        return None
+    return [found.get(name) for name in model.names]
 
 
 def _notes(results: RunResults, contents: Contents, details: _Details) -> list[str]:
