@@ -1,6 +1,6 @@
 """Our figures against WeightWatcher 0.7.7 with powerlaw 1.5, on 78 matrices, random and trained.
 
-WeightWatcher lives in a folder of its own (``make peers``) and is no dependency; without it the tests are skipped. Where
+WeightWatcher lives in a folder of its own (``make peers``), no dependency; without it the tests are skipped. Where
 it defines a figure otherwise than we do, the test says how, and compares with that.
 """
 
