@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # pytest-xdist workers; two suit the smallest machine that the suite is kept fast for.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint bench clean help
+.PHONY: demo test test-all lint bench peers clean help
 
 help:
 	@echo "make demo      run the main job on small real models over simulated GPUs"
 	@echo "make test      lint, types, import rules and the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
+	@echo "make peers     the tools that we are compared with, into a folder of their own"
 	@echo "make bench     the benchmarks; figures go to benchmarks/results/"
 
 $(VENV)/bin/python:
@@ -43,6 +44,13 @@ test-all: lint
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+# What we are compared with, in folders of their own: never a dependency. Tests and benchmarks go without what is absent.
+PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuherd-bench-peers
+
+peers: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(PEERS)/weightwatcher \
+	  weightwatcher==0.7.7 powerlaw==1.5 tqdm scikit-learn matplotlib-inline joblib threadpoolctl narwhals
 
 clean:
 	rm -rf $(VENV)
