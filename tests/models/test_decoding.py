@@ -290,6 +290,22 @@ ODD: dict[str, tuple[Callable[[], Case], str]] = {
         ),
         "bitsandbytes",
     ),
+    "a block of 10^30": (
+        lambda: with_tensor(
+            lambda: with_tensor(lambda: four_bit("nf4", nested=False), "h.0.k.weight.absmax", torch.ones(1)),
+            "h.0.k.weight.quant_state.bitsandbytes__nf4",
+            torch.tensor(list(b'{"shape": [40, 64], "blocksize": 1' + b"0" * 30 + b"}"), dtype=torch.uint8),
+        ),
+        "bitsandbytes",
+    ),
+    "blocks of 10^30": (
+        lambda: with_tensor(
+            lambda: with_config(lambda: float8("block"), weight_block_size=[10**30, 10**30]),
+            "h.0.k.weight_scale_inv",
+            torch.ones(1, 1),
+        ),
+        "float8",
+    ),
     "nested without its scales": (
         lambda: without(lambda: four_bit("nf4", nested=True), "h.0.k.weight.nested_absmax"),
         "bitsandbytes",

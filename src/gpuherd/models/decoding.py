@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpuherd.models.codes import Awq, Decoded, EightBit, Float8, FourBit, Gptq, Mxfp4, integers
 from gpuherd.models.quantised import settings_of
@@ -24,6 +24,8 @@ Found = tuple[Decoded, frozenset[str]]
 _FLOATS = ("F16", "BF16", "F32")
 # What codes are stored as: most checkpoints have no such tensor, and are not looked through.
 _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
+# Far above any in use (64 to 4096).
+MAX_BLOCK = 1 << 20
 _STATE = ".quant_state.bitsandbytes__"
 
 
@@ -81,7 +83,7 @@ def _four_bit(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None:
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
         return None
     count = shape[0] * shape[1]
-    if type(block) is not int or block < 1 or math.prod(codes.info.shape) != -(-count // 2):
+    if not _is_block(block) or math.prod(codes.info.shape) != -(-count // 2):
         return None
     if absmax.info.shape != (-(-count // block),) or table.info.shape != (16,):
         return None
@@ -101,11 +103,16 @@ def _nested(
     size, offset = settings.get("nested_blocksize"), settings.get("nested_offset")
     if table is None or scales is None or absmax.info.dtype != "U8" or table.info.shape != (256,):
         return None, []
-    if type(size) is not int or size < 1 or not isinstance(offset, int | float) or isinstance(offset, bool):
+    if not _is_block(size) or not isinstance(offset, int | float) or isinstance(offset, bool):
         return None, []
     if scales.info.shape != (-(-absmax.info.shape[0] // size),):
         return None, []
     return (table, scales, size, float(offset)), [table, scales]
+
+
+def _is_block(size: object) -> TypeGuard[int]:
+    """Whether it can be the size of a block: a whole number that a file could not make overflow anything."""
+    return type(size) is int and 0 < size <= MAX_BLOCK
 
 
 def _json(tensor: StoredTensor) -> Mapping[str, Any]:
@@ -188,7 +195,7 @@ def _float8(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | 
     block = (rows, columns)
     if by_block is not None:
         sizes = settings.get("weight_block_size", [128, 128])
-        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+        if not isinstance(sizes, list) or len(sizes) != 2 or not all(_is_block(size) for size in sizes):
             return None
         block = (sizes[0], sizes[1])
     elif math.prod(scale.info.shape) == rows and scale.info.shape in ((rows,), (rows, 1)):
