@@ -66,7 +66,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default all): {', '.join(names())}")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats, to see that they work")
     parser.add_argument("--output", type=Path, default=FOLDER / "results", help="folder for the results")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="where peers are installed, each in a folder")
     args = parser.parse_args()
+    if args.peers is not None:
+        os.environ["GPUHERD_BENCH_PEERS"] = str(args.peers.absolute())
     unknown = sorted(set(args.names) - set(names()))
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(names())}")

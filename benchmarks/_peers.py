@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PLACES = 8
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "gpuherd-bench-peers"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+FOLDER = Path(os.environ.get("GPUHERD_BENCH_PEERS", _CACHE / "gpuherd-bench-peers"))
 
 
 class Absent(Exception):

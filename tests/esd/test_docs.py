@@ -39,7 +39,7 @@ def test_the_table_of_options_has_every_option_and_its_default() -> None:
     text = (DOCS / "esd.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \|([^|]*)\|", text, flags=re.MULTILINE))
     known = {spellings(field.name, spec)[0][0]: field.default for field, spec in option_fields(ExperimentConfig)}
-    assert set(rows) == known.keys() | {"--json"}
+    assert set(rows) == known.keys() | {"--json", "--resume"}
     for flag, default in known.items():
         told = rows[flag].strip().strip("`")
         if isinstance(default, float) or (type(default) is int and default != 0):

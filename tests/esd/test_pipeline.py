@@ -145,7 +145,7 @@ def test_two_runs_in_lanes_give_the_same_bits() -> None:
     assert analysed(matrices, "cpu:0", "cpu:0") == analysed(matrices, "cpu:0", "cpu:0")
 
 
-def test_each_matrix_is_read_once_and_by_one_thread() -> None:
+def test_each_matrix_is_read_once_and_by_a_reader() -> None:
     reads: list[tuple[int, str]] = []
 
     def noted(number: int) -> Callable[[], list[FloatArray]]:
@@ -157,7 +157,7 @@ def test_each_matrix_is_read_once_and_by_one_thread() -> None:
 
     analysed([matrix(f"m{n}", read=noted(n)) for n in range(20)], "cpu:0", "cpu:0")
     assert sorted(number for number, _ in reads) == list(range(20))
-    assert {thread for _, thread in reads} == {"lane reader"}
+    assert all(thread.startswith("lane reader") for _, thread in reads)
 
 
 def test_no_parallel_gpu_is_one_after_the_other() -> None:
@@ -186,7 +186,8 @@ def test_what_ran_out_of_memory_beside_another_is_tried_alone() -> None:
     matrices = [matrix("a"), matrix("big", read=too_large_at_first), matrix("c")]
     rows = analysed(matrices, "cpu:0")
     assert [row.fit_status for row in rows] == ["ok"] * 3
-    assert tries == ["lane reader", threading.main_thread().name]
+    assert tries[0].startswith("lane reader")
+    assert tries[1:] == [threading.main_thread().name]
 
 
 def test_running_out_of_memory_while_it_is_fitted_is_such_a_case_too() -> None:

@@ -20,6 +20,7 @@ from gpuherd.esd.plan import (
     PlannedModel,
     Refusal,
     gpu_memory_mb,
+    gpus_needed,
     job_name,
     make_job,
     make_plan,
@@ -180,7 +181,18 @@ def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["", "--odd", "-x", "a\0b", "\ud800"])
 def test_a_pattern_that_no_worker_could_be_given(bad: str) -> None:
-    with pytest.raises(UsageError, match="layers=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"layers=.*a pattern is"):
         ExperimentConfig(single_model="org/a", layers=(bad,))
-    with pytest.raises(UsageError, match="exclude=.*a pattern is"):
+    with pytest.raises(UsageError, match=r"exclude=.*a pattern is"):
         ExperimentConfig(single_model="org/a", exclude=("*", bad))
+
+
+def test_the_spectra_of_ba_take_no_gpu() -> None:
+    two = replace(CONFIG, gpus_per_job=2)
+    ba = replace(two, spectra_of="ba")
+    run = ESDDirectory("out")
+    job = make_job(ba, PLANNED, ["x"], run)
+    assert (gpus_needed(two), gpus_needed(ba), job.gpus, job.memory_mb) == (2, 0, 0, None)
+    assert gpus_needed(replace(ba, device_map="cuda")) == gpus_needed(replace(ba, randomize=True)) == 2
+    assert gpus_needed(replace(two, spectra_of="delta")) == 2
+    assert gpus_needed(replace(two, device_map="cpu")) == 0

@@ -134,6 +134,8 @@ def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_a
         assert {k: v for k, v in row.items() if k != "spectra_of"} == {
             k: v for k, v in delta[name].items() if k != "spectra_of"
         }
+    told = work("--model-id", adapter, "--spectra-of", "ba", "--output-dir", tmp_path / "told")
+    assert "Update: s B A of rank 4 in 2 tensors" in told.stdout
 
 
 def test_a_fine_tune_minus_its_base(tmp_path: Path, make_model: MakeModel) -> None:
@@ -303,3 +305,9 @@ def test_peak_memory_on_a_model_of_a_gigabyte(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
     needs = rows * columns * 4 + 2 * rows * rows * 8 + 2 * 32 * 2**20
     assert int(done.stdout.split()[-1]) * 1024 <= needs + 600 * 2**20
+
+
+def test_the_worker_begins_without_numpy() -> None:
+    """The number of BLAS threads is settled before numpy's libraries read it."""
+    code = "import sys; from gpuherd.esd import worker; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.blocks import assert_blocks
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter, merge
@@ -62,6 +63,8 @@ def assert_equal(base_folder: Path, folder: Path, merged: Any, *, changed: int, 
             different += 1
         if len(got.shape) >= 2 and got.shape[0] > 2:
             assert np.allclose(source.read_part(name, 1, 3), got[1:3], rtol=1e-6, atol=1e-6 * scale)
+        if len(got.shape) in (2, 3):
+            assert_blocks(source, name, got, 1e-6 * scale)
     assert different == changed
 
 

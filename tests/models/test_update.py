@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.blocks import assert_blocks
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.low_rank import low_rank_spectrum
 from gpuherd.models.adapter import merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.matrices import WeightMatrix, matrices
-from gpuherd.models.subject import open_subject
+from gpuherd.models.subject import open_subject, told_ranks
 from gpuherd.models.update import NOT_IN_ADAPTER, NOT_IN_BASE, SAVED_WHOLE
 
 Tiny = Callable[..., tuple[Any, Path]]
@@ -107,14 +110,17 @@ def test_lora_equals_peft_for_ba_and_for_delta(tiny: Tiny, tmp_path: Path, case:
     save_file(dense_update, whole / "model.safetensors")
     wanted = {m.longname: m for m in matrices(open_checkpoint(whole), embeddings=True) if m.skip is None}
     for spectra_of in ("ba", "delta"):
-        found = open_subject(tmp_path, base, spectra_of, embeddings=True).matrices
+        subject = open_subject(tmp_path, base, spectra_of, embeddings=True)
+        found = subject.matrices
         ours = analysed(found)
         assert len(ours) == count
+        assert set(subject.ranks) <= ({2, 4, 40} if case == "patterns" else {4})
         for name, matrix in ours.items():
             expected = dense(wanted[name])
             assert close(dense(matrix), expected), name
             if matrix.factors is None:  # PEFT saved the embedding beside its factors: any difference is possible
                 assert (case, spectra_of) == ("embeddings", "delta")
+                assert_blocks(subject.source, "model.embed_tokens.weight", expected, 1e-12)
                 continue
             assert close(multiplied(matrix), expected), name
             singular = np.sort(np.linalg.svd(expected, compute_uv=False) ** 2)
@@ -152,6 +158,7 @@ def test_parts_of_doras_delta_are_those_of_the_whole(tiny: Tiny, tmp_path: Path)
     for source in (merge(open_checkpoint(base), tmp_path), open_subject(tmp_path, base, "delta").source):
         for name in ("transformer.h.1.mlp.c_fc.weight", "transformer.wte.weight"):
             whole = source.read(name)
+            assert_blocks(source, name, whole, 1e-7 * np.abs(whole).max())
             pieces = [source.read_part(name, start, start + 8) for start in range(0, len(whole), 8)]
             assert np.allclose(np.concatenate(pieces), whole, rtol=1e-6, atol=1e-7 * np.abs(whole).max())
 
@@ -188,6 +195,9 @@ def test_experts(tiny: Tiny, tmp_path: Path) -> None:
                 matrix = found[f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj"]
                 wanted = fused[expert][:, offset::2]
                 assert close(multiplied(matrix), wanted) and close(dense(matrix), wanted)
+    source = open_subject(tmp_path, base, "delta").source
+    for name in (f"model.layers.0.mlp.experts.{kind}_proj" for kind in ("gate_up", "down")):
+        assert_blocks(source, name, source.read(name), 1e-12)
 
 
 def test_convolutions(tmp_path: Path) -> None:
@@ -208,10 +218,12 @@ def test_convolutions(tmp_path: Path) -> None:
             if parameter.requires_grad:
                 parameter.normal_(0.0, 0.3)
     adapted.save_pretrained(tmp_path / "a")
-    found = analysed(open_subject(tmp_path / "a", base, "ba").matrices)
+    subject = open_subject(tmp_path / "a", base, "ba")
+    found = analysed(subject.matrices)
     for name in ("0", "1"):
         product = adapted.base_model.model[int(name)].get_delta_weight("default").detach().double().numpy()
         assert found[name].factors is not None
+        assert not subject.source.has_blocks(f"{name}.weight")  # type: ignore[attr-defined]
         pairs = found[name].factors()  # type: ignore[misc]
         slices = found[name].slices()
         positions = np.moveaxis(product.reshape(*product.shape[:2], -1), 2, 0)
@@ -250,6 +262,8 @@ def test_a_fine_tune_minus_its_base_is_exact(pair: tuple[Path, Path, dict[str, t
         assert np.array_equal(dense(matrix), wanted.numpy())
         part = subject.source.read_part(f"{name}.weight", 1, 3)
         assert np.array_equal(part, wanted[1:3].numpy())
+        assert_blocks(subject.source, f"{name}.weight", wanted.numpy(), 0.0)
+        assert all(slab.size <= 5 * min(matrix.shape) for slab in matrix.slabs(5))
 
 
 def test_tensors_without_a_counterpart(pair: tuple[Path, Path, dict[str, torch.Tensor]]) -> None:
@@ -304,14 +318,33 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 def test_each_tensor_is_read_once_from_each_side(
     pair: tuple[Path, Path, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Through reading, spectrum and fit: the bytes that come from the disk are those of the matrices, on both sides."""
     base, tuned, _ = pair
     subject = open_subject(tuned, base, "delta")
     sizes = sum(subject.source.tensors[m.tensor].nbytes for m in subject.matrices if m.skip is None)
     with counted(monkeypatch) as read:
-        for matrix in subject.matrices:
-            if matrix.skip is None:
-                matrix.slices()
+        rows = analyse_matrices(subject.matrices, FitSettings(), ("cpu",), parallel=False, on_progress=lambda _: None)
+    assert sum(row.fit_status == "ok" for row in rows) == 15
     assert read == {str(folder / "model.safetensors"): sizes for folder in (base, tuned)}
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_merging_reads_the_base_once(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_dora: bool
+) -> None:
+    """In slabs; for DoRA twice what comes with a part of its inputs only, as wide matrices do. The factors once."""
+    _, base = tiny("llama")
+    train(base, tmp_path, use_dora=use_dora, target_modules=LLAMA)
+    subject = open_subject(tmp_path, base, "weights")
+    chosen = [matrix for matrix in subject.matrices if matrix.skip is None and "_proj" in matrix.tensor]
+    with counted(monkeypatch) as read:
+        for matrix in chosen:
+            assert sum(slab.size for slab in matrix.slabs(7)) == matrix.params
+    twice = [matrix for matrix in chosen if use_dora and matrix.shape[0] < matrix.shape[1]]
+    assert len(chosen) == 14 and len(twice) == (6 if use_dora else 0)
+    assert read[str(base / "model.safetensors")] == 4 * sum(matrix.params for matrix in (*chosen, *twice))
+    factors = load_file(tmp_path / "adapter_model.safetensors").values()
+    assert read[str(tmp_path / "adapter_model.safetensors")] == sum(factor.nbytes for factor in factors)
 
 
 def test_the_base_is_not_read_for_ba(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,3 +376,7 @@ def test_impossible_combinations(pair: tuple[Path, Path, dict[str, torch.Tensor]
     _, other = tiny("bloom")
     with pytest.raises(BadModel, match="right base model"):
         open_subject(tuned, other, "delta")
+
+
+def test_ranks_in_words() -> None:
+    assert (told_ranks([8, 8]), told_ranks([16, 4, 8])) == ("rank 8", "ranks 4 to 16")

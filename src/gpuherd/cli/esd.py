@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.errors import UsageError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.flags import Parser, add_options, build
 
@@ -22,6 +25,7 @@ examples:
   gpuherd esd --model-list models.csv --gpu-list 4 5 6 7 --gpu-mem-threshold 1000 --max-checks 15
   gpuherd esd --single-model openai-community/gpt2 --max-gpus 1
   gpuherd esd --model-list models.csv --dry-run           what would run, and which rows are refused
+  gpuherd esd --resume results                            the list and the options of an earlier run again
   gpuherd --simulate 4x40GB esd --model-list models.csv   try it without GPUs
 
 The list is a CSV file with the columns model_id (or full_name), source_model and base_model_relation.
@@ -33,6 +37,14 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "esd", "analyse the weight spectra of a list of models", DESCRIPTION)
     add_options(parser, ExperimentConfig)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="go on with the run in DIR (default: --output-dir) with its own list and options; options that change no "
+        "figure can be other ones",
+    )
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
     parser.set_defaults(run=run)
 
@@ -46,7 +58,35 @@ def run(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def _take_over(args: argparse.Namespace) -> None:
+    """Puts the options of the run that goes on into ``args``, and goes to the folder where it was started, to which
+    the paths in its list are relative."""
+    from gpuherd.esd.folder import ESDDirectory
+    from gpuherd.esd.resuming import earlier_run, resumed
+    from gpuherd.flags import option_fields
+
+    names = [field.name for field, _ in option_fields(ExperimentConfig)]
+    given = {name: getattr(args, name) for name in names if name in args}
+    named = given.pop("output_dir", None)
+    if args.resume and named is not None and Path(args.resume).absolute() != Path(named).absolute():
+        raise UsageError(f"--resume {args.resume} and --output-dir {named} are two folders; name one")
+    earlier = earlier_run(ESDDirectory(args.resume or named or str(ExperimentConfig.output_dir)))
+    if "log_dir" in given:
+        given["log_dir"] = str(Path(given["log_dir"]).absolute())
+    for name, value in resumed(earlier, given).items():
+        setattr(args, name, value)
+    try:
+        os.chdir(earlier.cwd)
+    except OSError as problem:
+        raise UsageError(
+            f"the run in {earlier.root} was started in {earlier.cwd}, which can't be entered: {problem.strerror}; "
+            "give its list and options again, with paths as seen from here"
+        ) from None
+
+
 def _experiment(args: argparse.Namespace) -> ESDExperiment:
+    if args.resume is not None:
+        _take_over(args)
     load_for(args, ExperimentConfig)
     config = build(ExperimentConfig, args)
 

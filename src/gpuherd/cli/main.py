@@ -18,6 +18,8 @@ from gpuherd.report.log import configure_console
 # Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
 COMMANDS = (
     "esd",
+    "esd compare",
+    "esd export",
     "esd import",
     "batch",
     "run",
@@ -91,12 +93,18 @@ def _command(words: Sequence[str]) -> str | None:
     return None
 
 
+def _needed(command: str, words: Sequence[str]) -> list[str]:
+    """The commands whose parsers are needed: this one; for its help, those that it has too."""
+    helped = "-h" in words or "--help" in words
+    return [name for name in COMMANDS if name == command or (helped and name.startswith(f"{command} "))]
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is told as JSON too."""
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
-    parser = build_parser([command] if command in COMMANDS else COMMANDS)
+    parser = build_parser(_needed(command, words) if command in COMMANDS else COMMANDS)
     if command is not None and command not in COMMANDS:
         import difflib  # slow to import, and seldom needed
 

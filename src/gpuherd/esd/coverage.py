@@ -1,6 +1,6 @@
 """The coverage table of a model: every tensor of its checkpoint, analysed or why not. ``coverage/<model>.csv``.
 
-Knows tensors, matrices and rows. Does not compute anything from weights.
+Knows tensors, matrices and rows. Does not compute anything from weights. Light: no numpy before a table is made.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table, table_text
-from gpuherd.models.subject import NOT_WEIGHTS, TIED
-from gpuherd.models.update import SAME_AS_BASE
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
@@ -79,6 +77,8 @@ class CoverageTotals:
 
 def without_unchanged(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """The rows of a difference, where a matrix of zeros is no failure: fine-tuning left that layer as it was."""
+    from gpuherd.models.update import SAME_AS_BASE
+
     same = f"{SKIPPED}{SAME_AS_BASE}"
     return [replace(row, fit_status=same) if row.fit_status == ALL_ZERO else row for row in rows]
 
@@ -108,6 +108,8 @@ def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> 
 
 
 def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
+    from gpuherd.models.subject import TIED
+
     if not inside:
         tied = None if info.shares is None else f"{TIED}{info.shares}"
         return "skipped", tied or ("one axis: no matrix" if info.shape else "a single number")
@@ -138,6 +140,8 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
 
 
 def _counts(line: TensorCoverage) -> bool:
+    from gpuherd.models.subject import NOT_WEIGHTS, TIED
+
     return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(TIED)
 
 

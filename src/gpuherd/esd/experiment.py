@@ -32,6 +32,7 @@ from gpuherd.esd.plan import (
     Plan,
     PlannedModel,
     Refusal,
+    gpus_needed,
     job_name,
     make_job,
     make_plan,
@@ -288,7 +289,7 @@ class ESDExperiment:
 
     def _plan_lines(self) -> list[PlanLine]:
         done = self._done_before()
-        gpus = 0 if self.config.device_map == "cpu" else self.config.gpus_per_job
+        gpus = gpus_needed(self.config)
         return [
             PlanLine(
                 model=planned.row.model_id,

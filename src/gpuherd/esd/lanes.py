@@ -1,4 +1,4 @@
-"""Analyses matrices on GPUs in lanes: one thread reads ahead, each lane computes spectra in a stream of its own, and
+"""Analyses matrices on GPUs in lanes: some threads read ahead, each lane computes spectra in a stream of its own, and
 the fits run on threads of the CPU meanwhile.
 
 It knows threads and what to do when one fails. What goes where is planned by `spectra.batching`, what is computed is in
@@ -8,7 +8,6 @@ It knows threads and what to do when one fails. What goes where is planned by `s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,35 +17,41 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from gpuherd.engines.allotment import cores
 from gpuherd.esd.on_device import (
+    Computed,
     Piece,
     Result,
     Work,
     comes_whole,
+    compute_group,
     free_cache,
-    group_spectra,
     memory_of,
     own_stream,
     piece_bytes,
     read_pieces,
+    settle,
     size_of,
+    warm_up,
 )
 from gpuherd.esd.pipeline import is_out_of_memory
 from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
 from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
 from gpuherd.esd.spectra.device_gram import ieee_float32
-from gpuherd.esd.spectra.device_solver import device_arithmetic, did_not_converge
+from gpuherd.esd.spectra.device_solver import Arithmetic, did_not_converge
 
 if TYPE_CHECKING:
-    from gpuherd.esd.settings import Precision
     from gpuherd.models.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 
 # Read and not yet on a GPU: enough that lanes find work, and little beside a model.
 READ_AHEAD_BYTES = 1 << 30
-# Fits of one matrix take milliseconds, the GPU's part tens of them.
-MOST_FIT_THREADS = 4
+# One thread copies a few GB a second out of the page cache, and a fast disk wants several requests. Each reader has its
+# own share of the bytes: the first group that is not finished can then always go on, whatever the others hold.
+READERS = 4
+# Threads of the CPU for fits, small matrices, and the eigenvalues of bands. Each is busy for no longer than a core is.
+MOST_FIT_THREADS = 32
 
 
 @dataclass
@@ -64,22 +69,24 @@ class Lanes:
     Args:
         matrices: of the model.
         todo: which of them.
-        precision: of Gram matrices and eigenvalues.
         needs_weights: figures need the weights, which are then read whole.
         devices: as torch names them.
+        arithmetic: of each device.
         finish: called with each result that has a spectrum, from one of several threads.
         spectrum_on_cpu: gives a result for a small matrix, by index.
+        read_ahead_bytes: read and not yet on a GPU, at most, but for one piece a reader.
     """
 
     def __init__(
         self,
         matrices: Sequence[WeightMatrix],
         todo: Sequence[int],
-        precision: Precision,
         needs_weights: bool,
         devices: Sequence[str],
+        arithmetic: Sequence[Arithmetic],
         finish: Callable[[Result], None],
         spectrum_on_cpu: Callable[[int], Result],
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
         self._matrices = matrices
         self._needs_weights = needs_weights
@@ -89,9 +96,11 @@ class Lanes:
         memory = memory_of(devices)
         sizes = [size_of(index, matrices[index], memory[1] if memory else None) for index in todo]
         self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
-        self._arithmetic = [device_arithmetic(device, precision) for device in devices]
-        self._ahead: ReadAhead[Piece] = ReadAhead(READ_AHEAD_BYTES)
+        self._arithmetic = arithmetic
+        self._to_read = iter([group for group in self._plan.groups if group.device is not None])
+        self._shares: list[ReadAhead[Piece]] = [ReadAhead(read_ahead_bytes // READERS) for _ in range(READERS)]
         self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
+        self._reading = READERS
         self._lock = threading.Lock()
         self._left = Left()
         self._errors: list[BaseException] = []
@@ -99,16 +108,21 @@ class Lanes:
     def run(self) -> Left:
         """Analyses everything. Returns what is left to do; raises the first error that is not one matrix's own."""
         by_device = [[g for g in self._plan.groups if g.device == number] for number in range(len(self._devices))]
-        threads = [threading.Thread(target=self._read, name="lane reader")]
+        threads = [
+            threading.Thread(target=self._read, args=(share,), name=f"lane reader {number}")
+            for number, share in enumerate(self._shares)
+        ]
         for number, groups in enumerate(by_device):
             logger.info(
-                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues on the %s",
+                "%s: %d groups of matrices in %d lanes, Gram matrices in %s, eigenvalues by the %s",
                 self._devices[number], len(groups), min(self._plan.lanes, len(groups)),
                 self._arithmetic[number].gram, self._arithmetic[number].solver,
             )  # fmt: skip
             for lane in range(min(self._plan.lanes, len(groups))):
                 name = f"lane {lane} on {self._devices[number]}"
                 threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
+        for device in self._devices:
+            warm_up(device)
         with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
             for group in self._plan.groups:
                 if group.device is None:
@@ -119,25 +133,37 @@ class Lanes:
                 for thread in threads:
                     thread.join()
             except BaseException:
-                self._ahead.stop()
+                self._stop()
                 raise
         if self._errors:
             raise self._errors[0]
         free_cache(self._devices)
         return Left(sorted(self._left.alone), sorted(self._left.on_cpu))
 
-    def _read(self) -> None:
-        """The reader: everything for the GPUs, in the order of the plan."""
-        for group in self._plan.groups:
-            if group.device is None:
-                continue
-            deliveries = [Delivery(self._ahead) for _ in group.indices]
+    def _read(self, share: ReadAhead[Piece]) -> None:
+        """A reader: groups for the GPUs in the order of the plan, each read by one thread, until there are no more."""
+        try:
+            while (item := self._next_group(share)) is not None:
+                group, device, deliveries = item
+                for index, delivery in zip(group.indices, deliveries, strict=True):
+                    delivery.fill(partial(self._pieces, index, device), piece_bytes)
+        finally:
+            with self._lock:
+                self._reading -= 1
+                if self._reading == 0:
+                    for queue in self._waiting:
+                        for _ in range(self._plan.lanes):
+                            queue.put(None)
+
+    def _next_group(self, share: ReadAhead[Piece]) -> tuple[Group, int, list[Delivery[Piece]]] | None:
+        """The next group, handed to its GPU before it is read: lanes take groups in the order of reading."""
+        with self._lock:
+            group = next(self._to_read, None)
+            if group is None or group.device is None:
+                return None
+            deliveries = [Delivery(share) for _ in group.indices]
             self._waiting[group.device].put((group, deliveries))
-            for index, delivery in zip(group.indices, deliveries, strict=True):
-                delivery.fill(partial(self._pieces, index, group.device), piece_bytes)
-        for queue in self._waiting:
-            for _ in range(self._plan.lanes):
-                queue.put(None)
+            return group, group.device, deliveries
 
     def _pieces(self, index: int, device: int) -> Iterator[Piece]:
         return read_pieces(self._matrices[index], self._devices[device], self._whole(index))
@@ -164,26 +190,28 @@ class Lanes:
             for index, delivery in zip(group.indices, deliveries, strict=True)
         ]
         arithmetic, device = self._arithmetic[number], self._devices[number]
-        for result in group_spectra(work, device, arithmetic, batch_of):
-            unfinished.discard(result.index)
-            if result.spectrum is None:
-                with self._lock:
-                    self._left.on_cpu.append(result.index)
-            elif self._needs_weights:
+        for computed in compute_group(work, device, arithmetic, batch_of):
+            unfinished.discard(computed.index)
+            if self._needs_weights:
                 # The lane waits for these fits, so that weights are held of no more matrices than there are lanes.
-                self._finish_one(result)
+                self._finish_one(computed)
             else:
-                self._pool.submit(self._finish_one, replace(result, weights=None))
+                self._pool.submit(self._finish_one, replace(computed, weights=None))
 
-    def _finish_one(self, result: Result) -> None:
-        with self._errors_of({result.index}):
-            self._finish(result)
+    def _finish_one(self, computed: Computed) -> None:
+        with self._errors_of({computed.index}):
+            result = settle(computed)
+            if result.spectrum is not None:
+                self._finish(result)
+                return
+            with self._lock:
+                self._left.on_cpu.append(result.index)
 
     def _host_group(self, group: Group) -> None:
         """A small matrix, or the parts of one tensor, on the CPU; reads by itself."""
         for index in group.indices:
             with self._errors_of({index}):
-                if not self._ahead.stopped:
+                if not self._shares[0].stopped:
                     self._finish(self._spectrum_on_cpu(index))
 
     @contextmanager
@@ -202,8 +230,13 @@ class Lanes:
                 else:
                     self._errors.append(problem)
             if self._errors:
-                self._ahead.stop()
+                self._stop()
+
+    def _stop(self) -> None:
+        """Nothing more is read, so that all lanes come to their end."""
+        for share in self._shares:
+            share.stop()
 
 
 def _fit_threads() -> int:
-    return max(1, min(MOST_FIT_THREADS, len(os.sched_getaffinity(0)) - 1))
+    return max(1, min(MOST_FIT_THREADS, cores() - 1))

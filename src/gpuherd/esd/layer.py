@@ -64,7 +64,7 @@ def analyse_layer(
     """
     row = _row_without_figures(matrix_name, slices)
     if eigenvalues is None:
-        spectrum = layer_spectrum(slices, device=device, conv=conv)
+        spectrum = layer_spectrum(slices, device=device, conv=conv, precision=settings.precision)
     elif bool((eigenvalues >= 0).all()):
         spectrum = checked(np.sort(eigenvalues))
     else:

@@ -17,10 +17,12 @@ from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_leng
 from gpuherd.esd.spectra.device_gram import ieee_float32
 from gpuherd.esd.spectra.device_solver import (
     Arithmetic,
+    Solved,
     device_arithmetic,
     did_not_converge,
-    eigenvalues_of_grams,
     gram_on_device,
+    settled,
+    solved,
 )
 from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 
@@ -45,6 +47,25 @@ class Work:
     matrix: WeightMatrix
     pieces: Iterable[Piece]
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a device found out about a matrix; ``settle`` makes a spectrum of it.
+
+    Attributes:
+        index: its number in the model.
+        pieces: of the matrix, or of each slice of a convolution; None where a piece can't be computed there.
+        conv: it is a convolution.
+        weights: its slices, if they came whole.
+        device: where it was computed.
+    """
+
+    index: int
+    pieces: tuple[Solved | None, ...]
+    conv: bool
+    weights: Weights | None
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +153,9 @@ def piece_bytes(piece: Piece) -> int:
     return int(piece.nbytes)
 
 
-def group_spectra(
+def compute_group(
     group: Sequence[Work], device: str, arithmetic: Arithmetic, batch: Callable[[int], int]
-) -> Iterator[Result]:
+) -> Iterator[Computed]:
     """The spectra of matrices, in their order; those of one side that follow each other are solved together.
 
     Args:
@@ -145,12 +166,12 @@ def group_spectra(
     """
     grams: list[torch.Tensor] = []
     owners: list[int] = []
-    found: dict[int, list[Float64 | None]] = {work.index: [] for work in group}
+    found: dict[int, list[Solved | None]] = {work.index: [] for work in group}
     weights: dict[int, Weights] = {}
     side = 0
 
     def solve() -> None:
-        for owner, values in zip(owners, eigenvalues_of_grams(grams, arithmetic.solver), strict=True):
+        for owner, values in zip(owners, solved(grams, arithmetic.solver), strict=True):
             found[owner].append(values)
         owners.clear()
 
@@ -172,8 +193,21 @@ def group_spectra(
     if grams:
         solve()
     for work in group:
-        spectrum = _pooled(found[work.index], conv=work.matrix.kind == "conv")
-        yield Result(work.index, spectrum, weights.pop(work.index, None), device)
+        pieces, conv = tuple(found[work.index]), work.matrix.kind == "conv"
+        yield Computed(work.index, pieces, conv, weights.pop(work.index, None), device)
+
+
+def settle(computed: Computed) -> Result:
+    """The spectrum of what was computed; takes the CPU's time where only bands were. ``weights`` are handed on."""
+    values: list[Float64] = []
+    for piece in computed.pieces:
+        each = None if piece is None else settled(piece)
+        if each is None:
+            return Result(computed.index, None, computed.weights, computed.device)
+        values.append(each)
+    evals = np.sort(np.concatenate(values))
+    spectrum = checked(evals * CONV_NORM if computed.conv else evals)
+    return Result(computed.index, spectrum, computed.weights, computed.device)
 
 
 def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str) -> Result:
@@ -187,7 +221,8 @@ def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights:
     work = Work(index, matrix, read_pieces(matrix, device, whole), whole)
     try:
         with ieee_float32():
-            (result,) = group_spectra([work], device, device_arithmetic(device, precision), lambda _: 1)
+            (computed,) = compute_group([work], device, device_arithmetic(device, precision), lambda _: 1)
+            result = settle(computed)
     except Exception as problem:
         if did_not_converge(problem):
             return Result(index, None, None, device)
@@ -212,14 +247,6 @@ def _panels(weights: npt.NDArray[Any], device: str) -> Iterator[torch.Tensor]:
         yield staged(part, device)
 
 
-def _pooled(values: Sequence[Float64 | None], *, conv: bool) -> LayerSpectrum | None:
-    sound = [each for each in values if each is not None]
-    if len(sound) < len(values) or not sound:
-        return None
-    evals = np.sort(np.concatenate(sound))
-    return checked(evals * CONV_NORM if conv else evals)
-
-
 @contextmanager
 def own_stream(device: str) -> Iterator[None]:
     """While it lasts, this thread's work on a GPU goes to a stream of its own, beside that of other threads."""
@@ -230,6 +257,15 @@ def own_stream(device: str) -> Iterator[None]:
         return
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         yield
+
+
+def warm_up(device: str) -> None:
+    """Has torch load its solvers for a device and make what it keeps there. From one thread: torch loads its linear
+    algebra for GPUs on first use, and fails with "lazy wrapper should be called at most once" where two threads do."""
+    import torch
+
+    identity = torch.eye(2, dtype=torch.float64, device=device)
+    torch.linalg.eigvalsh(identity @ identity)
 
 
 def free_cache(devices: Sequence[str]) -> None:

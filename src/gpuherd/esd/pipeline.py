@@ -52,11 +52,11 @@ def analyse_matrices(
             not fit in the whole memory of a GPU is computed on the CPU.)
         BadModel: a matrix can't be read; what was not finished by then is lost.
     """
+    from gpuherd.esd.layer import with_figures
+
     rows: list[LayerRow | None] = [
         _row(matrix, SKIPPED + matrix.skip) if matrix.skip is not None else None for matrix in matrices
     ]
-    from gpuherd.esd.layer import with_figures
-
     todo = [index for index, row in enumerate(rows) if row is None]
     keeping = threading.Lock()
     finished = len(matrices) - len(todo)
@@ -114,6 +114,7 @@ def _on_gpus(
     """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
     from gpuherd.esd.lanes import Lanes, Left
     from gpuherd.esd.on_device import alone
+    from gpuherd.esd.spectra.device_solver import device_arithmetic
 
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)
@@ -122,7 +123,8 @@ def _on_gpus(
         """Finishes what can be done in this precision, and returns the rest."""
         left = Left(alone=some)
         if parallel:
-            left = Lanes(matrices, some, precision, settings.needs_weights, devices, finish, on_cpu).run()
+            arithmetic = [device_arithmetic(device, precision) for device in devices]
+            left = Lanes(matrices, some, settings.needs_weights, devices, arithmetic, finish, on_cpu).run()
         for index in left.alone:
             result = alone(index, matrices[index], precision, settings.needs_weights, devices[0])
             if result.spectrum is None:

@@ -162,11 +162,17 @@ def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
+def gpus_needed(config: ExperimentConfig) -> int:
+    """How many GPUs each job gets. None for the spectra of BA, unless asked for: those of their small cores take the
+    CPU less time than a GPU is waited for. (Figures that need the product itself are another matter.)"""
+    small = config.spectra_of == "ba" and not config.needs_weights and config.device_map == "auto"
+    return 0 if small or config.device_map == "cpu" else config.gpus_per_job
+
+
 def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str], run: ESDDirectory) -> Job:
     """The job that analyses the model with this command."""
-    on_cpu = config.device_map == "cpu"
-    memory_mb = None if on_cpu else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
-    gpus = 0 if on_cpu else config.gpus_per_job
+    gpus = gpus_needed(config)
+    memory_mb = None if gpus == 0 else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
     return Job(
         name=job_name(config, planned),
         argv=tuple(argv),

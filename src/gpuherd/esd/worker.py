@@ -20,7 +20,7 @@ from gpuherd import __version__
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import coverage, coverage_text, totals, without_unchanged
+from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
@@ -28,7 +28,8 @@ from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
-from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason, stats_text
+from gpuherd.esd.tables.model_files import ModelFiles, make_folder
+from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.models.names import parse_model
@@ -75,9 +76,8 @@ def analyse(options: WorkerOptions) -> Path:
         CannotWrite: a file can't be written.
     """
     folder = ESDDirectory(options.output_dir)
-    target, covered = folder.stats_file(options.model_id), folder.coverage_file(options.model_id)
-    for file in (target, covered):
-        _prepare_folder(file.parent)
+    for results in (folder.stats, folder.coverage):
+        make_folder(results)
     started = time.monotonic()
     devices = _announce_devices(options)
     progress.report(0, None, "load")
@@ -85,27 +85,30 @@ def analyse(options: WorkerOptions) -> Path:
         subject, base = _open_subject(options)
     found = selected(subject.matrices, subject.source.tensors, options.layers, options.exclude)
     progress.report(0, len(found), "analyse")
-    rows = analyse_matrices(
-        found,
-        options,
-        devices,
-        parallel=not options.no_parallel_gpu,
-        on_progress=lambda done: progress.report(done, len(found), "analyse"),
-    )
-    if options.spectra_of == "delta":
-        rows = without_unchanged(rows)
-    progress.report(len(found), len(found), "save")
-    lines = coverage(subject.source.tensors, found, rows)
-    _save(covered, coverage_text(lines))
-    print(f"Coverage: {totals(lines).sentence()}")
-    if not has_fit(rows):
-        # An older file of this model would now look like the result of this analysis.
-        target.unlink(missing_ok=True)
-        raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
-    _save(target, stats_text(_origin(options, base), rows))
+    names = [matrix.longname for matrix in found]
+    with ModelFiles(
+        folder, options.model_id, names, evals_thresh=options.evals_thresh, save_eigs=options.save_eigs
+    ) as files:
+        rows = analyse_matrices(
+            found,
+            options,
+            devices,
+            parallel=not options.no_parallel_gpu,
+            on_progress=lambda done: progress.report(done, len(found), "analyse"),
+            on_spectrum=files.keep_spectrum,
+        )
+        if options.spectra_of == "delta":
+            rows = without_unchanged(rows)
+        progress.report(len(found), len(found), "save")
+        _save_coverage(files.paths.coverage, coverage(subject.source.tensors, found, rows))
+        if not has_fit(rows):
+            # Older files of this model would now look like the result of this analysis.
+            files.remove()
+            raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
+        files.write(_origin(options, base), rows)
     print(f"Layers: {_counts(rows)}")
-    print(f"Saved: {target} after {time.monotonic() - started:.1f} s")
-    return target
+    print(f"Saved: {files.paths.stats} after {time.monotonic() - started:.1f} s")
+    return files.paths.stats
 
 
 def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
@@ -126,7 +129,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
-    from gpuherd.models.subject import open_subject
+    from gpuherd.models.subject import open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
@@ -138,7 +141,10 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     if base is not None:
         print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
         base_path = locate(parse_model(base))
-    return open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings), base
+    subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
+    if subject.ranks:
+        print(f"Update: s B A of {told_ranks(subject.ranks)} in {len(subject.ranks)} tensors")
+    return subject, base
 
 
 def _origin(options: WorkerOptions, base: str | None) -> Origin:
@@ -151,21 +157,12 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
     )
 
 
-def _prepare_folder(folder: Path) -> None:
-    """Makes the folder of results before hours of work, not after."""
+def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CannotWrite(f"can't write in {folder}")
-
-
-def _save(target: Path, text: str) -> None:
-    try:
-        atomic_write(target, text.encode("utf-8"))
+        atomic_write(target, coverage_text(lines).encode("utf-8"))
     except OSError as problem:
         raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+    print(f"Coverage: {totals(lines).sentence()}")
 
 
 def _counts(rows: Sequence[LayerRow]) -> str:

@@ -10,23 +10,26 @@ in bfloat16 and so rounds the sum to 8 bits; here it is not rounded.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, read_json, read_weight_file
-from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.lora import PANEL_BYTES, Edit, Factors, Float64, MatrixEdit, bias_edit, expert_edit, matrix_edit
+from gpuherd.models.lora import (
+    Edit,
+    Factors,
+    bias_edit,
+    expert_edit,
+    matrix_edit,
+)
+from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames
 from gpuherd.models.patterns import first_matches
-from gpuherd.models.source import TensorInfo, TensorSource
-from gpuherd.models.stored import StoredTensor, read_stored
+from gpuherd.models.source import TensorSource
+from gpuherd.models.stored import StoredTensor
 
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _MODEL_FILES = (
@@ -298,54 +301,3 @@ def _merged(base: TensorSource, edits: dict[str, Edit], replaced: dict[str, Stor
     for name, edit in edits.items():
         edit.check(infos[name])
     return Merged(base, config, infos, edits, replaced)
-
-
-@dataclass(frozen=True, eq=False)
-class Merged:
-    """A base model with an adapter merged into it: a ``TensorSource``."""
-
-    base: TensorSource
-    config: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
-    edits: Mapping[str, Edit] = field(repr=False)
-    replaced: Mapping[str, StoredTensor] = field(repr=False)
-    _squares: dict[str, Float64] = field(default_factory=dict, repr=False)
-
-    def read(self, name: str) -> FloatArray:
-        """One merged tensor. Memory: the tensor, the factors, and a panel of their product."""
-        return self.edited(name, self.unedited(name))
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the first axis of the merged tensor.
-
-        DoRA on a tensor whose outputs are columns (Conv1D, embeddings) needs the norms of all of it: for the first
-        part that is asked for, the tensor is read through once, in panels.
-        """
-        return self.edited(name, self.unedited(name, start, stop), start)
-
-    def unedited(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
-        """A tensor, or its entries ``start`` to ``stop``, before B A is added: the base's, or the one that the adapter
-        holds whole."""
-        replacement = self.replaced.get(name)
-        if replacement is not None:
-            return read_stored(replacement) if stop is None else read_stored(replacement, start, stop)
-        return self.base.read(name) if stop is None else self.base.read_part(name, start, stop)
-
-    def edited(self, name: str, tensor: FloatArray, start: int = 0) -> FloatArray:
-        """What the adapter makes of a tensor, or of its part from ``start`` on; the tensor may be changed."""
-        edit = self.edits.get(name)
-        if edit is None:
-            return tensor
-        if isinstance(edit, MatrixEdit) and edit.needs_squares and len(tensor) < self.tensors[name].shape[0]:
-            return edit.apply(tensor, start, self._all_squares(name, edit))
-        return edit.apply(tensor, start)
-
-    def _all_squares(self, name: str, edit: MatrixEdit) -> Float64:
-        if name not in self._squares:
-            rows, *rest = self.tensors[name].shape
-            step = max(1, PANEL_BYTES // (8 * math.prod(rest)))
-            panels = ((start, min(start + step, rows)) for start in range(0, rows, step))
-            self._squares[name] = sum(
-                (edit.squares(self.unedited(name, start, stop), start) for start, stop in panels), np.zeros(rest)
-            )
-        return self._squares[name]

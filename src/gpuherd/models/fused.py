@@ -71,7 +71,13 @@ class Layout:
         return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
 
 
-_GATE_UP = ("gate_up_proj", "gate_up_proj.weight", "input_linear.weight", "ffn_gate_up_exps.weight")
+_GATE_UP = (
+    "gate_up_proj",
+    "gate_up_proj.weight",
+    "input_linear.weight",
+    "ffn_gate_up_exps.weight",
+    "experts.fc1.weight",
+)
 
 Rule = Callable[[Config, Shape], Layout | None]
 

@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.source import Run, TensorInfo
 from gpuherd.models.stored import StoredTensor, read_stored
 
 Float64 = npt.NDArray[np.float64]
@@ -48,6 +48,14 @@ class Factors:
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
+@lru_cache(maxsize=3)
+def _factor(tensor: StoredTensor) -> FloatArray:
+    """A factor, kept while its module is merged: every block and every expert needs it anew."""
+    factor = read_stored(tensor)
+    factor.setflags(write=False)
+    return factor
+
+
 class Edit(Protocol):
     """What an adapter does to one tensor of the base."""
 
@@ -72,9 +80,14 @@ class MatrixEdit:
     transposed: bool
 
     @property
-    def needs_squares(self) -> bool:
-        """Whether a part of the tensor can't be merged without a look at all of it: DoRA's norms over columns."""
-        return self.factors.magnitude is not None and self.transposed
+    def has_blocks(self) -> bool:
+        """Whether ``apply_block`` can be asked: not of a convolution."""
+        return len(self.factors.a.info.shape) == 2
+
+    def needs_squares(self, shape: tuple[int, ...], rows: Run, columns: Run) -> bool:
+        """Whether a block can't be merged without a look at others: DoRA's norms run over all inputs of an output."""
+        inputs, size = (rows, shape[0]) if self.transposed else (columns, math.prod(shape[1:]))
+        return self.factors.magnitude is not None and inputs != (0, size)
 
     def check(self, info: TensorInfo) -> None:
         a, b = self.factors.a.info.shape, self.factors.b.info.shape
@@ -92,20 +105,32 @@ class MatrixEdit:
         if magnitude is not None and math.prod(magnitude.info.shape) != b[0]:
             raise BadModel(f"{self.where}: the DoRA magnitudes {magnitude.info.shape} do not fit {info.name!r}")
 
-    def squares(self, tensor: FloatArray, start: int) -> Float64:
-        """The sums of squares of each column of W + s B A over these rows, from ``start`` on; changes the tensor."""
-        return _column_squares(self._add(tensor, start))
-
-    def apply(self, tensor: FloatArray, start: int, squares: Float64 | None = None) -> FloatArray:
-        """See ``Edit``. ``squares``: of all columns, over all rows; needed for a part if the edit ``needs_squares``."""
-        rows = self._add(tensor, start)
-        if self.factors.magnitude is not None:
-            magnitude = read_stored(self.factors.magnitude).reshape(-1)
-            if self.transposed:
-                _rescale_columns(rows, magnitude, _column_squares(rows) if squares is None else squares)
-            else:
-                _rescale_rows(rows, magnitude[start : start + len(rows)])
+    def apply(self, tensor: FloatArray, start: int) -> FloatArray:
+        """See ``Edit``. For a part whose edit ``needs_squares`` there is ``apply_block``."""
+        rows = tensor.reshape(tensor.shape[0], -1)
+        self.apply_block(rows, (start, start + len(rows)), (0, rows.shape[1]))
         return tensor
+
+    def apply_block(self, block: FloatArray, rows: Run, columns: Run, squares: Float64 | None = None) -> FloatArray:
+        """The merged block of these rows and columns, in place. ``squares``: of each output, where it
+        ``needs_squares``."""
+        self._add(block, rows, columns)
+        if self.factors.magnitude is not None:
+            first, last = columns if self.transposed else rows
+            wanted = _factor(self.factors.magnitude).reshape(-1)[first:last]
+            lengths = np.sqrt(_squares(block, self._axis) if squares is None else squares[first:last])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                factor = (wanted / lengths).astype(block.dtype)
+            block *= factor[None, :] if self.transposed else factor[:, None]
+        return block
+
+    def add_squares(self, total: Float64, rows: FloatArray, start: int) -> None:
+        """Adds to ``total``, of each output, the squares of W + s B A over these whole rows, which are changed."""
+        self._add(rows, (start, start + len(rows)), (0, rows.shape[1]))
+        if self.transposed:
+            total += _squares(rows, self._axis)
+        else:
+            total[start : start + len(rows)] = _squares(rows, self._axis)
 
     def without_rescaling(self) -> MatrixEdit:
         """The edit that only adds s B A."""
@@ -121,16 +146,18 @@ class MatrixEdit:
 
     def _sides(self) -> tuple[FloatArray, FloatArray]:
         rank = self.factors.rank
-        a = read_stored(self.factors.a).reshape(rank, -1)
-        b = read_stored(self.factors.b).reshape(-1, rank)
+        a = _factor(self.factors.a).reshape(rank, -1)
+        b = _factor(self.factors.b).reshape(-1, rank)
         return (a.T, b.T) if self.transposed else (b, a)
 
-    def _add(self, tensor: FloatArray, start: int) -> FloatArray:
-        """Adds s B A in place. Returns the tensor as rows."""
-        rows = tensor.reshape(tensor.shape[0], -1)
+    @property
+    def _axis(self) -> Literal[0, 1]:
+        """The axis of the inputs, over which the norms run."""
+        return 0 if self.transposed else 1
+
+    def _add(self, block: FloatArray, rows: Run, columns: Run) -> None:
         left, right = self._sides()
-        _add_product(rows, left[start : start + len(rows)], right, self.factors.scaling)
-        return rows
+        _add_product(block, left[slice(*rows)], right[:, slice(*columns)], self.factors.scaling)
 
 
 def _add_product(rows: FloatArray, left: FloatArray, right: FloatArray, scaling: float) -> None:
@@ -143,34 +170,17 @@ def _add_product(rows: FloatArray, left: FloatArray, right: FloatArray, scaling:
         rows[start : start + step] += panel
 
 
-def _panel_rows(rows: FloatArray) -> int:
-    return max(1, PANEL_BYTES // max(1, 8 * int(rows.shape[1])))
-
-
-def _column_squares(rows: FloatArray) -> Float64:
-    """The sum of squares of each column, in float64."""
-    squares = np.zeros(rows.shape[1])
-    step = _panel_rows(rows)
+def _squares(rows: FloatArray, axis: Literal[0, 1]) -> Float64:
+    """The sum of squares along an axis, in float64, in panels of rows."""
+    sums = np.zeros(rows.shape[1 - axis])
+    step = max(1, PANEL_BYTES // max(1, 8 * int(rows.shape[1])))
     for start in range(0, len(rows), step):
         panel = rows[start : start + step].astype(np.float64)
-        squares += np.einsum("ij,ij->j", panel, panel)
-    return squares
-
-
-def _rescale_rows(rows: FloatArray, magnitude: FloatArray) -> None:
-    """DoRA where each output is a row: gives it the length ``magnitude``, in place."""
-    step = _panel_rows(rows)
-    for start in range(0, len(rows), step):
-        panel = rows[start : start + step].astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = magnitude[start : start + step] / np.sqrt(np.einsum("ij,ij->i", panel, panel))
-        rows[start : start + step] *= factor.astype(rows.dtype)[:, None]
-
-
-def _rescale_columns(rows: FloatArray, magnitude: FloatArray, squares: Float64) -> None:
-    """DoRA where each output is a column, whose sum of squares over all rows is ``squares``, in place."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rows *= (magnitude / np.sqrt(squares)).astype(rows.dtype)[None, :]
+        if axis == 0:
+            sums += np.einsum("ij,ij->j", panel, panel)
+        else:
+            sums[start : start + step] = np.einsum("ij,ij->i", panel, panel)
+    return sums
 
 
 def matrix_edit(where: str, info: TensorInfo, factors: Factors, stores_transpose: bool) -> MatrixEdit:
@@ -229,6 +239,21 @@ class ExpertEdit:
             _add_product(tensor[number], left, right, self.factors.scaling)
         return tensor
 
+    @property
+    def has_blocks(self) -> bool:
+        """``apply_block`` can be asked, of all experts' rows below each other."""
+        return True
+
+    def apply_block(self, block: FloatArray, rows: Run, columns: Run) -> FloatArray:
+        """The merged block of these rows (through all experts) and columns, in place."""
+        each = (self.factors.a if self.transposed else self.factors.b).info.shape[1 if self.transposed else 0]
+        for expert in range(rows[0] // each, -(-rows[1] // each)):
+            first, last = max(rows[0], expert * each), min(rows[1], (expert + 1) * each)
+            left, right = self._sides(expert)
+            part = left[first - expert * each : last - expert * each]
+            _add_product(block[first - rows[0] : last - rows[0]], part, right[:, slice(*columns)], self.factors.scaling)
+        return block
+
     def product(self, expert: int) -> Product:
         """s B A of one expert as it is stored, as factors in float64."""
         left, right = self._sides(expert)
@@ -237,17 +262,9 @@ class ExpertEdit:
     def _sides(self, expert: int) -> tuple[FloatArray, FloatArray]:
         rank = self.factors.rank
         a = read_stored(self.factors.a, expert * rank, (expert + 1) * rank)
-        b = _read_and_keep(self.factors.b)
+        b = _factor(self.factors.b)
         b = b.reshape(b.shape[0], rank, self.experts)[:, :, expert]
         return (a.T, b.T) if self.transposed else (b, a)
-
-
-@lru_cache(maxsize=1)
-def _read_and_keep(tensor: StoredTensor) -> FloatArray:
-    """The factor B of all experts, which lie between each other in it: read once for all of them."""
-    b = read_stored(tensor)
-    b.setflags(write=False)
-    return b
 
 
 def expert_edit(

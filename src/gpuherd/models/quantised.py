@@ -44,27 +44,35 @@ _NAMES = {
 def quantised_as(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> str | None:
     """The name of the format that the weights are quantised in, None if they are plain numbers."""
     method = _method(config)
-    evidence = _evidence(tensors)
+    listed = list(tensors)
+    evidence = _evidence(info for info in listed if not info.decoded)
     if method is None:
         return evidence
-    if evidence is None and method in _ON_LOADING:
+    # What is turned back into weights on reading is why the config names a method; what is left is plain.
+    if evidence is None and (method in _ON_LOADING or any(info.decoded for info in listed)):
         return None
     name = _NAMES.get(method, method)
     return evidence if evidence is not None and evidence.startswith(name) else name
 
 
-def _method(config: Mapping[str, Any]) -> str | None:
-    """``quantization_config.quant_method`` of the config or of its text part, lower case."""
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``quantization_config`` of the config or of its text part, empty if there is none."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
         for key in ("quantization_config", "compression_config"):
             settings = part.get(key)
             if isinstance(settings, Mapping):
-                if settings.get("load_in_8bit") is True or settings.get("load_in_4bit") is True:
-                    return "bitsandbytes"
-                return str(settings.get("quant_method", "an unnamed method")).lower()
-    return None
+                return settings
+    return {}
+
+
+def _method(config: Mapping[str, Any]) -> str | None:
+    """The method that the config names, lower case; None if it has no settings of this kind."""
+    settings = settings_of(config)
+    if settings.get("load_in_8bit") is True or settings.get("load_in_4bit") is True:
+        return "bitsandbytes"
+    return str(settings.get("quant_method", "an unnamed method")).lower() if settings else None
 
 
 def _evidence(tensors: Iterable[TensorInfo]) -> str | None:

@@ -14,9 +14,10 @@ from typing import Literal
 from gpuherd.errors import BadModel
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
+from gpuherd.models.lora import ExpertEdit, MatrixEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
-from gpuherd.models.update import adapter_update, difference, update_matrices
+from gpuherd.models.update import AdapterUpdate, adapter_update, difference, update_matrices
 
 SpectraOf = Literal["weights", "ba", "delta"]
 
@@ -38,10 +39,22 @@ class Subject:
     base: TensorSource | None = None
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank r of each tensor whose update is taken as s B A; empty where nothing is."""
+        low_rank = self.source.low_rank if isinstance(self.source, AdapterUpdate) else {}
+        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, MatrixEdit | ExpertEdit))
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors as stored, each storage once; the base's too where weights are compared with it."""
         sources = (self.source,) if self.base is None else (self.source, self.base)
         return sum(info.nbytes for source in sources for info in source.tensors.values() if info.shares is None)
+
+
+def told_ranks(ranks: Sequence[int]) -> str:
+    """The ranks of an adapter's modules in a few words: ``rank 8``, or ``ranks 4 to 16``."""
+    least, most = min(ranks), max(ranks)
+    return f"rank {least}" if least == most else f"ranks {least} to {most}"
 
 
 def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | Path | None) -> str | None:

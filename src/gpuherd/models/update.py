@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import Merged
 from gpuherd.models.dtypes import READABLE, FloatArray
 from gpuherd.models.lora import Edit, ExpertEdit, MatrixEdit, Product
 from gpuherd.models.matrices import WeightMatrix, matrices
+from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames
-from gpuherd.models.source import TensorInfo, TensorSource
+from gpuherd.models.source import BlockSource, Run, TensorInfo, TensorSource
 
 NOT_IN_ADAPTER = "not changed by the adapter"
 SAVED_WHOLE = "saved whole by the adapter: it has no BA"
@@ -66,6 +66,27 @@ class AdapterUpdate:
         """Entries ``start`` to ``stop`` of its first axis."""
         return self._read(name, start, stop)
 
+    def has_blocks(self, name: str) -> bool:
+        """Whether what is merged, and what it is compared with, can be read in blocks."""
+        edit = self.low_rank.get(name)
+        if edit is not None:
+            return isinstance(edit, MatrixEdit | ExpertEdit) and edit.has_blocks
+        return self.merged.has_blocks(name) and _has_blocks(self.merged.base, name)
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        """A block of the difference, seen as (all axes but the last, the last axis)."""
+        edit = self.low_rank.get(name)
+        if isinstance(edit, MatrixEdit | ExpertEdit):
+            return edit.apply_block(np.zeros((rows[1] - rows[0], columns[1] - columns[0])), rows, columns)
+        assert isinstance(self.merged.base, BlockSource)  # noqa: S101 - has_blocks has been asked
+        old = self.merged.base.read_block(name, rows, columns)
+        if name not in self.merged.replaced:
+            return _minus(self.merged.edited_block(name, old.copy(), rows, columns), old)
+        new = self.merged.unedited_block(name, rows, columns).astype(np.float64)
+        if self._only_adds(name):
+            return self.merged.edited_block(name, _minus(new, old), rows, columns)
+        return _minus(self.merged.edited_block(name, new, rows, columns), old)
+
     def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
         edit = self.low_rank.get(name)
         if edit is not None:
@@ -74,13 +95,17 @@ class AdapterUpdate:
         old = _read(self.merged.base, name, start, stop)
         if name not in self.merged.replaced:
             # The edit works in place. Its base tensor is not read a second time.
-            return np.subtract(self.merged.edited(name, old.copy(), start), old)
+            return _minus(self.merged.edited(name, old.copy(), start), old)
         new = self.merged.unedited(name, start, stop).astype(np.float64)
+        if self._only_adds(name):
+            return self.merged.edited(name, _minus(new, old), start)
+        return _minus(self.merged.edited(name, new, start), old)
+
+    def _only_adds(self, name: str) -> bool:
+        """Whether s B A can be added to the difference of a tensor saved whole. (An embedding that PEFT saved beside
+        its factors is mostly the base's own: zeros that no rounding spoils.)"""
         edit = self.merged.edits.get(name)
-        if edit is None or _rescales(edit):
-            return np.subtract(self.merged.edited(name, new, start), old)
-        # An embedding that PEFT saved beside its factors is mostly the base's own: their difference first, then s B A.
-        return edit.apply(np.subtract(new, old), start)
+        return edit is None or not _rescales(edit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +140,22 @@ class Difference:
         """Entries ``start`` to ``stop`` of its first axis."""
         return self._read(name, start, stop)
 
+    def has_blocks(self, name: str) -> bool:
+        """Whether both can be read in blocks."""
+        return _has_blocks(self.model, name) and _has_blocks(self.base, self.old_names.get(name, ""))
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        """A block of the difference, seen as (all axes but the last, the last axis)."""
+        assert isinstance(self.model, BlockSource) and isinstance(self.base, BlockSource)  # noqa: S101 - see has_blocks
+        new, old = (
+            source.read_block(called, rows, columns)
+            for source, called in ((self.model, name), (self.base, self.old_names[name]))
+        )
+        return _minus(new, old)
+
     def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
-        difference = _read(self.model, name, start, stop).astype(np.float64, copy=False)
-        difference -= _read(self.base, self.old_names[name], start, stop)
-        return difference
+        new, old = _read(self.model, name, start, stop), _read(self.base, self.old_names[name], start, stop)
+        return _minus(new, old)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +177,22 @@ class _InFloat64:
 
     def read_part(self, name: str, start: int, stop: int) -> FloatArray:
         return self.source.read_part(name, start, stop).astype(np.float64, copy=False)
+
+    def has_blocks(self, name: str) -> bool:
+        return _has_blocks(self.source, name)
+
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        assert isinstance(self.source, BlockSource)  # noqa: S101 - has_blocks has been asked
+        return self.source.read_block(name, rows, columns).astype(np.float64, copy=False)
+
+
+def _minus(new: FloatArray, old: FloatArray) -> FloatArray:
+    difference: FloatArray = np.subtract(new, old, dtype=np.float64)
+    return difference
+
+
+def _has_blocks(source: TensorSource, name: str) -> bool:
+    return name in source.tensors and isinstance(source, BlockSource) and source.has_blocks(name)
 
 
 def _read(source: TensorSource, name: str, start: int, stop: int | None) -> FloatArray:

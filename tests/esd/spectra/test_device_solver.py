@@ -16,7 +16,7 @@ from gpuherd.esd.spectra.device_solver import (
 )
 
 DEVICE = "cpu:0"
-ARITHMETICS = (Arithmetic("float64", "device"), Arithmetic("split", "host"), Arithmetic("split", "device"))
+ARITHMETICS = (Arithmetic("float64", "device"), Arithmetic("split", "band"), Arithmetic("split", "device"))
 
 
 def pieces(W: np.ndarray, step: int = 130) -> list[torch.Tensor]:
@@ -33,7 +33,7 @@ def test_cards_with_many_float64_units_use_them(capability: tuple[int, int] | No
 
 @pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 5), (8, 6), (8, 9), (10, 3), (12, 0), (13, 0)])
 def test_other_cards_multiply_in_float32_without_loss(capability: tuple[int, int]) -> None:
-    assert arithmetic_of(capability, "float64") == Arithmetic("split", "host")
+    assert arithmetic_of(capability, "float64") == Arithmetic("split", "band")
     assert arithmetic_of(capability, "float32") == Arithmetic("float32", "device")
 
 
@@ -50,7 +50,7 @@ def test_the_eigenvalues_are_those_of_the_cpu(shape: tuple[int, int], arithmetic
     assert np.abs(values - expected).max() <= 1e-13 * len(expected) * expected[-1]
 
 
-@pytest.mark.parametrize("solver", ["device", "host"])
+@pytest.mark.parametrize("solver", ["device", "band"])
 def test_several_at_once_are_those_one_by_one(solver: str) -> None:
     random = np.random.default_rng(1)
     grams = [torch.from_numpy(W @ W.T) for W in random.standard_normal((5, 30, 40))]
@@ -63,7 +63,7 @@ def test_several_at_once_are_those_one_by_one(solver: str) -> None:
         assert np.abs(one - other).max() <= 1e-14 * one[-1]
 
 
-@pytest.mark.parametrize("solver", ["device", "host"])
+@pytest.mark.parametrize("solver", ["device", "band"])
 def test_what_a_gram_matrix_cannot_resolve_is_said(solver: str) -> None:
     random = np.random.default_rng(2)
     low = random.standard_normal((40, 3)) @ random.standard_normal((3, 50))

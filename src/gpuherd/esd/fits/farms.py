@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import CONV_NORM
+from gpuherd.esd.spectra.stack import eigenvalues_of_stack
 
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]
@@ -32,9 +33,6 @@ Matrix = npt.NDArray[Any]
 ASPECT = 2
 WINDOW_ROWS = 100
 WINDOWS_PER_AXIS = 10
-
-# Windows are taken to float64 so many numbers at a time: 32 MB.
-BATCH_NUMBERS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +141,4 @@ def farms_spectra(slices: Sequence[Matrix], *, conv: bool = False) -> list[Float
 def window_eigenvalues(W: Matrix, windows: Windows) -> Float64:
     """λ of each window, in the order of the windows, ascending; shape (windows, min(rows, columns))."""
     rows, columns = windows.rows, windows.columns
-    at_once = max(1, BATCH_NUMBERS // (rows * columns))
-    parts = []
-    for first in range(0, len(windows.corners), at_once):
-        corners = windows.corners[first : first + at_once]
-        stack = np.stack([W[i : i + rows, j : j + columns] for i, j in corners]).astype(np.float64)
-        parts.append(eigenvalues_of_stack(stack))
-    return np.concatenate(parts)
-
-
-def eigenvalues_of_stack(stack: Float64) -> Float64:
-    """Squared singular values of each matrix of a stack (b, rows, columns): (b, min(rows, columns)), ascending."""
-    wide = stack if stack.shape[1] <= stack.shape[2] else stack.transpose(0, 2, 1)
-    values: Float64 = np.maximum(np.linalg.eigvalsh(wide @ wide.transpose(0, 2, 1)), 0.0)
-    return values
+    return eigenvalues_of_stack([W[i : i + rows, j : j + columns] for i, j in windows.corners])

@@ -151,6 +151,7 @@ def singular_values(slabs: Slabs, rows: int, columns: int, exponent: int = 0) ->
             part = _upright(piece, rows >= columns)
             core[start : start + len(part)] = _divided(part, exponent)
             start += len(part)
+            del piece, part
         return _ascending_svdvals(core)
     return _ascending_svdvals(_triangle(slabs, n, rows >= columns, exponent))
 
@@ -167,6 +168,7 @@ def _triangle(slabs: Slabs, n: int, tall: bool, exponent: int) -> Float64:
         stacked[n + len(part) :] = 0.0
         stacked = lapack.dgeqrf(stacked, lwork=workspace, overwrite_a=1)[0]
         stacked[:n] = np.triu(stacked[:n])
+        del piece, part
     return stacked[:n].copy(order="F")
 
 

@@ -141,6 +141,7 @@ def gram_sum(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike = np.fl
     gram = GramSum(rows, columns, dtype)
     for slab in slabs(gram.length):
         gram.add(slab)
+        del slab  # it has to be gone when the next one is read
     gram.free_panel()
     return gram
 

@@ -73,7 +73,8 @@ class ModelSummary:
             1; None where there is no coverage table.
         overtrained: layers whose alpha is below 2.
         undertrained: layers whose alpha is above 6.
-        metrics: ``alpha_median``, then of each metric ``<metric>_mean``, ``_std`` (of a sample; None for a single layer), ``_min``, ``_max``.
+        metrics: ``alpha_median``, then of each metric ``<metric>_mean``, ``_std`` (of a sample; None for a single
+            layer), ``_min``, ``_max``.
         convention: CONVENTION_COLUMNS.
     """
 
