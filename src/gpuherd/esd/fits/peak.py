@@ -22,7 +22,8 @@ def peak_window(x: Float64, bins: int, method: PeakMethod) -> tuple[float, float
 
     * ``xmin_peak``: 0.95 p to 1.5 p, as its inventors document it.
     * ``xmin_peak_wide``: log10(0.95 p) to 1.5 p, as WeightWatcher, TempBalance, AlphaPruning and FARMS compute it: they
-      compare eigenvalues with a logarithm. For p < 1.05 that is negative, and the window has no lower end.
+      compare eigenvalues with a logarithm. For p < 1.05 that is negative, and the window has no lower end. (The
+      powerlaw package, which searches for WeightWatcher, also leaves out the last value of a window.)
 
     Args:
         x: ascending, positive, finite, two values at least.
