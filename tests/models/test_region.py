@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +143,37 @@ def test_slabs_of_a_whole_model_read_each_number_once(tiny: Tiny, model_type: st
             pass
     headers = sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".json") + 100_000
     assert stored <= bytes_read() - before < stored + headers
+
+
+# VmHWM is the peak of this program; ru_maxrss would have that of the process that started it.
+MEASURE = """
+import re, sys
+from pathlib import Path
+from gpuherd.models.checkpoint import open_checkpoint
+from gpuherd.models.matrices import matrices
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+tall, wide = matrices(open_checkpoint(Path(sys.argv[1])))
+next(tall.slabs(1))
+before = peak()
+for matrix in (tall, wide):
+    for slab in matrix.slabs(4096):
+        assert not slab.any()
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_peak_memory_is_that_of_one_slab(tmp_path: Path, name: str) -> None:
+    """Two bfloat16 tensors of 64 MB, 128 MB as float32: a slab has 8 MB, and a panel of at most 8 MB comes on top.
+    The last slab goes when the next one is there."""
+    shapes = {"a.weight": (65536, 512), "b.weight": (512, 65536)}
+    tensors = {key: torch.zeros(shape, dtype=torch.bfloat16) for key, shape in shapes.items()}
+    save_file(tensors, tmp_path / name) if name.endswith("safetensors") else torch.save(tensors, tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], capture_output=True, text=True, check=True)
+    assert 8 <= float(done.stdout) < 8 + 8 + 8 + 8
 
 
 def test_slabs_of_less_than_one_row_are_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import ModelResult, gather, write_summary
 from gpuherd.esd.model_list import ModelRow
@@ -106,8 +107,11 @@ class ESDExperiment:
             BadModelList, BadModel, MissingModel: the list, or the model of ``single_model``, can't be used.
             CannotWrite: the output folder can't be written.
             UsageError: the folder holds results of another convention, or the GPUs asked for don't exist.
+            MissingExtra: truncated power laws are asked for, and powerlaw 1.5 is not there.
             QueueBusy: another gpuherd works on the same folder.
         """
+        if self.config.tpl:
+            require_powerlaw()
         if self.config.dry_run:
             self.plan = self._make_plan()
             self.outcome = ExperimentOutcome(None, self.plan.refused)

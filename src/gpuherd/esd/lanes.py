@@ -8,7 +8,6 @@ It knows threads and what to do when one fails. What goes where is planned by `s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from gpuherd.engines.allotment import cores
 from gpuherd.esd.on_device import (
     Piece,
     Result,
@@ -30,6 +30,7 @@ from gpuherd.esd.on_device import (
     piece_bytes,
     read_pieces,
     size_of,
+    warm_up,
 )
 from gpuherd.esd.pipeline import is_out_of_memory
 from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
@@ -109,6 +110,8 @@ class Lanes:
             for lane in range(min(self._plan.lanes, len(groups))):
                 name = f"lane {lane} on {self._devices[number]}"
                 threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
+        for device in self._devices:
+            warm_up(device)
         with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
             for group in self._plan.groups:
                 if group.device is None:
@@ -206,4 +209,4 @@ class Lanes:
 
 
 def _fit_threads() -> int:
-    return max(1, min(MOST_FIT_THREADS, len(os.sched_getaffinity(0)) - 1))
+    return max(1, min(MOST_FIT_THREADS, cores() - 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gpuherd.esd.fits.bootstrap import bootstrap_p_value
 from gpuherd.esd.fits.clip import fit_clipped
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_by_settings
 from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.fits.tpl import fit_truncated_power_law
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum
@@ -122,6 +123,8 @@ def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSett
     if settings.bootstrap and fit.alpha is not None:
         rng = generator("bootstrap", settings.seed, row.longname)
         row = replace(row, p_value=bootstrap_p_value(x, fit, settings, rng))
+    if settings.tpl:
+        row = replace(row, **asdict(fit_truncated_power_law(x, settings)))
     return _with_fit(row, evals, fit)
 
 

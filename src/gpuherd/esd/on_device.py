@@ -232,6 +232,15 @@ def own_stream(device: str) -> Iterator[None]:
         yield
 
 
+def warm_up(device: str) -> None:
+    """Has torch load its solvers for a device and make what it keeps there. From one thread: torch loads its linear
+    algebra for GPUs on first use, and fails with "lazy wrapper should be called at most once" where two threads do."""
+    import torch
+
+    identity = torch.eye(2, dtype=torch.float64, device=device)
+    torch.linalg.eigvalsh(identity @ identity)
+
+
 def free_cache(devices: Sequence[str]) -> None:
     """Gives freed GPU memory back before a larger piece is asked for."""
     import torch

@@ -132,20 +132,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     GGUF file in shards: any of them).
 
     Headers are read and checked, no weights. Raises MissingModel when the path or a shard is not there, BadModel when
-    it is no model, damaged, or quantised.
+    it is no model, damaged, or quantised in a way that can't be turned back into weights.
     """
     path = Path(path)
     if not path.exists():
         raise MissingModel(f"{path} is not there")
-    folder = path if path.is_dir() else path.parent
-    gguf = path if path.suffix.lower() in _GGUF and not path.is_dir() else _only_gguf(folder) if path.is_dir() else None
-    stored: Mapping[str, Stored]
-    if gguf is not None:
-        config, files = gguf_model.read_model(gguf)
-        stored = _merge(files)
-    else:
-        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        stored = decoded(_read_folder(path) if path.is_dir() else _merge([read_weight_file(path)]), config)
+    config, stored = _open(path)
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
     if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
@@ -155,10 +147,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
     quantised = quantised_as(config, (tensor.info for tensor in stored.values()))
     if quantised is not None:
         raise BadModel(
-            f"{path} is quantised ({quantised}): its numbers are codes, not weights. Use the unquantised model; "
-            "if the weights are plain after all, remove quantization_config from its config.json"
+            f"{path} is quantised ({quantised}), in a form that can't be turned back into weights here: its numbers "
+            "are codes. Use the unquantised model; if the weights are plain after all, remove quantization_config from "
+            "its config.json"
         )
     return Checkpoint(path, config, stored)
+
+
+def _open(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Stored]]:
+    """Config and tensors of a folder or a file that exists."""
+    whole_folder = path.is_dir()
+    gguf = _only_gguf(path) if whole_folder else path if path.suffix.lower() in _GGUF else None
+    if gguf is not None:
+        config, files = gguf_model.read_model(gguf)
+        return config, _merge(files)
+    beside = (path if whole_folder else path.parent) / "config.json"
+    config = read_json(beside) if beside.exists() else {}
+    return config, decoded(_read_folder(path) if whole_folder else _merge([read_weight_file(path)]), config)
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

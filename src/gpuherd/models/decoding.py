@@ -21,6 +21,8 @@ Tensors = Mapping[str, StoredTensor]
 Found = tuple[Decoded, frozenset[str]]
 
 _FLOATS = ("F16", "BF16", "F32")
+# What codes are stored as: most checkpoints have no such tensor, and are not looked through.
+_CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 _STATE = ".quant_state.bitsandbytes__"
 
 
@@ -32,8 +34,8 @@ def decoded(stored: Tensors, config: Mapping[str, Any]) -> dict[str, StoredTenso
     settings = settings_of(config)
     replaced: dict[str, Decoded] = {}
     parts: set[str] = set()
-    for name in stored:
-        for rule in _RULES:
+    for name, tensor in stored.items():
+        for rule in _RULES if tensor.info.dtype in _CODES else ():
             found = rule(stored, name, settings)
             if found is not None:
                 replaced[name] = found[0]

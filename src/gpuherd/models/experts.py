@@ -15,11 +15,16 @@ from gpuherd.models.source import TensorInfo
 
 # More than this in one tensor are no mixture; each is a matrix to us.
 MAX_EXPERTS = 1 << 16
-_EXPERTS = re.compile(r"(?:.*\.)?(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+")
+_EXPERTS = re.compile(r"(?:.*\.)?(?:(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+|(?:input|output)_linear\.weight)")
 _GGUF = re.compile(r"(?P<stem>(?:.*\.)?ffn_(?:gate_up|gate|up|down))_(?:ch)?exps(?:\.weight)?")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 # The tensor of an expert's gate and up projections, and that of its down projection.
-_DOWN_OF = (("gate_up_proj", "down_proj"), ("input_linear", "output_linear"), ("ffn_gate_up_", "ffn_down_"))
+_DOWN_OF = (
+    ("gate_up_proj", "down_proj"),
+    ("input_linear", "output_linear"),
+    ("ffn_gate_up_", "ffn_down_"),
+    ("experts.fc1", "experts.fc2"),
+)
 
 
 def holds_experts(name: str) -> bool:

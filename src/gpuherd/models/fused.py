@@ -71,7 +71,13 @@ class Layout:
         return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
 
 
-_GATE_UP = ("gate_up_proj", "gate_up_proj.weight", "input_linear.weight", "ffn_gate_up_exps.weight")
+_GATE_UP = (
+    "gate_up_proj",
+    "gate_up_proj.weight",
+    "input_linear.weight",
+    "ffn_gate_up_exps.weight",
+    "experts.fc1.weight",
+)
 
 Rule = Callable[[Config, Shape], Layout | None]
 
@@ -90,6 +96,11 @@ def _qkv(axis: int, groups: int, q: int, k: int, v: int) -> Layout:
 
 def _row_thirds(_: Config, shape: Shape) -> Layout | None:
     return None if shape[0] % 3 else _qkv(0, 1, *(shape[0] // 3,) * 3)
+
+
+def _square_thirds(config: Config, shape: Shape) -> Layout | None:
+    """As vision models store three square matrices (timm's, SAM, Qwen-VL); with fewer key heads the shape differs."""
+    return _row_thirds(config, shape) if shape[0] == 3 * shape[1] else None
 
 
 def _columns(_: Config, shape: Shape) -> Layout | None:
@@ -209,6 +220,7 @@ _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
         (None, r"c_attn\.weight", _columns),
         (None, r"in_proj_weight", _row_thirds),
         (None, r"W_pack\.weight", _row_thirds),
+        (None, r"(?:attn|attention|self_attn)\.qkv\.weight", _square_thirds),
         (None, r"(?:mlp|feed_forward|shared_expert|shared_experts)\.gate_up_proj\.weight", _row_halves("_gate", "_up")),
     )
 )

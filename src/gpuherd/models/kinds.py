@@ -17,18 +17,19 @@ Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
 _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
-    r"token_embd)\.weight"
+    r"token_embd|transformer\.w)\.weight"
 )
 _EMBEDDING = re.compile(
     r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
     r"word_embedding|embed_positions|[\w-]*embeddings?|relative_attention_bias|"
-    r"token_embd|position_embd|token_types|per_layer_token_embd)\.weight"
+    r"token_embd|position_embd|token_types|per_layer_token_embd|transformer\.w)\.weight"
 )
 _HEAD = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
 )
-# Matrices whose names don't end in .weight: torch.nn.MultiheadAttention's.
-_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight)")
+# Matrices whose names don't end in .weight: those of torch.nn.MultiheadAttention, and of its RNN, LSTM and GRU, whose
+# gates lie below each other.
+_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_[ih]h(?:_l\d+(?:_reverse)?)?)")
 # More kernel positions than this are no convolution; each is a matrix to us.
 MAX_POSITIONS = 1 << 16
 
@@ -56,7 +57,9 @@ def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool)
         return "other", "empty"
     if name.endswith("bias"):
         return "other", "a bias"
-    same_as = info.shares or tied.get(name)
+    same_as = tied.get(name) or info.shares
+    if same_as is not None and tied.get(same_as) == name:
+        same_as = None  # a head that comes first in the file is counted as the embedding, not the other way about
     if same_as:
         return "other", f"tied to {same_as}, counted there"
     if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):

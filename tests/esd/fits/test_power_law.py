@@ -1,11 +1,13 @@
-"""The exact search for xmin against a plain search over every candidate, on real and made-up spectra."""
+"""Power-law fits: real matrices, known answers, every reason for having none, and what is refused."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,41 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from tests.esd.fits.plain import Float64, every_candidate, in_window, peak_of
 
-from gpuherd.esd import PowerLawFit, eigenvalues, fit_power_law
+from gpuherd.esd import FitSettings, PowerLawFit, eigenvalues, fit_power_law
+from gpuherd.esd.fits.power_law import fit_by_settings
+from gpuherd.esd.settings import KS, KS_KINDS, METHODS, Method
 
-Float64 = npt.NDArray[np.float64]
-
-
-def exhaustive(x: Float64) -> tuple[int, Float64, Float64]:
-    """By the definition: the index of the least distance, all alphas, all distances (inf: excluded)."""
-    n = len(x)
-    alphas, distances = np.full(n - 1, np.nan), np.full(n - 1, np.inf)
-    for i in range(n - 1):
-        if x[i] >= x[-1] * (1 - n * np.finfo(float).eps):
-            continue
-        ratio, tail = x[i:] / x[i], n - i
-        alphas[i] = 1 + tail / np.log(ratio).sum()
-        distances[i] = np.abs(1 - ratio ** (1 - alphas[i]) - np.arange(tail) / tail).max()
-    return int(distances.argmin()), alphas, distances
-
-
-def assert_equals_exhaustive(x: Float64, *, same_index: bool) -> None:
-    fit = fit_power_law(x, "DKS")
-    best, alphas, distances = exhaustive(x)
-    assert fit.status == "ok"
-    assert fit.alpha is not None
-    assert fit.D is not None
-    assert fit.num_tail is not None
-    assert fit.sigma is not None
-    index = len(x) - fit.num_tail
-    if same_index:
-        assert index == best
-    # In made-up spectra candidates can tie to the last digit; which comes first is then a matter of rounding.
-    assert index == best or distances[index] - distances[best] <= 1e-12
-    assert (fit.alpha, fit.D) == pytest.approx((alphas[index], distances[best]), rel=1e-9)
-    assert (fit.xmin, fit.xmax) == (x[index], x[-1])
-    assert fit.sigma == pytest.approx((alphas[index] - 1) / math.sqrt(fit.num_tail), rel=1e-9)
+DELTAS = (0.0, 1e-4, 1e-3, 1e-2, 0.1)
 
 
 def trained_matrices() -> Iterator[npt.NDArray[np.floating]]:
@@ -67,44 +41,17 @@ def test_dks_is_the_exhaustive_search_on_real_matrices() -> None:
     count = 0
     for W in trained_matrices():
         count += 1
+        by_svd = np.linalg.svd(W.astype(np.float64), compute_uv=False)[::-1] ** 2
+        plain = every_candidate(by_svd[by_svd > 1e-5])
         x = eigenvalues(W)
         x = x[x > 1e-5]
-        assert_equals_exhaustive(x, same_index=True)
-        by_svd = np.linalg.svd(W.astype(np.float64), compute_uv=False)[::-1] ** 2
-        best, alphas, distances = exhaustive(by_svd[by_svd > 1e-5])
-        fit = fit_power_law(x, "DKS")
-        assert fit.num_tail == len(x) - best
-        assert (fit.alpha, fit.D) == pytest.approx((alphas[best], distances[best]), rel=1e-9)
+        for ks in KS_KINDS:
+            best = plain.best(ks)
+            fit = fit_power_law(x, "DKS", ks=ks, delta=1e-3)
+            assert fit.num_tail == len(x) - best
+            assert (fit.alpha, fit.D) == pytest.approx((plain.alphas[best], plain.distances(ks)[best]), rel=1e-9)
+            assert (fit.alpha_lo, fit.alpha_hi) == pytest.approx(plain.interval(ks, best, 1e-3), rel=1e-9)
     assert count >= 20
-
-
-def with_fingers(rng: np.random.Generator, n: int) -> npt.NDArray[np.floating]:
-    """A Pareto body and a few eigenvalues far above it."""
-    return np.concatenate([rng.pareto(2.5, n) + 1, 10 ** rng.uniform(3, 6, max(1, n // 50))])
-
-
-FAMILIES: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.floating]]] = {
-    "pareto": lambda rng, n: rng.pareto(rng.uniform(0.5, 6), n) + 1,
-    "lognormal": lambda rng, n: rng.lognormal(0, rng.uniform(0.1, 4), n),
-    "uniform": lambda rng, n: rng.uniform(1e-4, 1, n),
-    "random matrix": lambda rng, n: np.linalg.svd(rng.standard_normal((n, 2 * n)), compute_uv=False) ** 2,
-    "duplicates": lambda rng, n: rng.choice(rng.pareto(2, max(2, n // 10)) + 1, n),
-    "two values": lambda rng, n: np.where(np.arange(n) < rng.integers(1, n), 1.0, rng.uniform(1.1, 50)),
-    "twelve decades": lambda rng, n: 10 ** rng.uniform(-6, 6, n),
-    "fingers": with_fingers,
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(40))
-def test_dks_is_the_exhaustive_search_on_made_up_spectra(family: str, seed: int) -> None:
-    rng = np.random.default_rng([seed, len(family)])
-    n = int(rng.integers(2, [12, 60, 300, 700][seed % 4]))
-    x = np.sort(FAMILIES[family](rng, n)).astype(np.float64)
-    if x[0] == x[-1]:
-        assert fit_power_law(x, "DKS").alpha is None
-    else:
-        assert_equals_exhaustive(x, same_index=family in ("lognormal", "twelve decades", "random matrix"))
 
 
 @pytest.mark.parametrize(
@@ -116,26 +63,40 @@ def test_dks_is_the_exhaustive_search_on_made_up_spectra(family: str, seed: int)
 )
 def test_of_equal_distances_the_first_counts(counts: list[int], values: list[float], first: int) -> None:
     x = np.repeat(values, counts)
-    best, _, distances = exhaustive(x)
-    assert (distances == distances.min()).sum() == 2
+    distances = every_candidate(x).one_sided
+    assert (distances <= distances.min() + 1e-15).sum() == 2
     fit = fit_power_law(x, "DKS")
     assert fit.num_tail == len(x) - first
-    assert best == first
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.floats(1e-300, 1e300), min_size=0, max_size=40), st.sampled_from(["DKS", "xmin_mid", "xmin_peak"]))
-def test_any_spectrum_gives_a_finite_fit_or_a_reason(values: list[float], method: str) -> None:
-    fit = fit_power_law(np.sort(np.array(values, dtype=np.float64)), method)  # type: ignore[arg-type]
-    figures = (fit.alpha, fit.D, fit.xmin, fit.xmax, fit.sigma, fit.num_tail)
+@pytest.mark.parametrize(("off", "size"), [(0.0, 6), (1e-13, 6), (1e-11, 3)])
+def test_distances_equal_within_rounding_are_equal(off: float, size: int) -> None:
+    """Two distances of 1/3; ``off`` brings the second one, that of the fours, so little below the first."""
+    fit = fit_power_law(np.array([1.0, 1.0, 1.0, 4.0, 4.0 * (1 + off), 8.0]), "DKS")
+    assert fit.num_tail == size
+    assert pytest.approx(1 / 3, abs=1e-10) == fit.D
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(1e-300, 1e300), min_size=0, max_size=40),
+    st.sampled_from(METHODS),
+    st.sampled_from(KS_KINDS),
+    st.sampled_from([0.0, 1e-3, 1.0]),
+)
+def test_any_spectrum_gives_a_finite_fit_or_a_reason(values: list[float], method: Method, ks: KS, delta: float) -> None:
+    fit = fit_power_law(np.sort(np.array(values, dtype=np.float64)), method, ks=ks, delta=delta)
+    figures = [figure for name, figure in asdict(fit).items() if name != "status"]
     if fit.status == "ok":
         assert all(figure is not None and math.isfinite(figure) for figure in figures)
         assert fit.alpha is not None
-        assert fit.alpha >= 1
+        assert fit.alpha_lo is not None
+        assert fit.alpha_hi is not None
+        assert 1 <= fit.alpha_lo <= fit.alpha <= fit.alpha_hi
         assert fit.D is not None
         assert 0 <= fit.D <= 1
     else:
-        assert figures == (None,) * 6
+        assert figures == [None] * 8
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0, 3.5, 4.5, 6.0])
@@ -148,10 +109,10 @@ def test_alpha_of_pareto_samples_is_found_within_three_sigma(alpha: float) -> No
     assert abs(fit.alpha - alpha) < 3 * fit.sigma
 
 
-@pytest.mark.parametrize("method", ["DKS", "xmin_mid", "xmin_peak"])
-def test_fit_does_not_depend_on_scale(method: str) -> None:
+@pytest.mark.parametrize("method", ["DKS", "xmin_mid", "xmin_peak"])  # the wide window is not free of scale
+def test_fit_does_not_depend_on_scale(method: Method) -> None:
     x = np.sort(np.random.default_rng(3).lognormal(0, 1.5, 500))
-    plain, scaled = fit_power_law(x, method), fit_power_law(np.ldexp(x, 40), method)  # type: ignore[arg-type]
+    plain, scaled = fit_power_law(x, method), fit_power_law(np.ldexp(x, 40), method)
     assert scaled.num_tail == plain.num_tail
     assert (scaled.alpha, scaled.D) == pytest.approx((plain.alpha, plain.D), rel=1e-11)
 
@@ -170,22 +131,48 @@ def test_xmin_mid_takes_the_position_asked_for(xmin_pos: float, index: int) -> N
     x = np.sort(np.random.default_rng(1).pareto(2, 101) + 1)
     fit = fit_power_law(x, "xmin_mid", xmin_pos=xmin_pos)
     assert fit.xmin == x[index]
-    _, alphas, distances = exhaustive(x)
-    assert (fit.alpha, fit.D) == pytest.approx((alphas[index], distances[index]), rel=1e-12)
+    plain = every_candidate(x)
+    assert (fit.alpha, fit.D) == pytest.approx((plain.alphas[index], plain.one_sided[index]), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("bins", [20, 100])
-def test_xmin_peak_searches_the_documented_window(seed: int, bins: int) -> None:
-    x = np.sort(np.random.default_rng(seed).lognormal(0, 1.5, 400))
-    counts, edges = np.histogram(np.log10(x), bins=bins)
-    peak = 10 ** edges[counts.argmax()]
-    _, alphas, distances = exhaustive(x)
-    outside = (x[:-1] < 0.95 * peak) | (x[:-1] > 1.5 * peak)
-    best = int(np.where(outside, np.inf, distances).argmin())
-    fit = fit_power_law(x, "xmin_peak", bins=bins)
-    assert fit.xmin == x[best]
-    assert (fit.alpha, fit.D) == pytest.approx((alphas[best], distances[best]), rel=1e-9)
+def test_xmin_peak_uses_the_bins_asked_for(bins: int) -> None:
+    for seed in range(10):
+        x = np.sort(np.random.default_rng(seed).lognormal(0, 1.5, 400))
+        peak = peak_of(x, bins)
+        plain = every_candidate(x)
+        best = plain.best("one-sided", in_window(x, 0.95 * peak, 1.5 * peak))
+        assert fit_power_law(x, "xmin_peak", bins=bins).xmin == x[best]
+
+
+def test_settings_reach_the_fit() -> None:
+    x = np.sort(np.random.default_rng(2).lognormal(0, 1.5, 300))
+    asked: list[tuple[FitSettings, dict[str, Any]]] = [
+        (FitSettings("DKS", ks="two-sided", delta=0.01), {"method": "DKS", "ks": "two-sided", "delta": 0.01}),
+        (FitSettings("xmin_mid", xmin_pos=3), {"method": "xmin_mid", "xmin_pos": 3, "delta": 1e-3}),
+        (FitSettings("xmin_peak", bins=9), {"method": "xmin_peak", "bins": 9, "delta": 1e-3}),
+    ]
+    for given_settings, words in asked:
+        assert fit_by_settings(x, given_settings) == fit_power_law(x, **words)
+        assert fit_by_settings(x, given_settings) != fit_by_settings(
+            x, FitSettings(given_settings.fix_fingers, delta=0)
+        )
+
+
+def test_the_interval_is_not_computed_unless_asked_for() -> None:
+    fit = fit_power_law(np.arange(1.0, 30.0), "DKS")
+    assert (fit.alpha_lo, fit.alpha_hi) == (None, None)
+
+
+def test_a_wider_delta_never_narrows_the_interval() -> None:
+    x = np.sort(np.random.default_rng(6).pareto(2, 800) + 1)
+    for method in METHODS:
+        lows, highs = zip(
+            *((f.alpha_lo, f.alpha_hi) for f in (fit_power_law(x, method, delta=d) for d in DELTAS)), strict=True
+        )
+        assert list(lows) == sorted(lows, reverse=True)
+        assert list(highs) == sorted(highs)
+        assert lows[0] != lows[-1]
 
 
 def reason(fit: PowerLawFit) -> str:
@@ -217,6 +204,11 @@ def test_wrong_arguments_are_refused() -> None:
     x = np.array([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="unknown method 'median'"):
         fit_power_law(x, "median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown distance 'three-sided'"):
+        fit_power_law(x, "DKS", ks="three-sided")  # type: ignore[arg-type]
+    for delta in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="delta"):
+            fit_power_law(x, "DKS", delta=delta)
     with pytest.raises(ValueError, match="at least 1"):
         fit_power_law(x, "xmin_peak", bins=0)
     with pytest.raises(ValueError, match="at least 1"):

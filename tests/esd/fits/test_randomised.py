@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,10 @@ from gpuherd.esd.fits.randomised import (
     RandomisedFigures,
     compare_with_random_order,
     jensen_shannon_distance,
-    shuffled,
 )
 from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.fits.shuffling import shuffled
+from gpuherd.esd.settings import PRECISIONS, FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -33,36 +33,7 @@ def structured(rows: int = 120, columns: int = 200, seed: int = 0) -> npt.NDArra
 
 
 def compare(W: npt.NDArray[np.floating], *, name: str = "w", seed: int = 0) -> RandomisedFigures:
-    return compare_with_random_order(name, [W], layer_spectrum([W]).evals, seed=seed)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (300, 500), (700, 900)])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_entries_are_kept_and_the_matrix_is_left_as_it_was(shape: tuple[int, int], dtype: type) -> None:
-    W: npt.NDArray[Any] = np.random.default_rng(1).standard_normal(shape).astype(dtype)
-    before = W.copy()
-    order = shuffled(W, generator(PURPOSE, 0, "w"))
-    assert (order.shape, order.dtype) == (W.shape, W.dtype)
-    assert np.array_equal(W, before)
-    assert np.array_equal(np.sort(order, axis=None), np.sort(W, axis=None))
-    if W.size > 50:
-        assert not np.array_equal(order, W)
-
-
-def test_a_view_that_is_not_contiguous_is_shuffled_too() -> None:
-    W = np.arange(60.0).reshape(6, 10)[:, ::2].T
-    assert np.array_equal(np.sort(shuffled(W, generator(PURPOSE, 0, "w")), axis=None), np.sort(W, axis=None))
-
-
-def test_every_order_is_as_likely() -> None:
-    """All 24 orders of 4 entries in 24,000 draws: chi-squared with 23 degrees of freedom, 99.99 % below 57."""
-    rng = generator(PURPOSE, 0, "w")
-    counts: dict[bytes, int] = {}
-    for _ in range(24_000):
-        order = shuffled(np.arange(4, dtype=np.int8).reshape(2, 2), rng).tobytes()
-        counts[order] = counts.get(order, 0) + 1
-    assert len(counts) == 24
-    assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 57
+    return compare_with_random_order(name, [W], layer_spectrum([W]).evals, FitSettings(seed=seed))
 
 
 def test_seed_and_name_decide_the_order() -> None:
@@ -81,10 +52,13 @@ def test_structure_becomes_noise() -> None:
     assert figures.rand_num_spikes == 0
     assert figures.rand_status == "ok"
     assert figures.rand_bulk_max is not None
+    assert figures.max_rand_eval is not None
     # The largest eigenvalue of noise is the bulk's edge within a few Tracy-Widom widths, n^(-2/3) of it.
     assert figures.max_rand_eval == pytest.approx(figures.rand_bulk_max, rel=4 * 120 ** (-2 / 3))
+    assert figures.rand_softrank is not None
     assert figures.rand_softrank == pytest.approx(figures.max_rand_eval / evals[-1], rel=1e-12)
-    assert figures.rand_softrank < 0.3
+    assert 0 < figures.rand_softrank < 0.3
+    assert figures.rand_distance is not None
     assert figures.rand_distance > 0.1
 
 
@@ -94,6 +68,7 @@ def test_noise_stays_noise(ratio: float) -> None:
     figures = compare(W)
     assert figures.rand_num_spikes in (0, 1)
     assert figures.rand_softrank == pytest.approx(1.0, abs=0.06)
+    assert figures.rand_distance is not None
     assert figures.rand_distance < 0.01
     edge = (math.sqrt(300) + math.sqrt(300 * ratio)) ** 2
     assert figures.max_rand_eval == pytest.approx(edge, rel=4 * 300 ** (-2 / 3))
@@ -103,6 +78,16 @@ def test_a_weight_that_is_too_large_is_a_trap() -> None:
     W = np.random.default_rng(8).standard_normal((150, 300))
     W[3, 7] = 60.0
     assert compare(W).rand_num_spikes == 1
+
+
+def test_at_the_limit_of_float64_there_may_be_no_random_spectrum() -> None:
+    """Two squares in one row add up to the least number above 0 that float64 has; apart, each is rounded to 0."""
+    W = np.zeros((40, 50))
+    W[3, [5, 9]] = 1.5e-162
+    assert layer_spectrum([W]).evals[-1] == 5e-324
+    figures = compare(W)
+    reason = "in random order: all eigenvalues are zero: the weights are too small for float64"
+    assert figures == RandomisedFigures(None, None, None, None, None, None, None, None, reason)
 
 
 def test_small_spectra_take_five_orders() -> None:
@@ -121,7 +106,7 @@ def test_small_spectra_take_five_orders() -> None:
 def test_the_slices_of_a_convolution_are_shuffled_apart_at_half_weight() -> None:
     slices = [structured(30, 20, seed) * (1 + seed) for seed in range(9)]
     evals = layer_spectrum(slices, conv=True).evals
-    figures = compare_with_random_order("conv", slices, evals, seed=0, conv=True)
+    figures = compare_with_random_order("conv", slices, evals, FitSettings(), conv=True)
     rng = generator(PURPOSE, 0, "conv")
     expected = np.sort(np.concatenate([np.linalg.svd(shuffled(W, rng), compute_uv=False) ** 2 for W in slices])) / 2
     assert figures.max_rand_eval == pytest.approx(expected[-1], rel=1e-5)
@@ -156,3 +141,14 @@ def test_the_distance_is_that_of_two_distributions(pairs: list[tuple[float, floa
 
 def test_distance_of_opposites() -> None:
     assert jensen_shannon_distance(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == pytest.approx(math.sqrt(math.log(2)))
+
+
+def test_float32_arithmetic_is_taken_where_it_is_asked_for() -> None:
+    W = structured()
+    evals = layer_spectrum([W]).evals
+    exact, rounded = (
+        compare_with_random_order("w", [W], evals, FitSettings(precision=precision)).max_rand_eval
+        for precision in PRECISIONS
+    )
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=1e-4)

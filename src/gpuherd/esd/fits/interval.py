@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuherd.esd.fits.candidates import COARSE, FINE, Candidates
+from gpuherd.esd.fits.candidates import Candidates
 from gpuherd.esd.fits.ks import Indices
+
+# How many of the outermost candidates are sampled first; then twice as many, and so on.
+FIRST_LOOK = 128
 
 
 def alpha_interval(candidates: Candidates, limit: float) -> tuple[float, float]:
@@ -37,10 +40,13 @@ def alpha_interval(candidates: Candidates, limit: float) -> tuple[float, float]:
 def _outermost(candidates: Candidates, who: Indices, limit: float, side: float, found: int) -> int:
     """The one of ``who`` within the limit whose slope is farthest out on that side (+1: largest); else ``found``."""
     slopes = candidates.tails.slopes
-    who = candidates.sharpen(candidates.remaining(who, limit), COARSE + FINE, limit)
-    while who.size:
-        outer = int(who[(side * slopes[who]).argmax()])
-        if candidates.examine(outer, who) <= limit:
-            return outer
-        who = candidates.remaining(who, limit)
+    order = who[np.argsort(-side * slopes[who])]
+    start, size = 0, FIRST_LOOK
+    while start < len(order):
+        alive = candidates.sharpened(order[start : start + size], limit)
+        while alive.size:
+            if candidates.examine(int(alive[0]), alive) <= limit:
+                return int(alive[0])
+            alive = candidates.remaining(alive, limit)
+        start, size = start + size, 2 * size
     return found

@@ -53,7 +53,7 @@ class Tails:
     def of(cls, x: Float64, ks: KS) -> Tails:
         """The tails of ``x``: ascending, positive, finite."""
         stop = int(np.searchsorted(x, x[-1] * (1.0 - len(x) * EPS)))
-        return cls(_log_ratio(x, x[-1]), _log_ratio(x[1:], x[:-1]), stop, ks)
+        return cls(_log_ratio(x, x[-1:]), _log_ratio(x[1:], x[:-1]), stop, ks)
 
     def distance(self, i: int) -> tuple[float, int]:
         """D_i exactly, and a j at which it is reached."""
@@ -69,14 +69,20 @@ class Tails:
     def sampled(self, i: Indices, j: Indices | np.intp) -> Float64:
         """The distance of the tails ``i`` at single points ``j`` >= i: a lower bound of D_i. The arrays broadcast."""
         size = self.n - i
-        gaps = np.expm1((self._logs[i] - self._logs[j]) * self.slopes[i])
+        gaps: Float64 = self._logs[i] - self._logs[j]
+        gaps *= self.slopes[i]
+        np.expm1(gaps, out=gaps)
         gaps += (j - i) / size
-        over: Float64 = np.maximum(gaps + self._right / size, -gaps)
-        return over
+        if self._right:
+            return np.maximum(gaps + self._right / size, -gaps)
+        return np.abs(gaps, out=gaps)
 
 
-def _log_ratio(x: Float64, base: Float64 | np.float64) -> Float64:
+def _log_ratio(x: Float64, base: Float64) -> Float64:
     """ln(x / base) to full relative accuracy also where the ratio is near 1, and without over- or underflow."""
-    near = (0.5 * x < base) & (x > 0.5 * base)
-    excess = (np.where(near, x, base) - base) / base
-    return np.where(near, np.log1p(excess), np.log(x) - np.log(base))
+    out: Float64 = np.log(x)
+    out -= np.log(base)
+    near = np.flatnonzero((0.5 * x < base) & (x > 0.5 * base))
+    close = np.broadcast_to(base, x.shape)[near]
+    out[near] = np.log1p((x[near] - close) / close)
+    return out

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import fmin
 
 Float64 = npt.NDArray[np.float64]
 
@@ -88,10 +87,11 @@ def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPa
         columns: likewise.
     """
     small, large = min(rows, columns), max(rows, columns)
-    # Divided before they are added: no sum overflows.
-    mean = float((evals / len(evals)).sum())
-    scaled = evals / mean
-    scale = 1.0 / math.sqrt(mean)
+    # The largest is taken out first, so that neither a sum nor its inverse leaves the range of float64.
+    relative = evals / evals[-1]
+    mean = float(relative.mean())
+    scaled = relative / mean
+    scale = 1.0 / (math.sqrt(evals[-1]) * math.sqrt(mean))
     square = small == large
     density = estimated_density(np.sqrt(scaled) if square else scaled)
     if density.x.size == 0:
@@ -100,23 +100,23 @@ def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPa
     sigma = _best_sigma(model, math.sqrt(scaled[-1]) / (1.0 + math.sqrt(small / large)))
     if sigma is None:
         return _no_fit(scale, "no bulk has its edges on both sides of the peak of the spectrum")
-    return _result(sigma, scaled, mean, small, large)
+    return _result(sigma, scaled, scale, small, large)
 
 
 def _no_fit(scale: float, status: str) -> MarchenkoPasturFit:
     return MarchenkoPasturFit(None, scale, None, None, None, None, None, status)
 
 
-def _result(sigma: float, scaled: Float64, mean: float, small: int, large: int) -> MarchenkoPasturFit:
+def _result(sigma: float, scaled: Float64, scale: float, small: int, large: int) -> MarchenkoPasturFit:
     ratio = math.sqrt(small / large)  # 1 / sqrt(Q)
     low, high = (sigma * (1.0 - ratio)) ** 2, (sigma * (1.0 + ratio)) ** 2
     edge = high + math.sqrt(ratio * high ** (2 / 3) * small ** (-2 / 3))
     return MarchenkoPasturFit(
         sigma_mp=sigma,
-        W_scale=1.0 / math.sqrt(mean),
-        bulk_min=low * mean,
-        bulk_max=high * mean,
-        tw_edge=edge * mean,
+        W_scale=scale,
+        bulk_min=low / scale / scale,
+        bulk_max=high / scale / scale,
+        tw_edge=edge / scale / scale,
         num_spikes=len(scaled) - int(np.searchsorted(scaled, edge, side="right")),
         mp_softrank=high / float(scaled[-1]),
         mp_status="ok",
@@ -178,6 +178,7 @@ class _QuarterCircle:
 
 def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
     """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None if all are penalised."""
+    from scipy.optimize import fmin  # 0.1 s to import, for the few analyses that ask for this fit
 
     def misfit(sigma: Float64) -> float:
         return float(model.misfit(sigma)[0])

@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.fits.shuffling import shuffled
+from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -46,12 +48,13 @@ class RandomisedFigures:
         rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the
             random spectrum, see ``MarchenkoPasturFit``; of all replicas together. rand_num_spikes above 0 (num_traps in
             WeightWatcher) tells of single weights that are too large.
-        rand_status: ``"ok"``, or why the Marchenko-Pastur fit, and with it the five figures, are None.
+        rand_status: ``"ok"``; or why there is no Marchenko-Pastur fit, and its five figures are None; or, at the limits
+            of float64, why there is no random spectrum, and all are None.
     """
 
-    max_rand_eval: float
-    rand_softrank: float
-    rand_distance: float
+    max_rand_eval: float | None
+    rand_softrank: float | None
+    rand_distance: float | None
     rand_sigma_mp: float | None
     rand_bulk_min: float | None
     rand_bulk_max: float | None
@@ -64,30 +67,37 @@ def compare_with_random_order(
     name: str,
     slices: Sequence[Matrix],
     evals: Float64,
+    settings: FitSettings,
     *,
-    seed: int,
     conv: bool = False,
     device: str = "cpu",
 ) -> RandomisedFigures:
     """Shuffles a matrix and compares the spectra.
 
     Args:
-        name: of the matrix; with ``seed`` it decides the order.
+        name: of the matrix; with the seed it decides the order.
         slices: the matrix, or the slices of a convolution, each of which is shuffled by itself; finite, not all zero.
             Read, never changed: each shuffled copy is as large as the slice in memory.
         evals: the pooled spectrum of ``slices``, ascending.
-        seed: 0 or more.
+        settings: seed, and precision of the eigenvalues.
         conv: as for ``layer_spectrum``.
         device: where the eigenvalues are computed.
     """
     replicas = REPLICAS_OF_FEW if len(evals) < FEW_EIGENVALUES else 1
-    rng = generator(PURPOSE, seed, name)
+    rng = generator(PURPOSE, settings.seed, name)
     spectra = [
-        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv).evals
+        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv, precision=settings.precision)
         for _ in range(replicas)
     ]
-    largest = float(evals[-1])
-    fit = fit_marchenko_pastur(np.sort(np.concatenate(spectra)), *slices[0].shape)
+    problem = next((each.problem for each in spectra if each.problem is not None), None)
+    if problem is not None:
+        return RandomisedFigures(None, None, None, None, None, None, None, None, f"in random order: {problem}")
+    return _compared(evals, [each.evals for each in spectra], slices[0].shape)
+
+
+def _compared(evals: Float64, spectra: Sequence[Float64], shape: tuple[int, ...]) -> RandomisedFigures:
+    replicas, largest = len(spectra), float(evals[-1])
+    fit = fit_marchenko_pastur(np.sort(np.concatenate(spectra)), *shape)
     return RandomisedFigures(
         max_rand_eval=max(float(each[-1]) for each in spectra),
         rand_softrank=math.fsum(float(each[-1]) / largest for each in spectra) / replicas,
@@ -99,13 +109,6 @@ def compare_with_random_order(
         rand_mp_softrank=fit.mp_softrank,
         rand_status=fit.mp_status,
     )
-
-
-def shuffled(W: Matrix, rng: np.random.Generator) -> Matrix:
-    """A matrix of the same shape and type with the entries of ``W`` in random order; every order is equally likely."""
-    entries = W.flatten()
-    rng.shuffle(entries)
-    return entries.reshape(W.shape)
 
 
 def jensen_shannon_distance(p: Float64, q: Float64) -> float:
