@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.esd.look.runs import AddModel, heavy
 
@@ -51,7 +52,7 @@ class Opened:
     def go(self, where: str) -> None:
         """Shows a view."""
         self.page.evaluate("where => { location.hash = where; }", where)
-        self.page.wait_for_timeout(150)
+        self.page.wait_for_function("where => document.body.dataset.shown === where", arg=where)
 
     def fine(self, path: Path) -> bool:
         """No error, and nothing was asked for but the page itself."""
@@ -94,10 +95,10 @@ def test_the_table_sorts_and_filters(browser: Browser, page_file: Path) -> None:
 def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> None:
     opened = Opened(browser, page_file)
     curves = opened.page.locator("main section").first.locator("svg path")
-    before = curves.count()
+    curves.nth(4).wait_for()  # the run, and at first all four models
     opened.page.get_by_role("checkbox").first.click()
-    opened.page.wait_for_timeout(150)
-    assert curves.count() == before - 1  # at first all four are chosen
+    curves.nth(4).wait_for(state="detached")
+    assert curves.count() == 4
     assert opened.fine(page_file)
 
 
@@ -138,14 +139,17 @@ def test_the_spectrum_shows_the_fit(browser: Browser, page_file: Path, small_run
     assert opened.fine(page_file)
 
 
-def test_the_change_against_the_base(browser: Browser, page_file: Path) -> None:
+def test_the_change_against_the_base(browser: Browser, page_file: Path, small_run: RunResults) -> None:
     opened = Opened(browser, page_file)
     opened.go("#/lineage")
-    opened.page.wait_for_timeout(300)
+    opened.page.locator("svg.strip rect").nth(3).wait_for(state="attached")
     assert opened.page.locator("svg.strip rect").count() == 4
     opened.page.get_by_role("link", name="median |Δalpha|").click()
-    assert opened.page.get_by_role("heading", name="alpha minus that of org/base").is_visible()
+    opened.page.get_by_role("heading", name="alpha minus that of org/base").wait_for()
     assert opened.page.get_by_role("combobox").input_value() == "0"
+    base, tuned = small_run.models[0].alpha[:4], small_run.models[3].alpha
+    told = opened.page.locator(".heat ~ .bar .note").inner_text()
+    assert float(told.split()[2].rstrip(".")) == pytest.approx(float(np.median(np.abs(tuned - base))), abs=6e-5)
     assert opened.fine(page_file)
 
 

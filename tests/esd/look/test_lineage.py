@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.esd.look import lineage
-from gpuherd.esd.look.lineage import LEAST_SHARE, Profile, change, common_names, kinships
+from gpuherd.esd.look.lineage import LEAST_SHARE, Profile, common_names, kinships
 
 
 def profile(
@@ -91,14 +91,6 @@ def test_layers_without_a_fit_do_not_count() -> None:
     assert found.parent == 0
     nothing = kinships([profile("base", [2.0]), profile("t", [nan], source="base", base=False)])[1]
     assert nothing.nearest is None
-
-
-def test_the_change_by_layer() -> None:
-    child = profile("c", [2.5, 3.0, 4.0], layers=("0.q", "1.q", "2.q"))
-    parent = profile("p", [2.0, 9.0], layers=("0.q", "2.q"))
-    assert change(child, parent).tolist()[::2] == [0.5, -5.0]
-    assert np.isnan(change(child, parent)[1])
-    assert np.isnan(change(child, profile("none", []))).all()
 
 
 @pytest.mark.parametrize(

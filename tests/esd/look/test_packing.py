@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gpuherd.esd.look.packing import packed_floats, packed_json, packed_spectra, thinned
+from gpuherd.esd.look.packing import EXACT_BITS, SHOWN_BITS, packed_floats, packed_json, packed_spectra, thinned
 from gpuherd.esd.tables.sketch import HISTOGRAM_BINS, Sketch, sketch_of
 
 
@@ -28,10 +28,13 @@ def by_number(data: bytes, kind: str) -> NDArray[Any]:
     return np.frombuffer(np.frombuffer(data, np.uint8).reshape(width, -1).T.tobytes(), kind)
 
 
-@given(st.lists(st.one_of(st.just(float("nan")), st.just(0.0), st.floats(1e-30, 1e30), st.floats(-1e30, -1e-30))))
-def test_numbers_keep_four_digits(values: list[float]) -> None:
-    found = by_number(inflated(packed_floats(np.array(values))), "<f4")
-    np.testing.assert_allclose(found, values, rtol=3.1e-5)
+NUMBERS = st.one_of(st.just(float("nan")), st.just(0.0), st.floats(1e-30, 1e30), st.floats(-1e30, -1e-30))
+
+
+@given(st.lists(NUMBERS), st.sampled_from([(SHOWN_BITS, 3.1e-5), (EXACT_BITS, 6e-7)]))
+def test_numbers_keep_the_digits_that_are_asked_for(values: list[float], kept: tuple[int, float]) -> None:
+    found = by_number(inflated(packed_floats(np.array(values), kept[0])), "<f4")
+    np.testing.assert_allclose(found, values, rtol=kept[1])
     assert np.isnan(found).tolist() == np.isnan(np.array(values, float)).tolist()
 
 

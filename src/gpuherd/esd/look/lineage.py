@@ -117,15 +117,6 @@ def kinships(profiles: Sequence[Profile]) -> list[Kinship]:
     return found
 
 
-def change(child: Profile, parent: Profile) -> Floats:
-    """alpha of the child minus that of the parent for each layer of the child; NaN where either has none."""
-    import numpy as np
-
-    place = {name: number for number, name in enumerate(parent.layers)}
-    at = np.array([place.get(name, -1) for name in child.layers])
-    return np.where(at >= 0, child.alpha - parent.alpha[at], np.nan) if len(parent.layers) else child.alpha * np.nan
-
-
 def _first_number(words: Sequence[str]) -> int:
     return next((place for place, word in enumerate(words) if word.isdigit()), len(words))
 

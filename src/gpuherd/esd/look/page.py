@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.esd.look.contents import Contents
-from gpuherd.esd.look.packing import packed_floats, packed_json, packed_spectra
+from gpuherd.esd.look.packing import EXACT_BITS, packed_floats, packed_json, packed_spectra
 from gpuherd.esd.look.results import ModelTable, RunResults
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     """
     environment = _environment()
     contents = Contents(results)
-    cores = [packed_floats(_joined([model.figures["alpha"], model.figures["D"]])) for model in results.models]
+    cores = [_packed_core(model) for model in results.models]
     left = most_bytes - sum(map(len, cores)) - len(packed_json(contents.index())) - 64 * len(cores) - 200_000
     blobs, details = _details(results, contents, cores, left, on_progress)
     contents.left_out = frozenset(range(len(cores))) - details.figures
@@ -148,6 +148,11 @@ def _details(
         if on_progress is not None:
             on_progress(number + 1, len(cores))
     return blobs, _Details(frozenset(figures), frozenset(spectra), frozenset(with_file))
+
+
+def _packed_core(model: ModelTable) -> str:
+    """alpha, which is compared between models, and D."""
+    return f"{packed_floats(model.figures['alpha'], EXACT_BITS)} {packed_floats(model.figures['D'])}"
 
 
 def _packed_figures(model: ModelTable, contents: Contents) -> str:

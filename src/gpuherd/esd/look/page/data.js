@@ -35,10 +35,9 @@ function model(number) {
 
 async function unpack(number) {
   const about = index.models[number];
-  const [core, figures, spectra] = document.getElementById(`model-${number}`).textContent.split(" ");
-  const both = await floats(core);
+  const [alpha, D, figures, spectra] = document.getElementById(`model-${number}`).textContent.split(" ");
   const layers = index.layouts[about.layout].names.length;
-  const found = { alpha: both.subarray(0, layers), D: both.subarray(layers), figures: null, spectra: null };
+  const found = { alpha: await floats(alpha), D: await floats(D), figures: null, spectra: null };
   if (figures) {
     const all = await floats(figures);
     found.figures = new Map(about.figures.map((name, at) => [index.figures[name], all.subarray(at * layers, (at + 1) * layers)]));

@@ -37,6 +37,7 @@ async function show() {
   } else {
     main.replaceChildren(...view[3]());
   }
+  document.body.dataset.shown = location.hash; // for whoever waits for it
 }
 
 function setTheme(name) {

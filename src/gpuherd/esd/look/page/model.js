@@ -11,6 +11,11 @@ function quantile(values, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
 
+function median(values) {
+  const sorted = values.filter(present).sort((a, b) => a - b);
+  return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : null;
+}
+
 async function modelView(number, layer, against) {
   const about = index.models[number];
   const layout = index.layouts[about.layout];
@@ -43,7 +48,7 @@ async function modelView(number, layer, against) {
     map = heatmap({ layout, values, stops, chosen: current, label: other ? "Δalpha by layer and module" : "alpha by layer and module",
       tell: (value) => other ? value.toFixed(2).replace("-0.00", "0.00") : value.toFixed(1), onChoose: (i) => choose(i, true), more: (i) => other ? `, from ${figure(other.alpha[place(i)])} to ${figure(own.alpha[i])}` : `, D ${figure(own.D[i])}`,
       missing: (i) => reasonOf(about, i) ?? (other ? "not in the other model" : "no value") });
-    const middle = other ? quantile([...values].map(Math.abs), 0.5) : null;
+    const middle = other ? median([...values].map(Math.abs)) : null;
     heat.replaceChildren(
       make("div", { class: "bar" }, make("h3", { class: "grow" }, other ? `alpha minus that of ${index.models[against].id}` : "Alpha by layer and module"), compare()),
       map.root,
