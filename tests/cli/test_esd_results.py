@@ -15,7 +15,7 @@ from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.results import find, read_model, read_models
+from gpuherd.esd.tables.results import find, read_model
 from gpuherd.esd.tables.stats import Origin, stats_text
 
 OTHER = AnalysisOptions(fix_fingers="DKS")
@@ -124,13 +124,16 @@ def test_how_results_are_named(tmp_path: Path) -> None:
     path = put(tmp_path / "run:1", "org/a", layers(2.0))
     assert find(str(path)) == find(f"{tmp_path / 'run:1'}:org/a") == find(str(tmp_path / "run:1")) == [path]
     assert find(f"{tmp_path / 'run:1'}:org--a") == [path]
+    local = put(tmp_path / "run:1", "/data/models/tuned", layers(2.0))
+    assert find(f"{tmp_path / 'run:1'}:/data/models/tuned") == find(f"{tmp_path / 'run:1'}:tuned") == [local]
     with pytest.raises(UsageError, match=r"no model 'org/b' in .*; did you mean org/a\?"):
         find(f"{tmp_path / 'run:1'}:org/b")
     with pytest.raises(UsageError, match="no stats file, no folder of a run"):
         find("absent")
     with pytest.raises(UsageError, match=r"no results in"):
         find(str(tmp_path))
-    assert [model.model_id for model in read_models(ESDDirectory(tmp_path / "run:1"))] == ["org/a"]
+    models = [read_model(path).model_id for path in find(str(tmp_path / "run:1"))]
+    assert models == ["org/a", "/data/models/tuned"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ COMMANDS = (
     "esd compare",
     "esd export",
     "esd import",
+    "esd plot",
+    "report",
     "batch",
     "run",
     "submit",

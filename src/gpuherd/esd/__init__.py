@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from gpuherd.esd.api import analyze_matrix, analyze_model
     from gpuherd.esd.config import ExperimentConfig
+    from gpuherd.esd.estimator import net_esd_estimator
     from gpuherd.esd.experiment import ESDExperiment
     from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
     from gpuherd.esd.layer import analyse_layer
@@ -27,8 +29,11 @@ _HOME = {
     "LayerRow": "row",
     "PowerLawFit": "fits.power_law",
     "analyse_layer": "layer",
+    "analyze_matrix": "api",
+    "analyze_model": "api",
     "eigenvalues": "spectra.eigenvalues",
     "fit_power_law": "fits.power_law",
+    "net_esd_estimator": "estimator",
 }
 
 __all__ = [
@@ -38,13 +43,16 @@ __all__ = [
     "LayerRow",
     "PowerLawFit",
     "analyse_layer",
+    "analyze_matrix",
+    "analyze_model",
     "eigenvalues",
     "fit_power_law",
+    "net_esd_estimator",
 ]
 
 
 # What this room's modules import that comes with the extra gpuherd[esd].
-_EXTRA = ("numpy", "scipy", "huggingface_hub", "torch")
+_EXTRA = ("numpy", "scipy", "huggingface_hub", "torch", "pyarrow", "h5py")
 
 
 def __getattr__(name: str) -> Any:

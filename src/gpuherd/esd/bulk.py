@@ -56,9 +56,7 @@ def bulk_columns(
     if slices is None:
         raise ValueError(f"{row.longname}: randomize and farms need the weights")
     if settings.randomize:
-        columns |= asdict(
-            compare_with_random_order(row.longname, slices, evals, seed=settings.seed, conv=conv, device=device)
-        )
+        columns |= asdict(compare_with_random_order(row.longname, slices, evals, settings, conv=conv, device=device))
     if settings.farms:
         columns |= asdict(fit_farms(slices, settings, conv=conv))
     return columns

@@ -26,7 +26,7 @@ from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.gathering import ModelResult, gather, write_summary
+from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, gather, write_summary
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     Plan,
@@ -67,19 +67,21 @@ class ExperimentOutcome:
         refused: rows that were not analysed, with the reason.
         results: the models that are done, in the order of the list.
         done_before: how many of them were done before this run.
+        others: models whose files were made by another convention meanwhile, with the reason.
     """
 
     jobs: Outcome | None
     refused: tuple[Refusal, ...]
     results: tuple[ModelResult, ...] = ()
     done_before: int = 0
+    others: tuple[OtherResult, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
         """What the command exits with: 0 only when every row of the list is done."""
         if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
             return self.jobs.exit_code
-        return ExitCode.FAILED if self.refused else ExitCode.OK
+        return ExitCode.FAILED if self.refused or self.others else ExitCode.OK
 
 
 class ESDExperiment:
@@ -127,9 +129,9 @@ class ESDExperiment:
             jobs = [self._job(planned) for planned in self.plan.models]
             done_before = len(self._done_before())
             outcome = self._run_jobs(jobs) if jobs else None
-            results = self._collect()
+            found = self._collect()
             self._tidy(began)
-            self.outcome = ExperimentOutcome(outcome, self.plan.refused, results, done_before)
+            self.outcome = ExperimentOutcome(outcome, self.plan.refused, found.results, done_before, found.others)
             logger.info("%s; log: %s", self.headline(), log)
         self._print_summary()
         return self.outcome
@@ -155,7 +157,9 @@ class ESDExperiment:
         refused = [FailureLine(self._where(refusal), refusal.reason, True) for refusal in self.plan.refused]
         jobs = self.outcome.jobs if self.outcome is not None else None
         failed: Sequence[Failure] = () if jobs is None else jobs.failures
-        return refused + [FailureLine(failure.title, _with_log(failure)) for failure in failed]
+        others = () if self.outcome is None else self.outcome.others
+        lines = [FailureLine(failure.title, _with_log(failure)) for failure in failed]
+        return refused + lines + [FailureLine(other.model, other.reason) for other in others]
 
     def headline(self) -> str:
         """The counts in one line."""
@@ -255,14 +259,14 @@ class ESDExperiment:
             "versions": {"gpuherd": __version__, "python": platform.python_version()},
         }
 
-    def _collect(self) -> tuple[ModelResult, ...]:
+    def _collect(self) -> Gathered:
         """Rebuilds the summary file from the queue and the stats files. Returns this list's models that are done."""
         if not self.directory.queue.exists():
-            return ()
+            return Gathered((), ())
         names = {job_name(self.config, planned): planned for planned in self.plan.models}
-        results = gather(self.directory, names)
-        write_summary(self.directory, results)
-        return tuple(results)
+        found = gather(self.directory, names)
+        write_summary(self.directory, found.results)
+        return found
 
     def _tidy(self, began: float) -> None:
         """Removes half-written files of workers that were killed before this run began.

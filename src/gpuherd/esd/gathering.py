@@ -18,7 +18,7 @@ from gpuherd.errors import CannotWrite
 from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, result_file
-from gpuherd.esd.tables.conventions import as_text, differing, told
+from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
 from gpuherd.esd.tables.stats import (
     LINEAGE_COLUMNS,
     ModelSummary,
@@ -48,7 +48,23 @@ class ModelResult:
     gpus: tuple[str, ...]
 
 
-def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> list[ModelResult]:
+@dataclass(frozen=True, slots=True)
+class OtherResult:
+    """A model whose file was made by another convention than those of the run, and what differs as a sentence."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a folder holds: the models that are done, and those whose figures must not stand beside them."""
+
+    results: tuple[ModelResult, ...]
+    others: tuple[OtherResult, ...]
+
+
+def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> Gathered:
     """The models that are done, in the order of ``models`` (job name to model)."""
     with closing(Queue(directory.queue)) as queue:
         states = queue.states()
@@ -62,25 +78,30 @@ def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> list[
             attempt = made.get(name)
             seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
             results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
-    return _of_one_convention(results)
+    return _of_one_convention(results, recorded(directory))
 
 
-def _of_one_convention(results: Sequence[ModelResult]) -> list[ModelResult]:
-    """The results of the convention that most of them share: a worker run by hand can have replaced a file by that of
-    another analysis, whose figures must not stand beside the others."""
+def _of_one_convention(results: Sequence[ModelResult], ours: Mapping[str, str] | None) -> Gathered:
+    """The results of one convention, and the others: a worker run by hand can have replaced a file.
+
+    The convention is the run's own; where no result has that (the workers were given other words), the commonest.
+    """
     conventions = Counter(_convention_of(result.summary) for result in results)
     if len(conventions) < 2:
-        return list(results)
+        return Gathered(tuple(results), ())
     common = dict(conventions.most_common(1)[0][0])
-    kept = []
+    if ours is not None and any(dict(each) == ours for each in conventions):
+        common = dict(ours)
+    kept, others = [], []
     for result in results:
-        names = differing(dict(_convention_of(result.summary)), common)
-        if names:
-            theirs = told(dict(_convention_of(result.summary)), names)
-            logger.warning("%s is left out of the summary: it was made with %s", result.stats, theirs)
-        else:
+        theirs = dict(_convention_of(result.summary))
+        names = differing(theirs, common)
+        if not names:
             kept.append(result)
-    return kept
+            continue
+        reason = f"{result.stats} was replaced by a file made with {told(theirs, names)}; remove it to make it anew"
+        others.append(OtherResult(result.summary.lineage["model_id"], reason))
+    return Gathered(tuple(kept), tuple(others))
 
 
 def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> None:

@@ -19,6 +19,7 @@ from gpuherd.esd.fits.randomised import (
 )
 from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.fits.shuffling import shuffled
+from gpuherd.esd.settings import PRECISIONS, FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -32,7 +33,7 @@ def structured(rows: int = 120, columns: int = 200, seed: int = 0) -> npt.NDArra
 
 
 def compare(W: npt.NDArray[np.floating], *, name: str = "w", seed: int = 0) -> RandomisedFigures:
-    return compare_with_random_order(name, [W], layer_spectrum([W]).evals, seed=seed)
+    return compare_with_random_order(name, [W], layer_spectrum([W]).evals, FitSettings(seed=seed))
 
 
 def test_seed_and_name_decide_the_order() -> None:
@@ -105,7 +106,7 @@ def test_small_spectra_take_five_orders() -> None:
 def test_the_slices_of_a_convolution_are_shuffled_apart_at_half_weight() -> None:
     slices = [structured(30, 20, seed) * (1 + seed) for seed in range(9)]
     evals = layer_spectrum(slices, conv=True).evals
-    figures = compare_with_random_order("conv", slices, evals, seed=0, conv=True)
+    figures = compare_with_random_order("conv", slices, evals, FitSettings(), conv=True)
     rng = generator(PURPOSE, 0, "conv")
     expected = np.sort(np.concatenate([np.linalg.svd(shuffled(W, rng), compute_uv=False) ** 2 for W in slices])) / 2
     assert figures.max_rand_eval == pytest.approx(expected[-1], rel=1e-5)
@@ -140,3 +141,14 @@ def test_the_distance_is_that_of_two_distributions(pairs: list[tuple[float, floa
 
 def test_distance_of_opposites() -> None:
     assert jensen_shannon_distance(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == pytest.approx(math.sqrt(math.log(2)))
+
+
+def test_float32_arithmetic_is_taken_where_it_is_asked_for() -> None:
+    W = structured()
+    evals = layer_spectrum([W]).evals
+    exact, rounded = (
+        compare_with_random_order("w", [W], evals, FitSettings(precision=precision)).max_rand_eval
+        for precision in PRECISIONS
+    )
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=1e-4)

@@ -205,6 +205,19 @@ def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
             read(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "h5py"])
+def test_a_missing_library_is_told_at_the_beginning(tmp_path: Path, library: str) -> None:
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from gpuherd.esd.folder import ESDDirectory\n"
+        "from gpuherd.esd.tables.model_files import ModelFiles\n"
+        "ModelFiles(ESDDirectory(sys.argv[1]), 'm', [], evals_thresh=0.0, save_eigs=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert f"MissingExtra: {library} is not installed; pip install 'gpuherd[esd]'" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

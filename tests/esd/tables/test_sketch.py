@@ -19,7 +19,7 @@ def spectrum(kind: str, n: int, seed: int = 0) -> Float64:
     if kind == "pareto":
         x = rng.pareto(1.5, n) + 1
     elif kind == "bulk":
-        x = np.linalg.svd(rng.standard_normal((n, 2 * n)), compute_uv=False) ** 2
+        x = 0.1 + 4 * rng.beta(1.5, 1.5, n)
     elif kind == "decades":
         x = 10 ** rng.uniform(-9, 3, n)
     elif kind == "ties":

@@ -154,6 +154,15 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
     )
     assert (columns["params"], columns["list_params"], columns["note"]) == (128, "7", "x")
     assert columns["fix_fingers"] == "xmin_mid"
+    assert (columns["alpha_median"], columns["layers_alpha_below_2"], columns["layers_alpha_above_6"]) == (3.0, 0, 0)
+    assert columns["params_share"] is None
+
+
+def test_summary_counts_layers_of_too_much_and_too_little_training(tmp_path: Path) -> None:
+    rows = written(tmp_path, *(layer(str(alpha), alpha=alpha) for alpha in (1.5, 1.9, 2.0, 6.0, 6.1)))
+    columns = summarise(rows, {}, 0.75).columns()
+    assert (columns["layers_alpha_below_2"], columns["layers_alpha_above_6"]) == (2, 1)
+    assert (columns["alpha_median"], columns["params_share"]) == (2.0, 0.75)
 
 
 def test_one_layer_has_no_deviation(tmp_path: Path) -> None:

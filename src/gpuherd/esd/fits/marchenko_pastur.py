@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import fmin
 
 Float64 = npt.NDArray[np.float64]
 
@@ -179,6 +178,7 @@ class _QuarterCircle:
 
 def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
     """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None if all are penalised."""
+    from scipy.optimize import fmin  # 0.1 s to import, for the few analyses that ask for this fit
 
     def misfit(sigma: Float64) -> float:
         return float(model.misfit(sigma)[0])

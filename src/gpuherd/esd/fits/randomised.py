@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.seeding import generator
 from gpuherd.esd.fits.shuffling import shuffled
+from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]
@@ -66,26 +67,27 @@ def compare_with_random_order(
     name: str,
     slices: Sequence[Matrix],
     evals: Float64,
+    settings: FitSettings,
     *,
-    seed: int,
     conv: bool = False,
     device: str = "cpu",
 ) -> RandomisedFigures:
     """Shuffles a matrix and compares the spectra.
 
     Args:
-        name: of the matrix; with ``seed`` it decides the order.
+        name: of the matrix; with the seed it decides the order.
         slices: the matrix, or the slices of a convolution, each of which is shuffled by itself; finite, not all zero.
             Read, never changed: each shuffled copy is as large as the slice in memory.
         evals: the pooled spectrum of ``slices``, ascending.
-        seed: 0 or more.
+        settings: seed, and precision of the eigenvalues.
         conv: as for ``layer_spectrum``.
         device: where the eigenvalues are computed.
     """
     replicas = REPLICAS_OF_FEW if len(evals) < FEW_EIGENVALUES else 1
-    rng = generator(PURPOSE, seed, name)
+    rng = generator(PURPOSE, settings.seed, name)
     spectra = [
-        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv) for _ in range(replicas)
+        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv, precision=settings.precision)
+        for _ in range(replicas)
     ]
     problem = next((each.problem for each in spectra if each.problem is not None), None)
     if problem is not None:

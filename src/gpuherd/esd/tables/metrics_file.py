@@ -86,7 +86,8 @@ def read_hdf5(path: Path) -> StoredMatrix:
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as problem:
         raise BadModel(f"{path} holds no matrix of alphas: {problem}") from None
     cells = tuple(tuple(None if value != value else value for value in row) for row in values)
-    if len(layers) != len(cells) or any(len(row) != len(modules) for row in cells):
+    named = all(isinstance(name, str) for name in (*layers, *modules)) and len(numbers) == len(layers)
+    if not named or len(layers) != len(cells) or any(len(row) != len(modules) for row in cells):
         raise BadModel(f"{path}: names and size of its matrix don't agree")
     return StoredMatrix(AlphaMatrix(tuple(layers), tuple(numbers), modules, cells), about)
 

@@ -89,7 +89,7 @@ class ModelFiles:
         save_eigs: bool,
     ):
         for library in ("pyarrow", "h5py"):
-            if importlib.util.find_spec(library) is None:
+            if not _installed(library):
                 raise MissingExtra(f"{library} is not installed; pip install 'gpuherd[esd]' brings what esd needs")
         self.paths = ModelPaths(directory, model_id)
         self._model_id = model_id
@@ -192,6 +192,14 @@ def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
     from gpuherd.esd.tables.spectra_file import read_spectra
 
     return read_spectra(ModelPaths(directory, model_id).spectra)
+
+
+def _installed(library: str) -> bool:
+    """Whether it could be imported; does not import it."""
+    try:
+        return importlib.util.find_spec(library) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class _NotWritten(Exception):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,11 +86,6 @@ def stats_files(directory: ESDDirectory) -> list[Path]:
     return sorted(path for path in directory.stats.glob("*.csv") if not path.name.startswith("."))
 
 
-def read_models(directory: ESDDirectory) -> Iterator[StoredModel]:
-    """All models of a folder, one in memory at a time. Raises BadModel for a file that is none."""
-    return (read_model(path) for path in stats_files(directory))
-
-
 def find(words: str) -> list[Path]:
     """The stats files that ``words`` name: a file, ``RUN:model``, or ``RUN`` for all models of its folder.
 
@@ -116,25 +111,24 @@ def find(words: str) -> list[Path]:
 
 
 def model_in(directory: ESDDirectory, model: str) -> Path:
-    """The stats file of a model by its id, or by the name of its file. Raises UsageError with the nearest names."""
+    """The stats file of a model by its id, by the name of its file, or for a model on disk by the name of its folder
+    where no other model of the run has that. Raises UsageError with the nearest names."""
     found = {path.stem: path for path in stats_files(directory)}
     ours = directory.stats_file(model)
     if ours.is_file():
         return ours
     if model in found:
         return found[model]
+    # A path's file name is its last part, a plus and a digest (models.names.safe_filename).
+    on_disk = [path for stem, path in found.items() if stem.rpartition("+")[0] == model]
+    if len(on_disk) == 1:
+        return on_disk[0]
     import difflib  # slow to import, and seldom needed
 
     # An id and its file name differ in their slash.
     nearest = difflib.get_close_matches(model.replace("/", "--"), found, n=1, cutoff=0.4)
     hint = f"; did you mean {nearest[0].replace('--', '/')}?" if nearest else ""
     raise UsageError(f"there is no model {model!r} in {directory.root}{hint}")
-
-
-def common_convention(models: Sequence[StoredModel]) -> Mapping[str, str] | None:
-    """The convention that all of these models share, None when they don't, or when there are none."""
-    first = models[0].convention if models else None
-    return first if all(model.convention == first for model in models) else None
 
 
 def _layer(row: Mapping[str, str]) -> StoredLayer:

@@ -98,12 +98,13 @@ def read_spectra(path: Path) -> StoredSpectra:
 def _from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> StoredSpectra:
     about = json.loads(str(arrays["about"]))
     offsets = arrays["offsets"]
+    log10_lambda, log10_ccdf = (np.asarray(arrays[name], np.float32) for name in ("log10_lambda", "log10_ccdf"))
     layers = []
     for index, name in enumerate(arrays["longname"].tolist()):
         points = slice(int(offsets[index]), int(offsets[index + 1]))
         sketch = Sketch(
-            arrays["log10_lambda"][points],
-            arrays["log10_ccdf"][points],
+            log10_lambda[points],
+            log10_ccdf[points],
             arrays["histogram"][index],
             int(arrays["count"][index]),
             int(arrays["below"][index]),

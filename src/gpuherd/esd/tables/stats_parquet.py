@@ -12,20 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.tables.stats import stored_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_DECLARED = {declared.name: str(declared.type).split(" | ")[0] for declared in fields(LayerRow)}
+_NUMBERS = ("bool", "int", "float")
+_DECLARED = {declared.name: str(declared.type).split(" | ")[0] for declared in fields(LayerRow)} | {
+    declared.name: kind if (kind := type(declared.default).__name__) in _NUMBERS else "str"
+    for declared in fields(AnalysisOptions)
+}
 
 
 def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """The table of ``stats.stats_rows`` as a Parquet file: text, int64, float64 and bool columns, null for no value.
 
-    A column's type is the one that ``LayerRow`` declares, so that it is the same for all models, also where one of them
-    has no value in it. The same rows give the same bytes.
+    A column's type is the one that ``LayerRow`` or ``AnalysisOptions`` declares, so that it is the same for all models,
+    also where one of them has no value in it. The same rows give the same bytes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -54,7 +59,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
     import pyarrow as pa
 
-    kind = _DECLARED.get(name) or _kind_of(values)
+    kind = kind_of_column(name, values)
     types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
     if kind == "str":
         values = [None if value is None else stored_text(str(value)) for value in values]
@@ -63,7 +68,11 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, types[kind])
 
 
-def _kind_of(values: Sequence[Any]) -> str:
-    """The type of a column that LayerRow doesn't declare, by its first value; text where there is none."""
+def kind_of_column(name: str, values: Sequence[Any]) -> str:
+    """``int``, ``float``, ``bool`` or ``str``: as LayerRow or AnalysisOptions declare the column, else by its first
+    value; text where there is none."""
+    if name in _DECLARED:
+        return _DECLARED[name]
     first = next((value for value in values if value is not None), "")
-    return type(first).__name__ if isinstance(first, bool | int | float) else "str"
+    kind = type(first).__name__
+    return kind if kind in _NUMBERS else "str"

@@ -1,0 +1,117 @@
+"""``gpuherd report``: one self-contained HTML page of a run of ``gpuherd esd``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpuherd.cli.parsing import add_command
+from gpuherd.errors import CannotWrite, ExitCode, MissingExtra
+from gpuherd.flags import Parser
+
+DESCRIPTION = """\
+Makes one HTML page of a run's results: a table of all models, their lineage by alpha, outliers and failures; for each
+model a heat map of alpha by layer and module, and the spectrum with its fit for any layer. The page has everything
+inside it, asks nothing of any network, and can be mailed.
+
+examples:
+  gpuherd report results                        writes results/report.html and opens it in a browser
+  gpuherd report results --output page.html
+  gpuherd report results --open no --json       says where it is, as JSON
+"""
+
+_EXTRAS = {"jinja2": "page", "markupsafe": "page", "numpy": "esd"}
+Progress = Callable[[int, int], None]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "report", "one HTML page of a run's results", DESCRIPTION)
+    parser.add_argument("run_folder", metavar="RUN", help="the run's folder (its --output-dir)")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where the page goes (default: RUN/report.html)")
+    parser.add_argument(
+        "--open",
+        choices=("yes", "no", "auto"),
+        default="auto",
+        help="open the page in a browser; auto: where a person looks on at a desktop (default: auto)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON; implies --open no")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page. Exit code 0, also when models of the run have failed: the page tells."""
+    try:
+        from gpuherd.esd.look.page import make_page
+        from gpuherd.esd.look.results import read_results
+
+        with _progress() as progress:
+            results = read_results(Path(args.run_folder), progress("reading"))
+            page = make_page(results, on_progress=progress("drawing"))
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRAS:
+            raise
+        raise MissingExtra(
+            f"{missing.name} is not installed; pip install 'gpuherd[{_EXTRAS[missing.name]}]' brings what it needs"
+        ) from None
+    path = (args.output or results.directory.root / "report.html").absolute()
+    _write(path, page.html)
+    told = {
+        "page": str(path),
+        "bytes": len(page.html),
+        "models": page.models,
+        "with_figures": page.with_figures,
+        "with_spectra": page.with_spectra,
+        "failures": len(results.failures),
+    }
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        models = "1 model" if page.models == 1 else f"{page.models} models"
+        print(f"{path}  ({models}, {len(page.html) / 2**20:.1f} MB)")
+        _open(path, args.open)
+    return ExitCode.OK
+
+
+def _write(path: Path, data: bytes) -> None:
+    from gpuherd.jobs.durable import atomic_write
+
+    try:
+        atomic_write(path, data)
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with --output") from None
+
+
+def _open(path: Path, wish: str) -> None:
+    """Opens the page where that is wished, or where a person at a desktop would be glad of it."""
+    import os
+
+    desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if wish == "yes" or (wish == "auto" and desktop and sys.stdout.isatty()):
+        import webbrowser
+
+        if not webbrowser.open(path.as_uri()):
+            print("no browser could be opened", file=sys.stderr)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], Progress | None]]:
+    """Makes a progress callback by a word; a bar on standard error while people look, nothing else there."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+
+        def begin(word: str) -> Progress:
+            task: Any = bar.add_task(word)
+            return lambda done, total: bar.update(task, completed=done, total=total)
+
+        yield begin

@@ -1,0 +1,255 @@
+"""What the page tells of a run, as plain JSON values: models, layouts, lineage, outliers, failures. Pure.
+
+A layout is the list of a model's matrices with their places and shapes; the fine-tunes of one base share one, so that
+it stands in the page once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
+from gpuherd.esd.look.outliers import medians, outlying
+from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
+from gpuherd.esd.tables.alpha_matrix import WHOLE, place_of
+from gpuherd.esd.tables.conventions import IMPORTED
+from gpuherd.esd.tables.stats import FIT_OK, SKIPPED
+
+_MOST_OUTLIERS = 1000
+_MOST_REASON = 300  # characters of a reason
+_CORE = ("alpha", "D")
+# Not what a figure depends on: results of two versions are shown side by side.
+_VERSION = "gpuherd_version"
+_BINS_A_UNIT, _LAST_ALPHA = 4, 12
+
+
+class Contents:
+    """What the page holds of ``results``.
+
+    Attributes:
+        left_out: models (by index) whose figures are not in the page, for its size.
+        stored: models whose spectra are in the run folder, in the page or not.
+    """
+
+    def __init__(self, results: RunResults):
+        self._results = results
+        self._layouts: dict[tuple[Any, ...], int] = {}
+        self.left_out: frozenset[int] = frozenset()
+        self.stored: frozenset[int] = frozenset()
+
+    @cached_property
+    def _figures(self) -> dict[str, int]:
+        """Every column of numbers but the core's, numbered in the order in which they first occur."""
+        names = dict.fromkeys(name for model in self._results.models for name in model.figures if name not in _CORE)
+        return {name: number for number, name in enumerate(names)}
+
+    def figures_of(self, model: ModelTable) -> list[str]:
+        """The columns of a model that hold any number, in the order of its blob."""
+        return [name for name in self._figures if name in model.figures and np.isfinite(model.figures[name]).any()]
+
+    @cached_property
+    def convention(self) -> dict[str, str]:
+        """What all models share of how they were analysed."""
+        first = self._results.models[0].convention if self._results.models else {}
+        return {
+            name: value
+            for name, value in first.items()
+            if all(model.convention.get(name) == value for model in self._results.models)
+        }
+
+    @property
+    def method(self) -> str:
+        """The convention in a few words."""
+        shown = [self.convention[name] for name in ("fix_fingers", "ks") if self.convention.get(name)]
+        return ", ".join(shown) or "by several conventions"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know first: models that can't be compared, and those that others have analysed."""
+        told = []
+        imported = sum(model.convention.get(_VERSION) == IMPORTED for model in self._results.models)
+        if imported:
+            told.append(
+                f"{imported} of {len(self._results.models)} models are published results that were imported: their "
+                "fitted xmin and their spectra are not known."
+            )
+        names = {name for model in self._results.models for name in model.convention} - {_VERSION}
+        mixed = sorted(names - self.convention.keys())
+        if mixed:
+            told.append(
+                f"These models were analysed by different conventions ({', '.join(mixed)}): their alphas can't be "
+                "compared."
+            )
+        return told
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What the head of the page says: (name, value)."""
+        models, failures = self._results.models, self._results.failures
+        facts = [
+            ("models" if len(models) != 1 else "model", f"{len(models):,}"),
+            ("matrices with a fit", f"{sum(model.fitted for model in models):,}"),
+            ("weights", _many(sum(map(_analysed_params, models)))),
+        ]
+        if failures:
+            facts.append(("failed or refused", f"{len(failures):,}"))
+        if isinstance(started := self._results.record.get("started"), str):
+            facts.append(("started", started[:16].replace("T", " ")))
+        return facts
+
+    def index(self) -> dict[str, Any]:
+        """All but the arrays of the models."""
+        models = self._results.models
+        medians_ = medians([model.alpha for model in models])
+        reasons: dict[str, int] = {}
+        told = [
+            self._model(number, model, kin, reasons)
+            for number, (model, kin) in enumerate(zip(models, self._kinships, strict=True))
+        ]
+        return {
+            "models": told,
+            "layouts": self._told_layouts(),
+            "figures": list(self._figures),
+            "reasons": list(reasons),
+            "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
+            "pooled": _histogram([model.alpha for model in models]),
+            "outliers": self._outliers(medians_),
+            "failures": [[each.model, each.kind, each.reason[:_MOST_REASON]] for each in self._results.failures],
+        }
+
+    @cached_property
+    def _kinships(self) -> list[Kinship]:
+        # Models of one layout share the tuple of names, so that they are found equal at once.
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+        profiles = []
+        for model in self._results.models:
+            if model.names not in shared:
+                shared[model.names] = common_names(model.names)
+            is_base = model.relation in ("", "base")
+            profiles.append(Profile(model.model_id, model.source_model, is_base, shared[model.names], model.alpha))
+        return kinships(profiles)
+
+    def _model(self, number: int, model: ModelTable, kin: Kinship, reasons: dict[str, int]) -> dict[str, Any]:
+        alpha, distance = model.alpha[np.isfinite(model.alpha)], model.figures["D"]
+        distance = distance[np.isfinite(distance)]
+        without = len(model.names) - model.fitted - model.skipped
+        figures = self.figures_of(model)
+        return {
+            "id": model.model_id,
+            "source": model.source_model,
+            "relation": model.relation,
+            "layout": self._layout(model),
+            "fitted": model.fitted,
+            "skipped": model.skipped,
+            "without": without,
+            "params": _analysed_params(model),
+            "covered": None if model.covered is None else _short(model.covered),
+            "mean": _short(alpha.mean()) if len(alpha) else None,
+            "median": _short(np.median(alpha)) if len(alpha) else None,
+            "min": _short(alpha.min()) if len(alpha) else None,
+            "max": _short(alpha.max()) if len(alpha) else None,
+            "d": _short(np.median(distance)) if len(distance) else None,
+            "parent": kin.parent,
+            "stated": _near(kin.stated),
+            "nearest": _near(kin.nearest),
+            "contradicts": kin.contradicts,
+            "figures": [self._figures[name] for name in figures],
+            "left_out": number in self.left_out,
+            "stored": number in self.stored,
+            "bad": [
+                [at, reasons.setdefault(status[:_MOST_REASON], len(reasons))]
+                for at, status in enumerate(model.status)
+                if status != FIT_OK
+            ],
+        }
+
+    def _layout(self, model: ModelTable) -> int:
+        key = (model.names, model.rows, model.columns, model.params)
+        return self._layouts.setdefault(key, len(self._layouts))
+
+    def _told_layouts(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "names": list(names),
+                "keys": list(common_names(names)),
+                "rows": list(rows),
+                "columns": list(columns),
+                "params": list(params),
+                **_places(names),
+            }
+            for names, rows, columns, params in self._layouts
+        ]
+
+    def _outliers(self, medians_: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+        found = [(n, outlier) for n, model in enumerate(self._results.models) for outlier in outlying(model.alpha)]
+        found.sort(key=lambda pair: -abs(pair[1].z))
+        layers = [
+            [number, outlier.index, _short(self._results.models[number].alpha[outlier.index]), round(outlier.z, 2)]
+            for number, outlier in found
+        ]
+        models = [[outlier.index, round(outlier.z, 2)] for outlier in outlying(medians_)]
+        return {"layers": layers[:_MOST_OUTLIERS], "more": max(0, len(layers) - _MOST_OUTLIERS), "models": models}
+
+
+def _places(names: Sequence[str]) -> dict[str, list[Any]]:
+    """Layer number and module of each matrix; the stack in front where a model has several (encoder and decoder)."""
+    places = [place_of(name) for name in names]
+    stacks = dict.fromkeys(place.layer.rpartition(".")[0] for place in places if place.number is not None)
+    short = dict(zip(stacks, _differing(list(stacks)), strict=True))
+    modules = []
+    for name, place in zip(names, places, strict=True):
+        stack = place.layer.rpartition(".")[0]
+        if place.number is None:
+            modules.append(name)
+        elif len(stacks) > 1:
+            modules.append(f"{short[stack]}.{place.module}")
+        else:
+            modules.append(stack if place.module == WHOLE and stack else place.module)
+    return {"layer": [place.number for place in places], "module": modules}
+
+
+def _differing(stacks: Sequence[str]) -> list[str]:
+    """The stacks without the last words that all of them share, if that leaves something of each.
+
+    >>> _differing(["encoder.block", "decoder.block"])
+    ['encoder', 'decoder']
+    """
+    words = [stack.split(".") for stack in stacks]
+    while len(words) > 1 and min(map(len, words)) > 1 and len({each[-1] for each in words}) == 1:
+        words = [each[:-1] for each in words]
+    return [".".join(each) for each in words]
+
+
+def _histogram(alphas: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> list[int]:
+    """Counts of alpha in bins of a quarter from 1 to 12; what is above, in one more."""
+    bins = (_LAST_ALPHA - 1) * _BINS_A_UNIT + 1
+    counts = np.zeros(bins, np.int64)
+    for alpha in alphas:
+        place = np.floor((alpha[np.isfinite(alpha)] - 1) * _BINS_A_UNIT).clip(0, bins - 1)
+        counts += np.bincount(place.astype(np.int64), minlength=bins)
+    return [int(count) for count in counts]
+
+
+def _analysed_params(model: ModelTable) -> int:
+    return sum(
+        params for params, status in zip(model.params, model.status, strict=True) if not status.startswith(SKIPPED)
+    )
+
+
+def _near(near: Near | None) -> list[Any] | None:
+    return None if near is None else [near.model, _short(near.distance), near.layers]
+
+
+def _short(value: Any) -> float | None:
+    """A number in the five digits that a page shows."""
+    return finite_or_none(float(f"{float(value):.5g}"))
+
+
+def _many(count: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

@@ -1,0 +1,206 @@
+"""The page of a run: one HTML file with all that it shows inside it, which asks nothing of any network.
+
+Puts together what the other modules of this room work out, within a size; the template escapes, the script draws. What
+a stranger named (models, tensors, reasons) enters the page deflated and in base64, or through Jinja's autoescape, and
+the script puts it on the screen as text only. A Content-Security-Policy with the hashes of our own script and style
+forbids everything else, requests included.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd import __version__
+from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.esd.look.contents import Contents
+from gpuherd.esd.look.packing import packed_floats, packed_json, packed_spectra
+from gpuherd.esd.look.results import ModelTable, RunResults
+
+if TYPE_CHECKING:
+    from gpuherd.esd.tables.sketch import Sketch
+
+
+# Of the 10 MB that a page may have, with room for what surrounds the blobs.
+MOST_BYTES = 9_600_000
+_SCRIPTS = ("data.js", "draw.js", "table.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
+_ASSETS = Path(__file__).parent / "page"
+_MOST_FAILURES = 200  # that are listed for readers without a script
+# The characters that a point of a spectrum takes (measured: 2.9 to 3.6), and the fewest and most points of one.
+_POINT_BYTES = 3.5
+_LEAST_POINTS, _MOST_POINTS = 20, 100
+_HISTOGRAM_BYTES = 90
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The finished page.
+
+    Attributes:
+        html: its bytes, UTF-8.
+        models: how many it shows.
+        with_figures, with_spectra: of how many it has all figures, and spectra; the others were left out for size.
+    """
+
+    html: bytes
+    models: int
+    with_figures: int
+    with_spectra: int
+
+
+def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress: OnProgress | None = None) -> Page:
+    """The page of a run.
+
+    alpha and D of every matrix are always in it; of as many models as fit, in order, all other figures and the spectra,
+    in as many points as there is room for.
+
+    Args:
+        most_bytes: what the page may grow to with figures and spectra.
+        on_progress: called with how many models are packed, and how many there are.
+
+    Raises:
+        MissingExtra: Jinja2 is not installed.
+    """
+    environment = _environment()
+    contents = Contents(results)
+    cores = [packed_floats(_joined([model.figures["alpha"], model.figures["D"]])) for model in results.models]
+    left = most_bytes - sum(map(len, cores)) - len(packed_json(contents.index())) - 64 * len(cores) - 200_000
+    blobs, details = _details(results, contents, cores, left, on_progress)
+    contents.left_out = frozenset(range(len(cores))) - details.figures
+    contents.stored = details.stored
+    script = "".join(("(() => {\n'use strict';\n", *(_asset(name) for name in _SCRIPTS), "})();"))
+    style = _asset("style.css")
+    html = environment.get_template("page.html.j2").render(
+        title=f"ESD of {results.directory.root.name}",
+        version=__version__,
+        facts=contents.facts(),
+        notes=_notes(results, contents, details),
+        method=contents.method,
+        convention=sorted(contents.convention.items()),
+        failures=results.failures[:_MOST_FAILURES],
+        index=packed_json(contents.index()),
+        blobs=blobs,
+        script=_markup(script),
+        style=_markup(style),
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+    )
+    data = html.encode("utf-8", "backslashreplace")
+    return Page(data, len(cores), len(details.figures), len(details.spectra))
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    figures: frozenset[int]
+    spectra: frozenset[int]
+    stored: frozenset[int]  # whose spectra are on disk
+
+
+def _details(
+    results: RunResults, contents: Contents, cores: Sequence[str], left: int, on_progress: OnProgress | None
+) -> tuple[list[str], _Details]:
+    """Each model's blob: its core, and as long as there is room its figures and its spectra."""
+    points = points_a_layer(left, sum(len(model.names) for model in results.models))
+    blobs: list[str] = []
+    figures: set[int] = set()
+    spectra: set[int] = set()
+    stored: set[int] = set()
+    for number, (model, core) in enumerate(zip(results.models, cores, strict=True)):
+        parts = [core, "", ""]
+        path = results.directory.spectra / f"{model.stem}.npz"
+        if left > 0:
+            parts[1] = packed_floats(_joined([model.figures[name] for name in contents.figures_of(model)]))
+            if len(parts[1]) <= left:
+                left -= len(parts[1])
+                figures.add(number)
+            else:
+                parts[1], left = "", 0
+        if path.exists():
+            stored.add(number)
+            if parts[1] and (sketches := list(_sketches(path, model))):
+                parts[2] = packed_spectra(sketches, points)
+                if len(parts[2]) <= left:
+                    left -= len(parts[2])
+                    spectra.add(number)
+                else:
+                    parts[2] = ""
+        blobs.append(" ".join(parts).rstrip())
+        if on_progress is not None:
+            on_progress(number + 1, len(cores))
+    return blobs, _Details(frozenset(figures), frozenset(spectra), frozenset(stored))
+
+
+def points_a_layer(room: int, layers: int) -> int:
+    """How many points of each spectrum there is room for, when 2/3 of the room is for spectra: 20 to 100.
+
+    >>> points_a_layer(9_000_000, 300), points_a_layer(9_000_000, 20_000), points_a_layer(9_000_000, 500_000)
+    (100, 60, 20)
+    """
+    fitting = (room * 2 / 3 / max(1, layers) - _HISTOGRAM_BYTES) / _POINT_BYTES
+    return max(_LEAST_POINTS, min(_MOST_POINTS, int(fitting)))
+
+
+def _sketches(path: Path, model: ModelTable) -> Iterator[Sketch | None]:
+    """The sketch of each matrix, None for one without; nothing where the file can't be read."""
+    from gpuherd.esd.tables.spectra_file import read_spectra
+
+    try:
+        found = {layer.longname: layer.sketch for layer in read_spectra(path).layers}
+    except (BadModel, OSError):
+        return
+    yield from (found.get(name) for name in model.names)
+
+
+def _notes(results: RunResults, contents: Contents, details: _Details) -> list[str]:
+    """What a reader must know before comparing, and what was left out."""
+    notes = list(contents.warnings)
+    models = len(results.models)
+    if len(details.figures) < models:
+        notes.append(
+            f"To keep this page below 10 MB, {models - len(details.figures)} of {models} models show alpha and D only; "
+            "their other figures are in stats/."
+        )
+    missing = len(details.stored) - len(details.spectra)
+    if missing:
+        notes.append(f"Spectra of {missing} models were left out for the same reason; gpuherd esd plot draws any.")
+    return notes
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What a Content-Security-Policy calls the text by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _environment() -> Any:
+    """Jinja with autoescape on for everything. Raises MissingExtra."""
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise MissingExtra("Jinja2 is not installed; pip install 'gpuherd[page]' brings what the page needs") from None
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
+    )
+
+
+def _markup(text: str) -> Any:
+    """Our own script or style, which must not be escaped; it has no way to end its element early."""
+    import markupsafe
+
+    if "</script" in text.lower() or "</style" in text.lower() or "<!--" in text:
+        raise ValueError("an asset of the page would end its own element")
+    return markupsafe.Markup(text)  # noqa: S704 - the files of this package, no stranger's text

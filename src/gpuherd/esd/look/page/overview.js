@@ -1,0 +1,192 @@
+// The views over all models: the table, lineage, outliers, failures.
+
+const chosenModels = new Set();
+
+function link(number, word = null, layer = null) {
+  return make("a", { href: `#/model/${number}${layer === null ? "" : `/${layer}`}` }, word ?? index.models[number].id);
+}
+
+function modelsView() {
+  const overlay = make("div");
+  const columns = [
+    { word: "", cell: (m) => pick(m), class: "pick" },
+    { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
+    { word: "relation", key: (m) => m.relation, cell: (m) => m.relation || "–", rare: true },
+    { word: "matrices", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
+    { word: "weights", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
+    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", key: (m) => m.covered, cell: (m) => percent(m.covered), num: true, rare: true }] : []),
+    { word: "mean alpha", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
+    { word: "median", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
+    { word: "least", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
+    { word: "largest", key: (m) => m.max, cell: (m) => figure(m.max), num: true, rare: true },
+    { word: "range", cell: (m) => present(m.median) ? rangeBar(m) : "", rare: true, class: "range" },
+    { word: "median D", key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
+    { word: "without fit", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0", num: true, rare: true },
+  ];
+  const made = table({ columns, rows: index.models, label: "models", words: (m) => `${m.id} ${m.relation} ${m.source ?? ""}`,
+    hint: "filter by id, relation or source", mark: (m) => chosenModels.has(m.number) });
+
+  function pick(m) {
+    const box = make("input", { type: "checkbox", "aria-label": `show ${m.id} in the histogram`, onchange: () => {
+      if (box.checked) chosenModels.add(m.number); else chosenModels.delete(m.number);
+      box.closest("tr").classList.toggle("chosen", box.checked);
+      drawOverlay();
+    } });
+    box.checked = chosenModels.has(m.number);
+    return box;
+  }
+
+  async function drawOverlay() {
+    const shown = [...chosenModels].slice(-LINES.length);
+    const series = [{ counts: index.pooled, colour: "var(--soft)", fill: true }];
+    const opened = await Promise.all(shown.map(model));
+    opened.forEach((each, at) => series.push({ counts: alphaCounts(each.alpha), colour: LINES[at] }));
+    const keys = [[`all ${index.models.length} models`, "var(--soft)"], ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
+    overlay.replaceChildren(alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
+      make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other."));
+  }
+
+  if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
+  made.fill();
+  drawOverlay();
+  return [make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), overlay), make("section", { class: "card" }, made.root)];
+}
+
+const FOLDED = 12;
+const MOST_FAMILIES = 100;
+
+function lineageView() {
+  const most = Math.max(0.02, ...index.models.map((m) => m.stated ? m.stated[1] * 4 : 0).filter((each) => each < 2));
+  const children = new Map();
+  const roots = [];
+  for (const m of index.models) {
+    const key = m.parent === null ? (m.source ? `?${m.source}` : null) : m.parent;
+    if (key === null) { roots.push(m); continue; }
+    if (!children.has(key)) children.set(key, []);
+    children.get(key).push(m);
+  }
+  const shown = new Set();
+  const families = roots.filter((m) => children.has(m.number)).map(branch);
+  for (const [key, members] of children) {
+    if (typeof key === "string") families.push(make("li", {}, make("div", { class: "branch" }, make("span", {}, key.slice(1)), make("span", { class: "pill" }, "not in this run")), folded(members)));
+  }
+  for (const m of index.models) if (m.parent !== null && !shown.has(m.number)) families.push(branch(m)); // a circle in the list
+  const tree = make("ul", { class: "tree" }, ...families.slice(0, MOST_FAMILIES));
+  const rest = families.length > MOST_FAMILIES ? make("button", { type: "button", onclick: () => { tree.append(...families.slice(MOST_FAMILIES)); rest.remove(); } }, `Show ${families.length - MOST_FAMILIES} more families`) : null;
+  const doubts = index.models.filter((m) => m.contradicts);
+  const alone = index.models.filter((m) => m.parent === null && !m.source && m.nearest);
+
+  function list(members) {
+    return make("ul", { class: "tree" }, ...members.filter((m) => !shown.has(m.number)).map(branch));
+  }
+
+  // A large family is shut at first; those whose alphas contradict what is stated come first.
+  function folded(members) {
+    const inside = list([...members].sort((a, b) => b.contradicts - a.contradicts));
+    if (members.length <= FOLDED) return inside;
+    return make("details", {}, make("summary", {}, `${members.length} models`, members.some((m) => m.contradicts) ? make("span", { class: "warn" }, `, ${members.filter((m) => m.contradicts).length} nearer to another base`) : ""), inside);
+  }
+
+  function branch(m) {
+    shown.add(m.number);
+    const strip = make("span", { class: "strip" });
+    if (m.parent !== null && m.stated) whenSeen(strip, async () => {
+      const [own, base] = await Promise.all([model(m.number), model(m.parent)]);
+      strip.replaceChildren(changeStrip(difference(m, own, index.models[m.parent], base), most));
+    });
+    const words = make("div", { class: "branch" }, link(m.number), m.relation ? make("span", { class: "pill" }, m.relation) : null,
+      m.stated ? strip : null,
+      m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "alpha minus that of its base, by layer" }, `median |Δalpha| ${figure(m.stated[1], 4)}`) : null,
+      m.contradicts ? make("span", { class: "warn" }, `nearer to ${index.models[m.nearest[0]].id}`) : null,
+      m.parent !== null && !m.stated ? make("span", { class: "soft" }, "too few layers in common") : null);
+    return make("li", {}, words, children.has(m.number) ? folded(children.get(m.number)) : null);
+  }
+
+  const out = [];
+  out.push(make("section", { class: "card" }, make("h3", {}, "Stated lineage"),
+    make("p", { class: "note" }, "Base, what was made of it, and by how much alpha changed: each bar is a layer, up where alpha grew. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75."),
+    families.length ? tree : make("p", { class: "soft" }, "No model of this run is said to come from another."), rest));
+  const near = [...doubts, ...alone, ...index.models.filter((m) => m.nearest && m.stated && !m.contradicts)];
+  if (near.length) {
+    const columns = [
+      { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
+      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name", rare: true },
+      { word: "median |Δ|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? figure(m.stated[1], 4) : "–", num: true, rare: true },
+      { word: "nearest base", key: (m) => index.models[m.nearest[0]].id, cell: (m) => link(m.nearest[0]), class: "name" },
+      { word: "median |Δ|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}` }, figure(m.nearest[1], 4)), num: true },
+      { word: "layers", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
+      { word: "", key: (m) => verdict(m), cell: (m) => m.contradicts ? make("span", { class: "warn" }, verdict(m)) : verdict(m), rare: true },
+    ];
+    out.push(make("section", { class: "card" }, make("h3", {}, "Nearest base"),
+      make("p", { class: "note" }, "Of the bases of this run with at least 90 % of the model's layers, the one with the least median |Δalpha|. In published results a model's own base is the nearest in 95 % of cases."),
+      table({ columns, rows: near, label: "nearest base", words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id}` }).root));
+  }
+  return out;
+}
+
+function verdict(m) {
+  if (m.contradicts) return "not the stated one";
+  if (m.nearest[0] === m.parent) return "as stated";
+  return isClose(m) ? "close" : "not close";
+}
+
+// So near that one probably comes from the other: fine-tunes are typically below 0.01, strangers near 0.75.
+const isClose = (m) => m.nearest !== null && m.nearest[1] < 0.05;
+
+function outliersView() {
+  const layerColumns = [
+    { word: "model", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]), class: "name" },
+    { word: "matrix", key: (o) => nameOf(o), cell: (o) => link(o[0], nameOf(o), o[1]), class: "name" },
+    { word: "alpha", key: (o) => o[2], cell: (o) => figure(o[2]), num: true },
+    { word: "z", key: (o) => Math.abs(o[3]), cell: (o) => `${o[3] > 0 ? "+" : ""}${o[3].toFixed(1)}`, num: true },
+  ];
+  const modelColumns = [
+    { word: "model", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]), class: "name" },
+    { word: "median alpha", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median), num: true },
+    { word: "z", key: (o) => Math.abs(o[1]), cell: (o) => `${o[1] > 0 ? "+" : ""}${o[1].toFixed(1)}`, num: true },
+  ];
+  const { layers, more, models: odd } = index.outliers;
+  const explained = make("p", { class: "note" }, "Robust z-score of ln(alpha − 1): distance from the median in MADs, scaled so that it is in standard deviations for a normal distribution; |z| > 3.5 is listed (Iglewicz and Hoaglin 1993). A layer is compared with the layers of its own model, a model's median alpha with those of the other models.");
+  return [
+    make("section", { class: "card" }, make("h3", {}, "Models"), explained,
+      odd.length ? table({ columns: modelColumns, rows: odd, label: "models that stand apart" }).root : make("p", { class: "soft" }, index.models.length < 8 ? "Fewer than 8 models: too few to say which stands apart." : "No model stands apart.")),
+    make("section", { class: "card" }, make("h3", {}, "Layers"),
+      layers.length ? table({ columns: layerColumns, rows: layers, label: "layers that stand apart", words: (o) => `${index.models[o[0]].id} ${nameOf(o)}` }).root : make("p", { class: "soft" }, "No layer stands apart from its model."),
+      more ? make("p", { class: "note" }, `${more} more, less far out, are not listed.`) : null),
+  ];
+}
+
+const nameOf = ([number, layer]) => index.layouts[index.models[number].layout].names[layer];
+
+function failuresView() {
+  const columns = [
+    { word: "model", key: (f) => f[0], cell: (f) => f[0], class: "name" },
+    { word: "kind", key: (f) => f[1], cell: (f) => f[1] },
+    { word: "reason", key: (f) => f[2], cell: (f) => f[2], class: "name" },
+  ];
+  const all = index.models.flatMap((m) => m.bad.map(([layer, reason]) => [m.number, layer, reason]));
+  const rows = all.filter((r) => !index.on_purpose[r[2]]).map(([number, layer, reason]) => [number, layer, index.reasons[reason]]);
+  const left = new Map();
+  for (const [, , reason] of all) if (index.on_purpose[reason]) left.set(reason, (left.get(reason) ?? 0) + 1);
+  const layerColumns = [
+    { word: "model", key: (r) => index.models[r[0]].id, cell: (r) => link(r[0]), class: "name" },
+    { word: "matrix", key: (r) => nameOf(r), cell: (r) => link(r[0], nameOf(r), r[1]), class: "name" },
+    { word: "reason", key: (r) => r[2], cell: (r) => r[2], class: "name" },
+  ];
+  return [
+    make("section", { class: "card" }, make("h3", {}, "Models without a result"),
+      index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }).root : make("p", { class: "soft" }, "Every model has a result.")),
+    make("section", { class: "card" }, make("h3", {}, "Matrices without a valid fit"),
+      rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }).root : make("p", { class: "soft" }, "Every analysed matrix has a valid fit.")),
+    left.size ? make("section", { class: "card" }, make("h3", {}, "Left out on purpose"),
+      make("ul", {}, ...[...left].sort((a, b) => b[1] - a[1]).slice(0, 50).map(([reason, count]) => make("li", {}, `${count} × ${index.reasons[reason]}`)))) : null,
+  ].filter(Boolean);
+}
+
+// Does the work when the element comes into view: 3,000 strips are not drawn at once.
+function whenSeen(element, work) {
+  const watcher = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) { watcher.disconnect(); work(); }
+  }, { rootMargin: "200px" });
+  watcher.observe(element);
+}

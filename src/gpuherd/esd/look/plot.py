@@ -1,0 +1,221 @@
+"""Plots for papers: spectra of a model's layers with their fitted laws, and its alphas by layer and module.
+
+Draws with matplotlib's objects alone, no window and no global state, so that it works on a server and in threads. The
+same results give the same picture. Knows nothing of files but the format that a name's ending asks for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from gpuherd.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from gpuherd.esd.tables.alpha_matrix import AlphaMatrix
+    from gpuherd.esd.tables.spectra_file import StoredSpectrum
+
+    Floats = NDArray[np.float64]
+
+Kind = Literal["ccdf", "hist", "both", "alpha"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FORMATS = ("png", "svg", "pdf")
+MOST_LAYERS = 36
+_BLUE, _RED, _GREY = "#0072b2", "#d55e00", "#8a8f98"
+# Neutral at 4, the middle of 2 to 6 where the literature puts well-trained layers; as on the page of a run.
+_STOPS = (1.0, 2.0, 4.0, 6.0, 12.0)
+_COLOURS = ("#08306b", "#5e9ecf", "#f5f5f2", "#e8923a", "#6e2c04")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How large a picture is: inches of one panel, and dots an inch where it is made of dots."""
+
+    width: float = 4.2
+    height: float = 3.0
+    dpi: int = 150
+
+
+def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str, look: Look = Look()) -> Figure:
+    """The spectra of some layers in log-log, a panel each (two with ``both``): share of eigenvalues from each on, or
+    their density over log10 λ, with the fitted power law from xmin on.
+
+    Raises:
+        UsageError: no layer, or more than MOST_LAYERS.
+        MissingExtra: matplotlib is not installed.
+    """
+    if not 1 <= len(layers) <= MOST_LAYERS:
+        raise UsageError(f"{len(layers)} layers are to be drawn; 1 to {MOST_LAYERS} fit: narrow the pattern")
+    panels: list[tuple[StoredSpectrum, str]] = [
+        (layer, each) for layer in layers for each in (("ccdf", "hist") if kind == "both" else (kind,))
+    ]
+    wide = 2 if kind == "both" else min(len(panels), math.ceil(math.sqrt(len(panels))))
+    high = math.ceil(len(panels) / wide)
+    figure = _figure(look.width * wide, look.height * high + 0.4)
+    axes = figure.subplots(high, wide, squeeze=False).ravel()
+    for place, (layer, each) in zip(axes, panels, strict=False):
+        _draw_ccdf(place, layer) if each == "ccdf" else _draw_histogram(place, layer)
+        place.set_title(_shortened(layer.longname), fontsize=8)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def alpha_figure(matrix: AlphaMatrix, title: str, look: Look = Look()) -> Figure:
+    """alpha by layer (across) and module (down), in colours that are neutral at 4; cells without a fit are hatched.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    import numpy as np
+
+    figure = _figure(
+        max(look.width, 2.4 + 0.28 * len(matrix.layers)), max(look.height, 1.2 + 0.24 * len(matrix.modules))
+    )
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    axes = figure.subplots()
+    values = np.array([[np.nan if each is None else each for each in row] for row in matrix.values]).T
+    # Each stretch between two stops has a quarter of the colours.
+    place = np.interp(values, _STOPS, np.linspace(0, 1, len(_STOPS)))
+    place[np.isnan(values)] = np.nan
+    axes.patch.set(hatch="////", edgecolor="#bbbbbb", facecolor="white")
+    colours = LinearSegmentedColormap.from_list("alpha", _COLOURS)
+    picture = axes.imshow(np.ma.masked_invalid(place), cmap=colours, norm=Normalize(0, 1), aspect="auto")
+    columns = [_column(matrix, at) for at in range(len(matrix.layers))]
+    axes.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90 if max(map(len, columns)) > 3 else 0)
+    axes.set_yticks(range(len(matrix.modules)), [_shortened(name, 36) for name in matrix.modules], fontsize=7)
+    axes.set_xlabel("layer")
+    bar = figure.colorbar(picture, ax=axes, ticks=np.linspace(0, 1, len(_STOPS)))
+    bar.ax.set_yticklabels(["1", "2", "4", "6", "12+"], fontsize=8)
+    bar.set_label("alpha")
+    axes.set_title(title, fontsize=10)
+    return figure
+
+
+def picture_bytes(figure: Figure, file_format: str, look: Look = Look()) -> bytes:
+    """The picture as a file of FORMATS: the same bytes for the same figure."""
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    # Without the date and with ids by content, so that a picture changes only when its figures do.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[file_format]
+    with mpl.rc_context({"svg.hashsalt": "gpuherd", "svg.fonttype": "none"}):
+        figure.savefig(out, format=file_format, dpi=look.dpi, metadata=metadata)
+    return out.getvalue()
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtra("matplotlib is not installed; pip install 'gpuherd[page]' brings what plots need") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _draw_ccdf(axes: Axes, layer: StoredSpectrum) -> None:
+    x, y = 10.0 ** layer.sketch.log10_lambda.astype(float), 10.0 ** layer.sketch.log10_ccdf.astype(float)
+    axes.loglog(x, y, color=_BLUE, linewidth=1.5)
+    axes.set_xlabel("eigenvalue λ", fontsize=8)
+    axes.set_ylabel("share ≥ λ", fontsize=8)
+    if (law := _law(layer)) is not None:
+        at, start, alpha = law
+        axes.loglog(at, start * (at / at[0]) ** (1 - alpha), color=_RED, linestyle="--", linewidth=1.5)
+    _finish(axes, layer)
+
+
+def _draw_histogram(axes: Axes, layer: StoredSpectrum) -> None:
+    import numpy as np
+
+    logs, counts = layer.sketch.log10_lambda, layer.sketch.histogram
+    if len(logs) > 1:
+        edges = np.linspace(float(logs[0]), float(logs[-1]), len(counts) + 1)
+        heights = counts / counts.sum() / np.diff(edges)
+        axes.bar(10.0 ** edges[:-1], heights, np.diff(10.0**edges), align="edge", color=_BLUE, alpha=0.6)
+        axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("eigenvalue λ", fontsize=8)
+    axes.set_ylabel("density over log10 λ", fontsize=8)
+    if (law := _law(layer)) is not None:
+        at, start, alpha = law
+        density = start * (alpha - 1) * math.log(10) * (at / at[0]) ** (1 - alpha)
+        axes.loglog(at, density, color=_RED, linestyle="--", linewidth=1.5)
+    _finish(axes, layer)
+
+
+def _law(layer: StoredSpectrum) -> tuple[Floats, float, float] | None:
+    """Eigenvalues from xmin to the largest, the share of all from xmin on, and alpha; None without a fit."""
+    import numpy as np
+
+    logs, shares = layer.sketch.log10_lambda.astype(float), layer.sketch.log10_ccdf.astype(float)
+    if layer.alpha is None or layer.xmin is None or len(logs) < 2 or layer.xmin <= 0:
+        return None
+    begin = math.log10(layer.xmin)
+    start = 10.0 ** float(np.interp(begin, logs, shares))
+    return 10.0 ** np.linspace(begin, max(begin, logs[-1]), 50), start, layer.alpha
+
+
+def _finish(axes: Axes, layer: StoredSpectrum) -> None:
+    axes.tick_params(which="both", labelsize=7)
+    axes.grid(alpha=0.25)
+    if layer.alpha is None or layer.xmin is None:
+        told = "no valid fit"
+    else:
+        axes.axvline(layer.xmin, color=_GREY, linestyle=":", linewidth=1)
+        told = f"alpha {layer.alpha:.3f}\nxmin {layer.xmin:.4g}" + ("" if layer.D is None else f"\nD {layer.D:.4f}")
+    # Where neither the falling share nor the rising bulk of a histogram is.
+    bottom = axes.get_ylabel().startswith("share")
+    y, side = (0.05, "bottom") if bottom else (0.95, "top")
+    box = {"facecolor": "white", "alpha": 0.7, "lw": 0}
+    axes.text(0.03, y, told, transform=axes.transAxes, fontsize=7, verticalalignment=side, bbox=box)
+
+
+def _column(matrix: AlphaMatrix, at: int) -> str:
+    """A layer's number; its name where it has none, or where several stacks have one of that number."""
+    number = matrix.numbers[at]
+    if number is None or matrix.numbers.count(number) > 1:
+        return _shortened(matrix.layers[at], 18)
+    return str(number)
+
+
+def _shortened(name: str, most: int = 48) -> str:
+    """The name as plain text for matplotlib, which would read $ as the start of a formula."""
+    short = name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
+    return short.replace("$", r"\$")
+
+
+def title_of(text: str) -> str:
+    """A title that is no formula either."""
+    return _shortened(text, 90)
+
+
+def check_format(name: str) -> str:
+    """The format that a file name's ending asks for. Raises UsageError."""
+    ending = name.rpartition(".")[2].lower()
+    if "." not in name or ending not in FORMATS:
+        raise UsageError(f"{name!r}: a plot is written as .{', .'.join(FORMATS)}; name the file so")
+    return ending
+
+
+def matching(layers: Sequence[StoredSpectrum], pattern: str) -> list[StoredSpectrum]:
+    """The layers whose names match a shell pattern, or, where none does, contain it. Raises UsageError, naming the
+    nearest.
+    """
+    import difflib
+    from fnmatch import fnmatchcase
+
+    names = [layer.longname for layer in layers]
+    found = [layer for layer in layers if fnmatchcase(layer.longname, pattern)]
+    found = found or [layer for layer in layers if pattern in layer.longname]
+    if not found:
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+        raise UsageError(f"no layer matches {pattern!r}; for example: {', '.join(near)}")
+    return found

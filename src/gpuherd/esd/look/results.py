@@ -1,0 +1,288 @@
+"""What a run folder holds, read for looking at it: each model's rows as arrays, its sketched spectra, and what failed.
+
+Knows the files of a run (``ESDDirectory``) and their columns. Decides nothing about the page; never writes. A file that
+can't be read is told among the failures and spoils nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
+from gpuherd.esd.coverage import read_coverage, totals
+from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.row import NOT_METRICS
+from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
+from gpuherd.jobs.reader import QueueReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
+
+NO_RESULT = "unreadable result"
+_MOST_RECORDS = 100_000  # of failures.jsonl: nobody reads more
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A model without a result, or a row of a list that was refused: of what kind, and why in one sentence."""
+
+    model: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelTable:
+    """The stats file of one model.
+
+    Attributes:
+        model_id: as the model list has it.
+        source_model: what it comes from; None where nobody said.
+        relation: ``base``, ``finetune``, ... or "" where nobody said.
+        names: the matrices, in the order of the file.
+        rows, columns: M and N of each. params: weights of each.
+        status: ``fit_status`` of each.
+        figures: every column of numbers, a float64 for each matrix; NaN where the cell is empty.
+        convention: how it was analysed.
+        stem: of its files in the folders of the run.
+        covered: the share of the checkpoint's weights that are in matrices with a valid fit, 0 to 1; None where no
+            coverage table tells it.
+    """
+
+    model_id: str
+    source_model: str | None
+    relation: str
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    params: tuple[int, ...]
+    status: tuple[str, ...]
+    figures: Mapping[str, Floats]
+    convention: Mapping[str, str]
+    stem: str
+    covered: float | None = None
+
+    @property
+    def alpha(self) -> Floats:
+        """Alpha of each matrix, NaN without a valid fit."""
+        return self.figures["alpha"]
+
+    @property
+    def fitted(self) -> int:
+        """How many matrices have a valid fit."""
+        return sum(status == FIT_OK for status in self.status)
+
+    @property
+    def skipped(self) -> int:
+        """How many were not analysed, on purpose."""
+        return sum(status.startswith(SKIPPED) for status in self.status)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResults:
+    """A run folder: its models in the order of their ids, what failed, and run.json where there is one."""
+
+    directory: ESDDirectory
+    models: tuple[ModelTable, ...]
+    failures: tuple[Failure, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResults:
+    """Reads a run folder.
+
+    Args:
+        on_progress: called with how many models are read, and how many there are.
+
+    Raises:
+        UsageError: this is no run folder, or no model has a result yet.
+    """
+    directory = ESDDirectory(root)
+    if not directory.root.is_dir():
+        raise UsageError(f"there is no folder {root}; name the --output-dir of a gpuherd esd run")
+    paths = sorted(directory.stats.glob("*.csv")) if directory.stats.is_dir() else []
+    models: list[ModelTable] = []
+    unreadable: list[Failure] = []
+    for number, path in enumerate(paths):
+        try:
+            models.append(replace(read_model(path), covered=_covered(directory, path.stem)))
+        except (OSError, ValueError, KeyError, csv.Error) as problem:
+            logger.warning("%s can't be read and is left out: %r", path, problem)
+            unreadable.append(Failure(path.stem, NO_RESULT, f"stats/{path.name}: {_told(problem)}"))
+        if on_progress is not None:
+            on_progress(number + 1, len(paths))
+    done = {model.model_id for model in models}
+    failures = (*unreadable, *_failures(directory, done))
+    if not models and not failures:
+        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
+    models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
+    return RunResults(directory, tuple(models), failures, _run_record(directory))
+
+
+def read_model(path: Path) -> ModelTable:
+    """A stats file. Raises OSError, csv.Error, ValueError or KeyError where it is none."""
+    rows = read_table(path)
+    if not rows:
+        raise ValueError("it has no rows")
+    first = rows[0]
+    return ModelTable(
+        model_id=first["model_id"],
+        source_model=first.get("source_model") or None,
+        relation=first.get("base_model_relation", ""),
+        names=tuple(row["longname"] for row in rows),
+        rows=tuple(int(row["M"]) for row in rows),
+        columns=tuple(int(row["N"]) for row in rows),
+        params=tuple(int(row["params"]) for row in rows),
+        status=tuple(row["fit_status"] for row in rows),
+        figures=_figures(rows),
+        convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
+        stem=path.stem,
+    )
+
+
+def the_model(directory: ESDDirectory, name: str | None) -> ModelTable:
+    """One model of a run: of this id, or the only one whose id contains the name, or, without a name, the only one.
+
+    Raises:
+        UsageError: there are no results here, or several and no name was given.
+        MissingModel: no model matches, or several do; names some.
+        BadModel: its stats file can't be read.
+    """
+    stats = {path.stem: path for path in sorted(directory.stats.glob("*.csv"))}
+    if not stats:
+        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
+    if name is None and len(stats) > 1:
+        raise UsageError(f"the run has {len(stats)} models; say which one: --model (for example {_ids([*stats][:4])})")
+    exact = None if name is None else stats.get(directory.stats_file(name).stem)
+    found = [exact] if exact is not None else [stats[stem] for stem in stats if _stem(name or "") in stem]
+    if len(found) != 1:
+        import difflib  # slow to import, and seldom needed
+
+        near = [path.stem for path in found] or difflib.get_close_matches(_stem(name or ""), stats, n=3) or [*stats]
+        what = "several models match" if found else "no model of this run matches"
+        raise MissingModel(f"{what} {name!r}; for example: {_ids(near[:4])}")
+    try:
+        return read_model(found[0])
+    except (OSError, ValueError, KeyError, csv.Error) as problem:
+        raise BadModel(f"{found[0]} is no stats file of gpuherd: {_told(problem)}") from None
+
+
+def _stem(name: str) -> str:
+    return name.replace("/", "--")
+
+
+def _ids(stems: Sequence[str]) -> str:
+    return ", ".join(stem.replace("--", "/") for stem in stems)
+
+
+def _covered(directory: ESDDirectory, stem: str) -> float | None:
+    path = directory.coverage / f"{stem}.csv"
+    try:
+        return totals(read_coverage(path)).share
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, csv.Error) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return None
+
+
+def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
+    """Every column that holds nothing but finite numbers and empty cells. Alpha and D only where the fit is valid."""
+    import numpy as np
+
+    valid = np.array([row["fit_status"] == FIT_OK for row in rows])
+    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
+    figures: dict[str, Floats] = {}
+    for name in rows[0]:
+        if name in outside:
+            continue
+        try:
+            values = np.array([float(row[name] or "nan") for row in rows])
+        except ValueError:
+            continue  # a column of words
+        values[~np.isfinite(values)] = np.nan
+        figures[name] = values
+    for name in ("alpha", "D"):
+        figures[name] = np.where(valid, figures.get(name, np.full(len(rows), np.nan)), np.nan)
+    return figures
+
+
+def _failures(directory: ESDDirectory, done: set[str]) -> list[Failure]:
+    """What failures.jsonl and the queue say of models that have no result: the last word on each."""
+    last: dict[str, Failure] = {}
+    finished = _finished_jobs(directory)
+    told: set[str] = set()
+    for record in _records(directory.failures):
+        title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
+        told.add(str(job))
+        if title not in done and job not in finished[0]:
+            last[title] = Failure(title, str(record.get("class") or "failed"), str(record.get("reason") or ""))
+    for job, (state, reason) in finished[1].items():
+        if job not in told:
+            last[job] = Failure(job.rpartition(".")[0] or job, state, reason)
+    return list(last.values())
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of failures.jsonl that are JSON objects; a line that a kill cut short is passed over."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for _, line in zip(range(_MOST_RECORDS), file, strict=False):
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+
+
+def _finished_jobs(directory: ESDDirectory) -> tuple[set[str], dict[str, tuple[str, str]]]:
+    """The jobs that are done, and those that failed or were cancelled with their state and reason."""
+    if not directory.queue.exists():
+        return set(), {}
+    try:
+        with closing(QueueReader(directory.queue)) as reader:
+            rows = reader.rows("SELECT name, state, reason FROM jobs WHERE state IN ('done', 'failed', 'cancelled')")
+    except (QueueUnreadable, UsageError) as problem:
+        logger.warning("%s", problem)
+        return set(), {}
+    ended = {row["name"]: (row["state"], row["reason"] or "") for row in rows if row["state"] != "done"}
+    return {row["name"] for row in rows if row["state"] == "done"}, ended
+
+
+def _run_record(directory: ESDDirectory) -> dict[str, Any]:
+    try:
+        record = json.loads(directory.run_json.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        logger.warning("%s can't be read: %s", directory.run_json, problem)
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _told(problem: Exception) -> str:
+    return f"no column {problem}" if isinstance(problem, KeyError) else str(problem)
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number for JSON, which has no NaN."""
+    return value if math.isfinite(value) else None

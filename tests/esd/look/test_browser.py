@@ -1,0 +1,203 @@
+"""The page in a real browser: every view, no error, no request, and names that stay text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.esd.look.runs import AddModel, heavy
+
+from gpuherd.esd.look.page import make_page
+from gpuherd.esd.look.results import RunResults, read_results
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
+HOSTILE = "a</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Opened:
+    """A page in the browser, with all that it complained of and asked for."""
+
+    def __init__(self, browser: Browser, path: Path, width: int = 1280, height: int = 900, scheme: str = "light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            offline=True,
+        )
+        self.page: Page = context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("body[data-ready]")
+
+    def go(self, where: str) -> None:
+        """Shows a view."""
+        self.page.evaluate("where => { location.hash = where; }", where)
+        self.page.wait_for_timeout(150)
+
+    def fine(self, path: Path) -> bool:
+        """No error, and nothing was asked for but the page itself."""
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith((path.as_uri(), "data:"))] == []
+        return True
+
+
+@pytest.fixture
+def page_file(small_run: RunResults, tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(small_run).html)
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_view_fits_and_complains_of_nothing(browser: Browser, page_file: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, page_file, width=width, scheme=scheme)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/3/1", "model/3/vs/0", "model/99", "?"):
+        opened.go(f"#/{view}")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+        assert opened.page.locator("main section").count() >= 1
+    assert opened.fine(page_file)
+
+
+def test_the_table_sorts_and_filters(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    names = opened.page.locator("td.name a")
+    assert names.all_inner_texts() == ["org/base", "org/other", "org/spoilt", "org/tuned"]
+    opened.page.get_by_role("button", name="median", exact=True).click()
+    medians = [float(text) for text in opened.page.locator("tbody tr td:nth-child(7)").all_inner_texts()]
+    assert medians == sorted(medians, reverse=True)
+    opened.page.get_by_role("searchbox").fill("finetune")
+    assert names.all_inner_texts() == ["org/tuned"]
+    opened.page.get_by_role("searchbox").fill("nobody")
+    assert opened.page.get_by_text("nothing matches").is_visible()
+    assert opened.fine(page_file)
+
+
+def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    curves = opened.page.locator("main section").first.locator("svg path")
+    before = curves.count()
+    opened.page.get_by_role("checkbox").first.click()
+    opened.page.wait_for_timeout(150)
+    assert curves.count() == before - 1  # at first all four are chosen
+    assert opened.fine(page_file)
+
+
+def test_a_layer_is_chosen_by_mouse_and_by_keys(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+    opened = Opened(browser, page_file)
+    opened.go("#/model/3")
+    names = small_run.models[3].names
+    heading = opened.page.locator("h2").nth(1)
+    assert heading.inner_text() == names[0]
+    canvas = opened.page.locator("canvas")
+    canvas.focus()
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        opened.page.keyboard.press(key)
+    assert heading.inner_text() == names[3]
+    assert names[3] in opened.page.locator("#said").inner_text()
+    box = canvas.bounding_box()
+    assert box is not None
+    canvas.click(position={"x": box["width"] - 20, "y": 25})
+    assert heading.inner_text() == names[2]
+    opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 25)
+    assert names[2] in opened.page.locator(".tip").inner_text()
+    opened.page.get_by_role("button", name="Previous").click()
+    assert heading.inner_text() == names[1]
+    assert opened.page.evaluate("location.hash") == "#/model/3/1"
+    assert opened.fine(page_file)
+
+
+def test_the_spectrum_shows_the_fit(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+    opened = Opened(browser, page_file)
+    opened.go("#/model/0/1")
+    model = small_run.models[0]
+    text = opened.page.locator("main").inner_text()
+    assert f"alpha {model.alpha[1]:.3f}" in text
+    assert opened.page.get_by_role("img", name="share of eigenvalues").is_visible()
+    assert opened.page.get_by_role("img", name="density of eigenvalues").is_visible()
+    opened.go("#/model/2/3")
+    assert "1 of 1152 weights are NaN or infinite" in opened.page.locator("main").inner_text()
+    assert opened.fine(page_file)
+
+
+def test_the_change_against_the_base(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    opened.go("#/lineage")
+    opened.page.wait_for_timeout(300)
+    assert opened.page.locator("svg.strip rect").count() == 4
+    opened.page.get_by_role("link", name="median |Δalpha|").click()
+    assert opened.page.get_by_role("heading", name="alpha minus that of org/base").is_visible()
+    assert opened.page.get_by_role("combobox").input_value() == "0"
+    assert opened.fine(page_file)
+
+
+def test_light_and_dark(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file, scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = opened.page.evaluate(background)
+    opened.page.get_by_role("button", name="Light").click()
+    assert opened.page.evaluate(background) != dark
+    assert opened.fine(page_file)
+
+
+def test_the_link_to_the_content_goes_there(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    opened.go("#/failures")
+    opened.page.keyboard.press("Tab")
+    opened.page.keyboard.press("Enter")
+    assert opened.page.evaluate("document.activeElement.id") == "main"
+    assert opened.page.get_by_text("no config.json").is_visible()
+
+
+def test_without_models_and_without_fits(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    (run_folder / "failures.jsonl").write_text('{"title": "org/x", "class": "crash", "reason": "gone"}\n')
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for view in ("models", "lineage", "outliers", "failures"):
+        opened.go(f"#/{view}")
+    assert opened.page.get_by_text("gone").is_visible()
+    assert opened.fine(path)
+    add_model("org/nothing", {name: 0 * W for name, W in heavy(1).items()})
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/0/3"):
+        opened.go(f"#/{view}")
+    assert "all weights are zero" in opened.page.locator("main").inner_text()
+    assert opened.fine(path)
+
+
+def test_hostile_names_are_shown_as_they_are(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    add_model(f"org/{HOSTILE}", {f"{HOSTILE}.{name}": W for name, W in heavy(1).items()}, source=HOSTILE)
+    (run_folder / "failures.jsonl").write_text('{"title": "<img src=x onerror=\\"window.hit=1\\">", "reason": "<b>"}\n')
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/0/2"):
+        opened.go(f"#/{view}")
+        assert opened.page.locator("img, main b b").count() == 0
+    assert HOSTILE in opened.page.locator("main").inner_text()
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.fine(path)

@@ -1,0 +1,106 @@
+"""What the page is told of a run."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.esd.look.runs import AddModel, heavy
+
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.look import contents
+from gpuherd.esd.look.contents import Contents
+from gpuherd.esd.look.results import RunResults, read_results
+
+
+def test_the_docstrings_examples() -> None:
+    assert doctest.testmod(contents).failed == 0
+
+
+def test_the_index_is_plain_json(small_run: RunResults) -> None:
+    index = Contents(small_run).index()
+    assert json.loads(json.dumps(index, allow_nan=False)) == index
+
+
+def test_models_of_one_architecture_share_a_layout(small_run: RunResults) -> None:
+    index = Contents(small_run).index()
+    layout = {model["id"]: model["layout"] for model in index["models"]}
+    assert layout["org/tuned"] == layout["org/other"] == layout["org/spoilt"]
+    assert layout["org/base"] != layout["org/tuned"]  # it has an embedding
+    shared = index["layouts"][layout["org/tuned"]]
+    assert shared["layer"] == [0, 0, 1, 1]
+    assert shared["module"] == ["self_attn.q_proj", "mlp.up_proj"] * 2
+
+
+def test_figures_of_a_model_are_those_of_its_rows(small_run: RunResults) -> None:
+    by_id = {model["id"]: model for model in Contents(small_run).index()["models"]}
+    base, alpha = by_id["org/base"], small_run.models[0].alpha[:4]
+    assert base["median"] == float(f"{np.median(alpha):.5g}")
+    assert (base["min"], base["max"]) == (float(f"{alpha.min():.5g}"), float(f"{alpha.max():.5g}"))
+    assert (base["fitted"], base["skipped"], base["without"]) == (4, 1, 0)
+    assert base["params"] == sum(small_run.models[0].params[:4])
+    assert (by_id["org/spoilt"]["fitted"], by_id["org/spoilt"]["without"]) == (3, 1)
+
+
+def test_reasons_of_all_matrices_without_a_fit(small_run: RunResults) -> None:
+    index = Contents(small_run).index()
+    told = {
+        (model["id"], index["reasons"][reason], index["on_purpose"][reason])
+        for model in index["models"]
+        for _, reason in model["bad"]
+    }
+    assert told == {
+        ("org/base", "not analysed: embedding", True),
+        ("org/spoilt", "1 of 1152 weights are NaN or infinite", False),
+    }
+
+
+def test_lineage_is_told_by_index(small_run: RunResults) -> None:
+    models = Contents(small_run).index()["models"]
+    tuned = models[3]
+    assert models[tuned["parent"]]["id"] == "org/base"
+    assert tuned["nearest"][0] == tuned["parent"]
+    assert tuned["stated"] == tuned["nearest"]
+    assert not tuned["contradicts"]
+
+
+def test_every_alpha_is_in_the_pooled_histogram(small_run: RunResults) -> None:
+    assert sum(Contents(small_run).index()["pooled"]) == sum(model.fitted for model in small_run.models)
+
+
+def test_two_conventions_are_told(small_run: RunResults, run_folder: Path, add_model: AddModel) -> None:
+    assert Contents(small_run).warnings == []
+    add_model("org/mid", heavy(5), options=AnalysisOptions(fix_fingers="xmin_mid"))
+    mixed = Contents(read_results(run_folder))
+    assert "fix_fingers" in mixed.warnings[0]
+    assert "fix_fingers" not in mixed.convention
+
+
+def test_published_results_are_told_as_such(small_run: RunResults, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/published", heavy(5), version="imported")
+    told = Contents(read_results(run_folder)).warnings
+    assert told == [
+        "1 of 5 models are published results that were imported: their fitted xmin and their spectra are not known."
+    ]
+
+
+def test_stacks_of_one_model_stay_apart(run_folder: Path, add_model: AddModel) -> None:
+    W = heavy(1)["model.layers.0.self_attn.q_proj"]
+    names = ["encoder.block.0.q", "encoder.block.1.q", "decoder.block.0.q", "shared"]
+    add_model("org/t5", dict.fromkeys(names, W))
+    layout = Contents(read_results(run_folder)).index()["layouts"][0]
+    assert layout["module"] == ["encoder.q", "encoder.q", "decoder.q", "shared"]
+    assert layout["layer"] == [0, 1, 0, None]
+
+
+def test_an_outlying_layer_is_listed(run_folder: Path, add_model: AddModel) -> None:
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {f"h.{at}.w": rng.standard_normal((40, 40)).astype(np.float32) for at in range(12)}
+    weights["h.5.w"] = (np.eye(40) + 1e-3 * rng.standard_normal((40, 40))).astype(np.float32)
+    add_model("org/a", weights)
+    outliers = Contents(read_results(run_folder)).index()["outliers"]
+    assert outliers["layers"][0][:2] == [0, 5]
+    assert outliers["models"] == []

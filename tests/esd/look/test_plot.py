@@ -1,0 +1,91 @@
+"""Plots: what is drawn is what was fitted, and the same results give the same picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.esd.look.plot import MOST_LAYERS, alpha_figure, check_format, matching, picture_bytes, spectra_figure
+from gpuherd.esd.look.results import RunResults
+from gpuherd.esd.tables.alpha_matrix import alpha_matrix
+from gpuherd.esd.tables.spectra_file import StoredSpectrum, read_spectra
+
+
+@pytest.fixture
+def layers(small_run: RunResults) -> tuple[StoredSpectrum, ...]:
+    return read_spectra(small_run.directory.spectra / "org--base.npz").layers
+
+
+def test_the_law_is_drawn_from_xmin_on_with_its_alpha(layers: tuple[StoredSpectrum, ...]) -> None:
+    layer = layers[1]
+    assert layer.alpha is not None and layer.xmin is not None
+    figure = spectra_figure(layers[1:2], "ccdf", "org/base")
+    spectrum, law, mark = figure.axes[0].get_lines()
+    x, y = (np.asarray(each, float) for each in law.get_data())
+    assert x[0] == pytest.approx(layer.xmin, rel=1e-6)
+    slopes = np.diff(np.log(y)) / np.diff(np.log(x))
+    np.testing.assert_allclose(slopes, 1 - layer.alpha, rtol=1e-6)
+    np.testing.assert_allclose(np.log10(np.asarray(spectrum.get_xdata())), layer.sketch.log10_lambda, atol=1e-5)
+    # It begins where the spectrum is: the share of eigenvalues from xmin on.
+    kept = 10.0 ** np.interp(np.log10(x[0]), layer.sketch.log10_lambda, layer.sketch.log10_ccdf)
+    assert y[0] == pytest.approx(kept, rel=1e-4)
+    assert np.asarray(mark.get_xdata())[0] == layer.xmin
+
+
+def test_the_histogram_is_a_density(layers: tuple[StoredSpectrum, ...]) -> None:
+    bars = spectra_figure(layers[:1], "hist", "x").axes[0].patches
+    logs = [np.log10((bar.get_x(), bar.get_x() + bar.get_width())) for bar in bars]  # type: ignore[attr-defined]
+    areas = [bar.get_height() * np.ptp(ends) for bar, ends in zip(bars, logs, strict=True)]  # type: ignore[attr-defined]
+    assert sum(areas) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "panels"), [("ccdf", 3), ("hist", 3), ("both", 6)])
+def test_every_layer_has_its_panel(layers: tuple[StoredSpectrum, ...], kind: str, panels: int) -> None:
+    figure = spectra_figure(layers[:3], kind, "x")  # type: ignore[arg-type]
+    assert sum(axes.axison for axes in figure.axes) == panels
+    titles = [axes.get_title() for axes in figure.axes if axes.axison]
+    assert titles[0] == layers[0].longname
+
+
+@pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])
+def test_the_same_results_give_the_same_bytes(layers: tuple[StoredSpectrum, ...], file_format: str) -> None:
+    first, second = (picture_bytes(spectra_figure(layers[:1], "both", "$x_1$"), file_format) for _ in range(2))
+    assert first == second
+    assert first.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[file_format])
+
+
+def test_a_name_is_no_formula() -> None:
+    figure = alpha_figure(alpha_matrix([("$\\frac{.0.a", 2.0), ("b$.0.c", None)]), "t")
+    assert len(picture_bytes(figure, "png")) > 1000
+
+
+def test_alphas_by_layer_and_module_with_what_is_missing() -> None:
+    figure = alpha_figure(alpha_matrix([("h.0.q", 2.0), ("h.0.k", 99.0), ("h.1.q", None), ("head", 4.0)]), "t")
+    shown = figure.axes[0].images[0].get_array()
+    assert shown is not None
+    assert np.ma.getmaskarray(shown).tolist() == [[False, True, True], [False, True, True], [True, True, False]]
+    assert shown[0, 0] == pytest.approx(0.25)
+    assert shown[1, 0] == 1.0
+    assert shown[2, 2] == pytest.approx(0.5)
+
+
+def test_a_pattern_or_a_part_of_a_name(layers: tuple[StoredSpectrum, ...]) -> None:
+    assert len(matching(layers, "*.q_proj")) == 2
+    assert [layer.longname for layer in matching(layers, "1.mlp")] == ["model.layers.1.mlp.up_proj"]
+    with pytest.raises(UsageError, match=r"no layer matches 'q_prj'; for example: .*q_proj"):
+        matching(layers, "q_prj")
+
+
+def test_too_many_layers_or_none_are_refused(layers: tuple[StoredSpectrum, ...]) -> None:
+    for number in (0, MOST_LAYERS + 1):
+        with pytest.raises(UsageError, match=f"1 to {MOST_LAYERS} fit"):
+            spectra_figure(list(layers[:1]) * number, "ccdf", "x")
+
+
+@pytest.mark.parametrize("name", ["x", "x.jpg", "x.png.exe", str(Path("a.png") / "b")])
+def test_a_format_that_is_not_written_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
+        check_format(Path(name).name)

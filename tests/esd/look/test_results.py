@@ -1,0 +1,131 @@
+"""A run folder read back: what workers wrote, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.esd.coverage import TensorCoverage, coverage_text
+from gpuherd.esd.look.results import RunResults, read_results, the_model
+from gpuherd.esd.tables.stats import read_table
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.queue import Queue
+
+
+def test_every_model_comes_back_with_its_figures(small_run: RunResults, run_folder: Path) -> None:
+    assert [model.model_id for model in small_run.models] == ["org/base", "org/other", "org/spoilt", "org/tuned"]
+    base = small_run.models[0]
+    rows = read_table(run_folder / "stats" / "org--base.csv")
+    assert base.names == tuple(row["longname"] for row in rows)
+    assert [float(row["alpha"]) for row in rows if row["alpha"]] == base.alpha[:4].tolist()
+    assert (base.fitted, base.skipped) == (4, 1)
+    assert base.params[0] == base.rows[0] * base.columns[0]
+    assert {"xmin", "stable_rank", "log_norm"} <= base.figures.keys()
+    assert not {"longname", "fit_status", "fix_fingers", "M"} & base.figures.keys()
+    tuned = small_run.models[3]
+    assert (tuned.source_model, tuned.relation) == ("org/base", "finetune")
+    assert tuned.convention["fix_fingers"] == "DKS"
+
+
+def test_a_matrix_without_a_fit_has_no_alpha_but_a_reason(small_run: RunResults) -> None:
+    spoilt = small_run.models[2]
+    at = spoilt.names.index("model.layers.1.mlp.up_proj")
+    assert np.isnan(spoilt.alpha[at])
+    assert "NaN" in spoilt.status[at]
+    assert spoilt.fitted == 3
+
+
+def test_failures_are_told_once_and_a_line_that_was_cut_short_is_passed_over(small_run: RunResults) -> None:
+    assert [(each.model, each.kind) for each in small_run.failures] == [
+        ("org/broken", "bad input"),
+        ("org/odd", "refused"),
+    ]
+
+
+def test_a_failure_of_a_model_that_is_done_since_is_no_failure(small_run: RunResults, run_folder: Path) -> None:
+    with (run_folder / "failures.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"job": "c.1", "title": "org/base", "class": "crash", "reason": "gone"}) + "\n")
+    assert "org/base" not in {each.model for each in read_results(run_folder).failures}
+
+
+def test_a_damaged_file_is_a_failure_and_harms_no_other(small_run: RunResults, run_folder: Path) -> None:
+    (run_folder / "stats" / "org--torn.csv").write_bytes(b"model_id,longname\nx\n")
+    (run_folder / "stats" / "org--empty.csv").write_bytes(b"")
+    (run_folder / "stats" / "org--bytes.csv").write_bytes(b"\xff\xfe\x00")
+    (run_folder / "stats" / "org--strange.csv").write_text("a,b\n1,2\n")
+    read = read_results(run_folder)
+    assert len(read.models) == len(small_run.models)
+    told = {each.model: each.reason for each in read.failures}
+    assert {"org--torn", "org--empty", "org--bytes", "org--strange"} <= told.keys()
+    assert "no column 'model_id'" in told["org--strange"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder"):
+        read_results(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no results"):
+        read_results(tmp_path)
+
+
+def test_a_damaged_queue_or_record_does_not_matter(small_run: RunResults, run_folder: Path) -> None:
+    (run_folder / "queue.sqlite").write_bytes(b"no database" * 100)
+    (run_folder / "run.json").write_text("{")
+    read = read_results(run_folder)
+    assert len(read.models) == 4
+    assert read.record == {}
+
+
+def test_a_model_is_found_by_its_id_or_a_part(small_run: RunResults) -> None:
+    directory = small_run.directory
+    assert the_model(directory, "org/base").model_id == "org/base"
+    assert the_model(directory, "tun").model_id == "org/tuned"
+    with pytest.raises(MissingModel, match="several models match 'org/'; for example: org/base, org/other"):
+        the_model(directory, "org/")
+    with pytest.raises(MissingModel, match="for example: org/other"):
+        the_model(directory, "org/othr")
+    with pytest.raises(UsageError, match="4 models; say which one"):
+        the_model(directory, None)
+    for stem in ("other", "spoilt", "tuned"):
+        (directory.stats / f"org--{stem}.csv").unlink()
+    assert the_model(directory, None).model_id == "org/base"
+    (directory.stats / "org--base.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadModel, match="no column 'model_id'"):
+        the_model(directory, "org/base")
+    (directory.stats / "org--base.csv").unlink()
+    with pytest.raises(UsageError, match="no results"):
+        the_model(directory, "org/base")
+
+
+def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) -> None:
+    with closing(Queue(run_folder / "queue.sqlite")) as queue:
+        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "org--lost.2", "org--gone.3")])
+    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
+        db.execute("UPDATE jobs SET state = 'done' WHERE name = 'a.1'")
+        db.execute("UPDATE jobs SET state = 'failed', reason = 'no disk' WHERE name = 'org--lost.2'")
+    told = {each.model: (each.kind, each.reason) for each in read_results(run_folder).failures}
+    # org/broken was job a.1, which has ended well since; of org--lost.2 failures.jsonl says nothing.
+    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org--lost": ("failed", "no disk")}
+
+
+def test_what_share_of_the_weights_is_covered(small_run: RunResults, run_folder: Path) -> None:
+    assert small_run.models[0].covered is None
+    lines = [
+        TensorCoverage("a", "30x10", "F32", 300, 1, 300, "analysed", None),
+        TensorCoverage("b", "100", "F32", 100, 0, 0, "skipped", "one axis: no matrix"),
+    ]
+    (run_folder / "coverage").mkdir()
+    (run_folder / "coverage" / "org--base.csv").write_text(coverage_text(lines))
+    (run_folder / "coverage" / "org--other.csv").write_text("a,b\n1,2\n")
+    assert [model.covered for model in read_results(run_folder).models] == [0.75, None, None, None]
+
+
+def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    read_results(run_folder, lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
