@@ -182,6 +182,7 @@ def test_the_coverage_table_is_there_and_told(tmp_path: Path, make_model: MakeMo
     save_file(weights | extra, model / "model.safetensors")
     done = work("--model-id", model, "--output-dir", tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Layers: 3 with a fit, 1 without, 1 not analysed" in done.stdout
     lines = {line.tensor: line for line in read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))}
     assert lines.keys() == weights.keys() | extra.keys()
     assert (lines["model.norm.weight"].status, lines["model.norm.weight"].reason) == ("skipped", "one axis: no matrix")

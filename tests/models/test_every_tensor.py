@@ -6,6 +6,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,36 @@ def test_rows_are_the_same_in_every_form_of_file(tiny: Tiny, tmp_path: Path) -> 
     assert len(wanted) == 2 * (4 + 3) + 2 and all(row.fit_status == "ok" for row in wanted)
     for source in (open_checkpoint(shards), open_checkpoint(pickle), module_source(model)):
         assert rows_of(source) == wanted
+
+
+def test_the_same_weights_in_gguf_give_the_same_rows(tiny: Tiny, tmp_path: Path) -> None:
+    """A file in float32 under llama.cpp's names; and one in 8-bit blocks, which the worker analyses as it stands."""
+    gguf = pytest.importorskip("gguf")
+    model, folder = tiny("llama")
+    state = model.state_dict()
+    names = {"blk.0.attn_q.weight": "model.layers.0.self_attn.q_proj.weight", "output.weight": "lm_head.weight"}
+
+    def write(path: Path, kind: Any) -> None:
+        writer = gguf.GGUFWriter(path, "llama")
+        for name, original in names.items():
+            writer.add_tensor(name, gguf.quants.quantize(state[original].numpy(), kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32)
+    wanted = {row.longname: row for row in rows_of(open_checkpoint(folder))}
+    for row in rows_of(open_checkpoint(tmp_path / "m.gguf")):
+        original = names[f"{row.longname}.weight"].removesuffix(".weight")
+        assert replace(row, longname=original) == wanted[original]
+    write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q8_0)
+    command = ["--model-id", str(tmp_path / "m.gguf"), "--output-dir", str(tmp_path / "out"), "--device-map", "cpu"]
+    assert main(command) == 0
+    with next((tmp_path / "out" / "stats").glob("*.csv")).open(newline="") as text:
+        rows = {row["longname"]: row for row in csv.DictReader(text)}
+    assert float(rows["output"]["norm"]) == pytest.approx(wanted["lm_head"].norm, rel=1e-3)
+    assert float(rows["output"]["norm"]) != wanted["lm_head"].norm
 
 
 def test_layers_of_nan_and_of_zeros_fail_with_a_reason_through_the_worker(tmp_path: Path) -> None:

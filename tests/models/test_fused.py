@@ -56,6 +56,7 @@ CASES: list[tuple[str, dict[str, Any], str, int, Any]] = [
      by_head),
     ("RefinedWeb", {"n_head": HEADS, "n_head_kv": KV}, "transformer.h.0.self_attention.query_key_value.weight", KV,
      by_key_head),
+    ("some_vision_model", {}, "blocks.0.attn.qkv.weight", HEADS, "square"),
     ("gpt_neox_japanese", {"num_attention_heads": HEADS}, "gpt_neox_japanese.layers.0.attention.query_key_value.weight",
      HEADS, by_head),
 ]  # fmt: skip
@@ -64,7 +65,9 @@ CASES: list[tuple[str, dict[str, Any], str, int, Any]] = [
 @pytest.mark.parametrize(("model_type", "config", "name", "kv_heads", "fuse"), CASES)
 def test_documented_layouts(model_type: str, config: dict[str, Any], name: str, kv_heads: int, fuse: Any) -> None:
     wanted = parts(kv_heads)
-    fused = np.concatenate(wanted) if fuse == "behind" else fuse(*wanted)
+    if fuse == "square":
+        wanted = tuple(np.hstack([part, part])[:, :12] for part in wanted)  # type: ignore[assignment]
+    fused = np.concatenate(wanted) if isinstance(fuse, str) else fuse(*wanted)
     layout = layout_of(name, fused.shape, {"model_type": model_type, **config})
     assert layout is not None and [suffix for suffix, _ in layout.parts] == ["_q", "_k", "_v"]
     for number, part in enumerate(wanted):
@@ -87,6 +90,11 @@ def test_the_text_part_of_a_config_counts() -> None:
         ("h.0.attn.c_attn.weight", (36, 12), {}),  # rows: thirds (Qwen) or by head (StarCoder without MQA)
         ("h.0.attn.c_attn_extra.weight", (12, 36), {"model_type": "gpt2"}),
         ("model.layers.0.self_attn.q_proj.weight", (36, 12), {"model_type": "llama"}),
+        (
+            "model.layers.0.self_attn.qkv.weight",
+            (36, 18),
+            {},
+        ),  # fewer key heads: whose rows are which?
         ("model.layers.0.self_attn.qkv_proj.weight", (36, 12), {"model_type": "phi3", "num_attention_heads": 5}),
     ],
 )

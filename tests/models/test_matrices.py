@@ -18,6 +18,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.matrices import WeightMatrix, matrices
+from gpuherd.models.module_source import module_source
 
 Tiny = Callable[..., tuple[Any, Path]]
 
@@ -89,6 +90,27 @@ def test_fused_attention_is_split_as_the_model_itself_splits_it(
     # What is left are the queries, in the order of the heads.
     assert rows[0] == sorted(rows[0])
     assert np.allclose(fused @ x + offset, fused_out, atol=1e-5)
+
+
+def test_the_vision_half_of_qwen2_vl() -> None:
+    """Without what is called the values, attention gives nothing; without queries or keys it gives the mean value."""
+    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    config = Qwen2VLVisionConfig(depth=1, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4)
+    model = Qwen2VisionTransformerPretrainedModel(config).eval()
+    fused = model.blocks[0].attn.qkv
+    found = {m.longname: m for m in matrices(module_source(model))}
+    after: list[torch.Tensor] = []
+    model.blocks[0].attn.proj.register_forward_pre_hook(lambda _, args: after.append(args[0]))
+    for part, number in (("q", 0), ("k", 1), ("v", 2)):
+        rows = slice(32 * number, 32 * number + 32)
+        assert np.array_equal(read(found[f"blocks.0.attn.qkv_{part}"]), fused.weight.detach().numpy()[rows])
+        with torch.no_grad():
+            kept, fused.weight[rows], fused.bias[rows] = fused.weight.clone(), 0.0, 0.0
+            model(torch.randn(16, 3 * 2 * 4 * 4), torch.tensor([[1, 4, 4]]))
+            fused.weight.copy_(kept)
+        assert bool(after[-1].any()) == (part != "v")
 
 
 def test_gate_and_up_are_told_apart(tiny: Tiny) -> None:

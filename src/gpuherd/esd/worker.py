@@ -29,7 +29,7 @@ from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
-from gpuherd.esd.tables.stats import FIT_OK, Origin, has_fit, no_fit_reason
+from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.models.names import parse_model
@@ -167,7 +167,8 @@ def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
 
 def _counts(rows: Sequence[LayerRow]) -> str:
     fitted = sum(row.fit_status == FIT_OK for row in rows)
-    return f"{fitted} with a fit, {len(rows) - fitted} without"
+    skipped = sum(row.fit_status.startswith(SKIPPED) for row in rows)
+    return f"{fitted} with a fit, {len(rows) - fitted - skipped} without, {skipped} not analysed"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

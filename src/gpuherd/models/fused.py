@@ -98,6 +98,11 @@ def _row_thirds(_: Config, shape: Shape) -> Layout | None:
     return None if shape[0] % 3 else _qkv(0, 1, *(shape[0] // 3,) * 3)
 
 
+def _square_thirds(config: Config, shape: Shape) -> Layout | None:
+    """As vision models store three square matrices (timm's, SAM, Qwen-VL); with fewer key heads the shape differs."""
+    return _row_thirds(config, shape) if shape[0] == 3 * shape[1] else None
+
+
 def _columns(_: Config, shape: Shape) -> Layout | None:
     """Conv1D stores the transpose: (in, 3 in) is q, k, v and, in cross-attention, (in, 2 in) is k, v."""
     rows, columns = shape
@@ -215,6 +220,7 @@ _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
         (None, r"c_attn\.weight", _columns),
         (None, r"in_proj_weight", _row_thirds),
         (None, r"W_pack\.weight", _row_thirds),
+        (None, r"(?:attn|attention|self_attn)\.qkv\.weight", _square_thirds),
         (None, r"(?:mlp|feed_forward|shared_expert|shared_experts)\.gate_up_proj\.weight", _row_halves("_gate", "_up")),
     )
 )

@@ -79,33 +79,45 @@ class AdapterUpdate:
         if isinstance(edit, MatrixEdit | ExpertEdit):
             return edit.apply_block(np.zeros((rows[1] - rows[0], columns[1] - columns[0])), rows, columns)
         assert isinstance(self.merged.base, BlockSource)  # noqa: S101 - has_blocks has been asked
-        old = self.merged.base.read_block(name, rows, columns)
-        if name not in self.merged.replaced:
-            return _minus(self.merged.edited_block(name, old.copy(), rows, columns), old)
-        new = self.merged.unedited_block(name, rows, columns).astype(np.float64)
-        if self._only_adds(name):
-            return self.merged.edited_block(name, _minus(new, old), rows, columns)
-        return _minus(self.merged.edited_block(name, new, rows, columns), old)
+        return self._difference(
+            name,
+            self.merged.base.read_block(name, rows, columns),
+            lambda: self.merged.unedited_block(name, rows, columns),
+            lambda block: self.merged.edited_block(name, block, rows, columns),
+        )
 
     def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
         edit = self.low_rank.get(name)
         if edit is not None:
             rows, *rest = self.tensors[name].shape
             return edit.apply(np.zeros(((rows if stop is None else stop) - start, *rest)), start)
-        old = _read(self.merged.base, name, start, stop)
-        if name not in self.merged.replaced:
-            # The edit works in place. Its base tensor is not read a second time.
-            return _minus(self.merged.edited(name, old.copy(), start), old)
-        new = self.merged.unedited(name, start, stop).astype(np.float64)
-        if self._only_adds(name):
-            return self.merged.edited(name, _minus(new, old), start)
-        return _minus(self.merged.edited(name, new, start), old)
+        return self._difference(
+            name,
+            _read(self.merged.base, name, start, stop),
+            lambda: self.merged.unedited(name, start, stop),
+            lambda tensor: self.merged.edited(name, tensor, start),
+        )
 
-    def _only_adds(self, name: str) -> bool:
-        """Whether s B A can be added to the difference of a tensor saved whole. (An embedding that PEFT saved beside
-        its factors is mostly the base's own: zeros that no rounding spoils.)"""
+    def _difference(
+        self,
+        name: str,
+        old: FloatArray,
+        unedited: Callable[[], FloatArray],
+        edited: Callable[[FloatArray], FloatArray],
+    ) -> FloatArray:
+        """Merged minus ``old``, the base's tensor or a piece of it, in float64.
+
+        ``unedited`` reads the same piece of what the adapter holds whole; ``edited`` does its edit, in place.
+        """
+        if name not in self.merged.replaced:
+            return _minus(edited(old.copy()), old)
+        new = unedited().astype(np.float64)
         edit = self.merged.edits.get(name)
-        return edit is None or not _rescales(edit)
+        if edit is None or _rescales(edit):
+            return _minus(edited(new), old)
+        # An embedding that PEFT saved beside its factors is mostly the base's own: s B A is added to its difference,
+        # zeros that no rounding spoils.
+        return edited(_minus(new, old))
 
 
 @dataclass(frozen=True, eq=False)
