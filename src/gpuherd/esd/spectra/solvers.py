@@ -51,7 +51,7 @@ def choose(n: int, loaded: Maker | None, vendor: str, *, mkl: bool) -> tuple[Mak
 
     Args:
         n: 1 or more.
-        loaded: who made the library that scipy brought, None where it can't be called directly.
+        loaded: who made the library that numpy or scipy brought, None where it can't be called directly.
         vendor: of the processor, as /proc/cpuinfo calls it.
         mkl: whether an MKL is installed.
     """
