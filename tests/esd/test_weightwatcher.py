@@ -144,13 +144,3 @@ def test_the_wide_peak_window_is_weightwatchers(compared: Compared, tmp_path: Pa
         checked += 1
         assert row.alpha == pytest.approx(float(theirs[name]["alpha"]), rel=CLOSE), name
     assert checked >= 10
-
-
-def test_marchenko_pastur(compared: Compared, tmp_path: Path) -> None:
-    some = dict(list(compared.matrices.items())[::5])
-    theirs = weightwatcher(tmp_path, some, "--mp-fit")
-    for name, W in some.items():
-        row, their = analyse_layer(name, [W], FitSettings("DKS", mp_fit=True)).cells(), theirs[name]
-        assert row["mp_sigma"] == pytest.approx(float(their["sigma_mp"]), abs=1e-6), name
-        assert row["mp_num_spikes"] == float(their["num_spikes"]), name
-        assert row["mp_softrank"] == pytest.approx(float(their["mp_softrank"]), abs=1e-5), name
