@@ -2,11 +2,11 @@
 
 const PAGE = 100;
 
-// columns: [{word, key(row) -> number | string | null, cell(row) -> node | string, num, rare}]
+// columns: [{word, why, key(row) -> number | string | null, cell(row) -> node | string, num, rare}]
 function table({ columns, rows, words = null, sort = null, descending = false, label, mark = null, hint = "filter by words" }) {
   let state = { sort, descending, page: 0, filter: "" };
   const body = make("tbody");
-  const heads = columns.map((column, at) => make("th", { class: kind(column), scope: "col" },
+  const heads = columns.map((column, at) => make("th", { class: kind(column), scope: "col", title: column.why },
     column.key ? make("button", { type: "button", onclick: () => order(at) }, column.word) : column.word));
   const whole = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
   const told = make("span");
