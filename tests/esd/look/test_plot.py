@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from gpuherd.esd.look.plot import (
     spectra_figure,
 )
 from gpuherd.esd.look.results import RunResults
+from gpuherd.esd.tables.sketch import Sketch
 from gpuherd.esd.tables.spectra_file import StoredSpectrum, read_spectra
 
 
@@ -49,6 +51,17 @@ def test_the_histogram_is_a_density(layers: tuple[StoredSpectrum, ...]) -> None:
     logs = [np.log10((bar.get_x(), bar.get_x() + bar.get_width())) for bar in bars]  # type: ignore[attr-defined]
     areas = [bar.get_height() * np.ptp(ends) for bar, ends in zip(bars, logs, strict=True)]  # type: ignore[attr-defined]
     assert sum(areas) == pytest.approx(1, abs=1e-3)
+
+
+def test_labels_of_a_short_axis_are_plain_numbers_that_do_not_overlap(layers: tuple[StoredSpectrum, ...]) -> None:
+    layer = layers[0]
+    short = Sketch(*np.array([[1.0, 1.3, 2.0], [0.0, -0.2, -1.2]], np.float32), layer.sketch.histogram, 24, 0)
+    figure = spectra_figure([replace(layer, sketch=short, xmin=None)], "ccdf", "x")
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels() if 10 <= label.get_position()[0] <= 100]
+    assert shown == ["10", "20", "50", "100"]
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
 
 
 def test_few_eigenvalues_have_few_bars(layers: tuple[StoredSpectrum, ...]) -> None:

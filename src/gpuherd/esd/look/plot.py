@@ -181,6 +181,7 @@ def _law(layer: StoredSpectrum) -> tuple[Floats, float, float] | None:
 
 def _finish(axes: Axes, layer: StoredSpectrum) -> None:
     axes.tick_params(which="both", labelsize=7)
+    _label_logarithms(axes)
     axes.grid(alpha=0.25)
     if layer.alpha is None or layer.xmin is None:
         told = "no valid fit"
@@ -192,6 +193,19 @@ def _finish(axes: Axes, layer: StoredSpectrum) -> None:
     y, side = (0.05, "bottom") if bottom else (0.95, "top")
     box = {"facecolor": "white", "alpha": 0.7, "lw": 0}
     axes.text(0.03, y, told, transform=axes.transAxes, fontsize=7, verticalalignment=side, bbox=box)
+
+
+def _label_logarithms(axes: Axes) -> None:
+    """Labels at powers of ten; over less than two decades at 2 and 5 times these too, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() != "log":
+            continue
+        if high < 100 * low:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _explain_lines(figure: Figure, with_law: bool) -> None:
