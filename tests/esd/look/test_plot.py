@@ -55,7 +55,8 @@ def test_the_histogram_is_a_density(layers: tuple[StoredSpectrum, ...]) -> None:
 
 def test_labels_of_a_short_axis_are_plain_numbers_that_do_not_overlap(layers: tuple[StoredSpectrum, ...]) -> None:
     layer = layers[0]
-    short = Sketch(*np.array([[1.0, 1.3, 2.0], [0.0, -0.2, -1.2]], np.float32), layer.sketch.histogram, 24, 0)
+    logs, shares = np.array([[1.0, 1.3, 2.0], [0.0, -0.2, -1.2]], np.float32)
+    short = Sketch(logs, shares, layer.sketch.histogram, 24, 0)
     figure = spectra_figure([replace(layer, sketch=short, xmin=None)], "ccdf", "x")
     figure.canvas.draw()
     axes = figure.axes[0]
@@ -67,6 +68,8 @@ def test_labels_of_a_short_axis_are_plain_numbers_that_do_not_overlap(layers: tu
 def test_few_eigenvalues_have_few_bars(layers: tuple[StoredSpectrum, ...]) -> None:
     assert layers[0].sketch.count == 24
     assert len(spectra_figure(layers[:1], "hist", "x").axes[0].patches) == 16
+    axes = spectra_figure(layers[:1], "hist", "x").axes[0]
+    assert axes.get_ylim()[0] < min(bar.get_height() for bar in axes.patches if bar.get_height())  # type: ignore[attr-defined]
     assert [bins_together(count) for count in (24, 120, 1000)] == [4, 2, 1]
 
 

@@ -153,6 +153,7 @@ def _draw_histogram(axes: Axes, layer: StoredSpectrum) -> None:
         heights = counts / counts.sum() / np.diff(edges)
         axes.bar(10.0 ** edges[:-1], heights, np.diff(10.0**edges), align="edge", color=_BLUE, alpha=0.6)
         axes.set(xscale="log", yscale="log")
+        axes.set_ylim(bottom=heights[heights > 0].min() / 2)  # the lowest bar is to be seen
     axes.set_xlabel("eigenvalue λ", fontsize=8)
     axes.set_ylabel("density over log10 λ", fontsize=8)
     if (law := _law(layer)) is not None:

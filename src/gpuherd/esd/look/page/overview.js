@@ -68,7 +68,8 @@ function lineageView() {
     children.get(key).push(m);
   }
   const shown = new Set();
-  const families = roots.filter((m) => children.has(m.number)).map(branch);
+  const doubts = (m) => (children.get(m.number) ?? []).filter(contradicted).length;
+  const families = roots.filter((m) => children.has(m.number)).sort((a, b) => doubts(b) - doubts(a)).map(branch);
   for (const [key, members] of children) {
     if (typeof key === "string") families.push(make("li", {}, make("div", { class: "branch" }, make("span", {}, key.slice(1)), make("span", { class: "pill" }, "not in this run")), folded(members)));
   }
@@ -119,9 +120,9 @@ function lineageView() {
       { word: "its median |Δ|", why: "median over the common matrices of |alpha − alpha of the stated base|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "by layer" }, figure(m.stated[1], 4)) : "–", num: true, rare: true },
       { word: "matrices", why: "matrices with a fit that both have", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
     ];
-    out.push(make("section", { class: "card" }, make("h3", {}, "Nearest base"),
+    out.unshift(make("section", { class: "card" }, make("h3", {}, "Nearest base"), tally(near),
       make("p", { class: "note" }, "Of the bases of this run with at least 90 % of the model's layers, the one with the least median |Δalpha|. Close: below 0.05. The stated base is doubted where it is not close and another is at most half as far. In published results a model's own base is the nearest in 95 % of cases."),
-      table({ columns, rows: near, label: "nearest base", words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id} ${VERDICTS[m.verdict].words}` }).root));
+      table({ columns, rows: near, label: "nearest base", page: 20, words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id} ${VERDICTS[m.verdict].words}` }).root));
   }
   return out;
 }
@@ -135,6 +136,12 @@ const VERDICTS = {
   "as stated": { rank: 4, words: "as stated" },
   far: { rank: 5, words: "not close: probably unrelated" },
 };
+
+// How many models have each verdict, in a sentence.
+function tally(near) {
+  const counts = Object.entries(VERDICTS).map(([name, { words }]) => [near.filter((m) => m.verdict === name).length, words, name]).filter(([count]) => count);
+  return make("p", {}, ...counts.flatMap(([count, words, name], at) => [at ? "; " : "", make("span", { class: name === "other" ? "warn" : null }, make("b", {}, count.toLocaleString("en")), ` ${words}`)]), ".");
+}
 
 const contradicted = (m) => m.verdict === "other";
 
