@@ -253,3 +253,28 @@ def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
     """The first and the last point of an SVG path of lines."""
     points = [tuple(map(float, point.split())) for point in path.replace("M", "L").split("L")[1:]]
     return (points[0][0], points[0][1]), (points[-1][0], points[-1][1])
+
+
+def test_the_verdict_on_a_base_is_told_at_any_width(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1))
+    add_model("org/b", heavy(2))
+    add_model("org/t", heavy(1, change=0.001), source="org/b", relation="finetune")
+    path = run_folder / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    for width in (1280, 390):
+        opened = Opened(browser, path, width=width)
+        opened.go("#/lineage")
+        row = opened.page.locator("tbody tr").first  # what is doubtful stands first
+        assert "org/t" in row.inner_text()
+        assert "the stated base is probably wrong" in row.inner_text()
+        assert "1: the stated base is probably wrong" in opened.page.locator("main").inner_text()
+        assert opened.fine(path)
+
+
+def test_every_figure_is_explained_without_a_mouse(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file, width=390)
+    opened.go("#/model/0/1")
+    shown = set(opened.page.locator(".figures dt").all_inner_texts()) - {"M × N", "weights"}
+    opened.page.get_by_text("What these figures mean").click()
+    assert shown <= set(opened.page.locator(".meanings dt").all_inner_texts())
+    assert opened.fine(page_file)

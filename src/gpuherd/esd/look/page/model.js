@@ -96,7 +96,7 @@ async function modelView(number, layer, against) {
   function meanings(keys) {
     const known = ["alpha", "D", ...keys].filter((key) => index.meanings[key]);
     return make("details", { class: "meanings", open: meaningsOpen, ontoggle: (event) => { meaningsOpen = event.target.open; } }, make("summary", {}, "What these figures mean"),
-      make("p", { class: "note" }, "Eigenvalues λ are squared singular values, not divided by the matrix's size.."),
+      make("p", { class: "note" }, "Eigenvalues λ are squared singular values, not divided by the matrix's size."),
       make("dl", {}, ...known.flatMap((key) => [make("dt", {}, key), make("dd", {}, index.meanings[key])])));
   }
 

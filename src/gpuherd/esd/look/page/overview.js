@@ -140,7 +140,7 @@ const VERDICTS = {
 // How many models have each verdict, in a sentence.
 function tally(near) {
   const counts = Object.entries(VERDICTS).map(([name, { words }]) => [near.filter((m) => m.verdict === name).length, words, name]).filter(([count]) => count);
-  return make("p", {}, ...counts.flatMap(([count, words, name], at) => [at ? "; " : "", make("span", { class: name === "other" ? "warn" : null }, make("b", {}, count.toLocaleString("en")), ` ${words}`)]), ".");
+  return make("p", {}, ...counts.flatMap(([count, words, name], at) => [at ? "; " : "", make("span", { class: name === "other" ? "warn" : null }, make("b", {}, count.toLocaleString("en")), `: ${words}`)]), ".");
 }
 
 const contradicted = (m) => m.verdict === "other";
