@@ -83,13 +83,12 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
         raise UsageError("say which layers: --layer '*.q_proj' (or --kind alpha for all alphas)")
     directory = ESDDirectory(args.run_folder)
     model = the_model(directory, args.model)
+    title = title_of(model.model_id, model.convention)
     if args.kind == "alpha":
-        from gpuherd.esd.tables.alpha_matrix import alpha_matrix
-
         if args.layer is not None:
             raise UsageError("--kind alpha draws all layers; leave --layer out")
-        pairs = zip(model.names, (finite_or_none(float(alpha)) for alpha in model.alpha), strict=True)
-        return {"model": model.model_id}, alpha_figure(alpha_matrix(pairs), title_of(model.model_id))
+        alphas = [(name, finite_or_none(float(alpha))) for name, alpha in zip(model.names, model.alpha, strict=True)]
+        return {"model": model.model_id}, alpha_figure(alphas, title)
 
     from gpuherd.esd.tables.spectra_file import read_spectra
 
@@ -101,4 +100,4 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
         )
     layers = matching(read_spectra(path).layers, args.layer)
     drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
-    return drawn, spectra_figure(layers, args.kind, title_of(model.model_id))
+    return drawn, spectra_figure(layers, args.kind, title)

@@ -13,6 +13,7 @@ from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
+from gpuherd.esd.tables.spectra_file import read_spectra
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -116,9 +117,9 @@ def test_a_layer_is_chosen_by_mouse_and_by_keys(browser: Browser, page_file: Pat
     assert names[3] in opened.page.locator("#said").inner_text()
     box = canvas.bounding_box()
     assert box is not None
-    canvas.click(position={"x": box["width"] - 20, "y": 25})
+    canvas.click(position={"x": box["width"] - 20, "y": 45})
     assert heading.inner_text() == names[2]
-    opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 25)
+    opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 45)
     assert names[2] in opened.page.locator(".tip").inner_text()
     opened.page.get_by_role("button", name="Previous").click()
     assert heading.inner_text() == names[1]
@@ -205,3 +206,75 @@ def test_hostile_names_are_shown_as_they_are(
     assert HOSTILE in opened.page.locator("main").inner_text()
     assert opened.page.evaluate("window.hit") is None
     assert opened.fine(path)
+
+
+def test_a_tall_map_keeps_its_headings_and_scrolls_to_the_chosen_cell(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    W = heavy(1)["model.layers.0.self_attn.q_proj"]
+    add_model("org/moe", {f"h.{layer}.experts.{at}.w": W for layer in range(2) for at in range(100)})
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    opened.go("#/model/0/199")
+    heat, canvas = opened.page.locator(".heat"), opened.page.locator("canvas")
+    assert heat.evaluate("each => each.scrollTop") > 500
+    tops = [each.bounding_box() for each in (heat, canvas)]
+    assert tops[0] is not None and tops[1] is not None
+    assert tops[0]["y"] == tops[1]["y"]  # the canvas stays, and with it the headings
+    assert tops[1]["height"] <= tops[0]["height"]
+    canvas.click(position={"x": tops[1]["width"] - 20, "y": 45})
+    chosen = opened.page.locator("h2").nth(1).inner_text()
+    assert chosen.startswith("h.1.experts.") and int(chosen.split(".")[3]) > 30
+    assert opened.fine(path)
+
+
+def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
+    browser: Browser, page_file: Path, small_run: RunResults
+) -> None:
+    opened = Opened(browser, page_file)
+    opened.go("#/model/0/1")
+    figures = {name: values[1] for name, values in small_run.models[0].figures.items()}
+    law = opened.page.get_by_role("img", name="share of eigenvalues").locator("path").nth(1).get_attribute("d")
+    curve = opened.page.get_by_role("img", name="share of eigenvalues").locator("path").nth(0).get_attribute("d")
+    assert law is not None and curve is not None
+    (x0, y0), (x1, y1) = _ends(law)
+    (left, high), (right, low) = _ends(curve)  # the least eigenvalue, and the largest: shares 1 and 1 / n
+    sketch = read_spectra(small_run.directory.spectra / "org--base.npz").layers[1].sketch
+    a_decade = (right - left) / float(sketch.log10_lambda[-1] - sketch.log10_lambda[0])
+    a_tenth = (low - high) / np.log10(figures["num_evals"])
+    assert x0 == pytest.approx(left + a_decade * (np.log10(figures["xmin"]) - sketch.log10_lambda[0]), abs=0.3)
+    share = figures["num_pl_spikes"] / figures["num_evals"]
+    assert y0 == pytest.approx(high - a_tenth * np.log10(share), abs=0.3)
+    assert (y1 - y0) / a_tenth == pytest.approx((figures["alpha"] - 1) * (x1 - x0) / a_decade, rel=0.02)
+
+
+def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The first and the last point of an SVG path of lines."""
+    points = [tuple(map(float, point.split())) for point in path.replace("M", "L").split("L")[1:]]
+    return (points[0][0], points[0][1]), (points[-1][0], points[-1][1])
+
+
+def test_the_verdict_on_a_base_is_told_at_any_width(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1))
+    add_model("org/b", heavy(2))
+    add_model("org/t", heavy(1, change=0.001), source="org/b", relation="finetune")
+    path = run_folder / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    for width in (1280, 390):
+        opened = Opened(browser, path, width=width)
+        opened.go("#/lineage")
+        row = opened.page.locator("tbody tr").first  # what is doubtful stands first
+        assert "org/t" in row.inner_text()
+        assert "the stated base is probably wrong" in row.inner_text()
+        assert "1: the stated base is probably wrong" in opened.page.locator("main").inner_text()
+        assert opened.fine(path)
+
+
+def test_every_figure_is_explained_without_a_mouse(browser: Browser, page_file: Path) -> None:
+    opened = Opened(browser, page_file, width=390)
+    opened.go("#/model/0/1")
+    shown = set(opened.page.locator(".figures dt").all_inner_texts()) - {"M × N", "weights"}
+    opened.page.get_by_text("What these figures mean").click()
+    assert shown <= set(opened.page.locator(".meanings dt").all_inner_texts())
+    assert opened.fine(page_file)

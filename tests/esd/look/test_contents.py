@@ -14,6 +14,7 @@ from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.look import contents
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.results import RunResults, read_results
+from gpuherd.esd.tables.stats import read_table, table_text
 
 
 def test_the_docstrings_examples() -> None:
@@ -64,7 +65,7 @@ def test_lineage_is_told_by_index(small_run: RunResults) -> None:
     assert models[tuned["parent"]]["id"] == "org/base"
     assert tuned["nearest"][0] == tuned["parent"]
     assert tuned["stated"] == tuned["nearest"]
-    assert not tuned["contradicts"]
+    assert tuned["verdict"] == "as stated"
 
 
 def test_every_alpha_is_in_the_pooled_histogram(small_run: RunResults) -> None:
@@ -104,3 +105,28 @@ def test_an_outlying_layer_is_listed(run_folder: Path, add_model: AddModel) -> N
     outliers = Contents(read_results(run_folder)).index()["outliers"]
     assert outliers["layers"][0][:2] == [0, 5]
     assert outliers["models"] == []
+
+
+def test_further_fits_that_failed_are_told_with_their_reason(run_folder: Path, add_model: AddModel) -> None:
+    W = np.random.default_rng(0).standard_normal((24, 24)).astype(np.float32)
+    add_model("org/a", {"h.0.w": W, "h.1.w": 0 * W, "h.2.w": W}, options=AnalysisOptions(mp_fit=True))
+    path = run_folder / "stats" / "org--a.csv"
+    rows = read_table(path)
+    rows[2]["mp_status"] = "the bulk has no edge"
+    path.write_text(table_text(rows))
+    index = Contents(read_results(run_folder)).index()
+    notes = [(at, column, index["reasons"][reason]) for at, column, reason in index["models"][0]["notes"]]
+    assert notes == [(2, "mp_status", "the bulk has no edge")]  # not of the layer of zeros, which has no fit at all
+
+
+def test_every_shown_figure_is_explained(small_run: RunResults) -> None:
+    index = Contents(small_run).index()
+    assert set(index["figures"]) - {"params"} <= set(index["meanings"])
+
+
+def test_signs_that_turn_a_line_round_are_written_out(run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/\u202eevil", {f"\u2066{name}": W for name, W in heavy(1).items()}, source="\u200bbase")
+    (run_folder / "failures.jsonl").write_text(json.dumps({"title": "\u202ex", "reason": "\u202ey"}))
+    text = json.dumps({**Contents(read_results(run_folder)).index(), "layouts": []}, ensure_ascii=False)
+    assert "\\u202eevil" in json.loads(text)["models"][0]["id"]
+    assert not set(text) & {"\u202e", "\u2066", "\u200b"}

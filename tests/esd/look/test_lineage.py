@@ -141,3 +141,27 @@ def test_the_nearest_base_is_that_of_a_plain_search(seed: int, models: int, laye
         if best is not None and found.nearest is not None:
             assert found.nearest.distance == pytest.approx(best[0], abs=1e-12)
             assert found.nearest.model == best[1]
+
+
+@pytest.mark.parametrize(
+    ("stated", "other", "verdict"),
+    [
+        (0.01, 1.0, "as stated"),
+        (0.003, 0.001, "as stated"),  # two copies of one base, or a fine-tune of a fine-tune
+        (0.6, 0.9, "stated, far"),
+        (0.8, 0.7, "unclear"),  # of two strangers one is always a little nearer
+        (0.8, 0.4, "other"),
+        (0.8, 0.002, "other"),
+    ],
+)
+def test_a_base_is_doubted_only_where_another_is_clearly_nearer(stated: float, other: float, verdict: str) -> None:
+    tuned = profile("t", [3.0, 3.0], source="a", base=False)
+    found = kinships([profile("a", [3.0 + stated] * 2), profile("b", [3.0 - other] * 2), tuned])[2]
+    assert found.verdict == verdict
+    assert found.contradicts == (verdict == "other")
+
+
+def test_without_a_statement_the_nearest_is_close_or_not() -> None:
+    found = kinships([profile("a", [3.0, 3.0]), profile("b", [3.01, 3.0]), profile("c", [5.0, 5.0])])
+    assert [each.verdict for each in found] == ["close", "close", "far"]
+    assert kinships([profile("a", [3.0, 3.0])])[0].verdict is None

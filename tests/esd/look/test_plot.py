@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import doctest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.look.plot import MOST_LAYERS, alpha_figure, check_format, matching, picture_bytes, spectra_figure
+from gpuherd.esd.look import plot
+from gpuherd.esd.look.plot import (
+    MOST_LAYERS,
+    alpha_figure,
+    bins_together,
+    check_format,
+    matching,
+    picture_bytes,
+    spectra_figure,
+)
 from gpuherd.esd.look.results import RunResults
-from gpuherd.esd.tables.alpha_matrix import alpha_matrix
+from gpuherd.esd.tables.sketch import Sketch
 from gpuherd.esd.tables.spectra_file import StoredSpectrum, read_spectra
 
 
@@ -42,6 +53,33 @@ def test_the_histogram_is_a_density(layers: tuple[StoredSpectrum, ...]) -> None:
     assert sum(areas) == pytest.approx(1, abs=1e-3)
 
 
+def test_labels_of_a_short_axis_are_plain_numbers_that_do_not_overlap(layers: tuple[StoredSpectrum, ...]) -> None:
+    layer = layers[0]
+    logs, shares = np.array([[1.0, 1.3, 2.0], [0.0, -0.2, -1.2]], np.float32)
+    short = Sketch(logs, shares, layer.sketch.histogram, 24, 0)
+    figure = spectra_figure([replace(layer, sketch=short, xmin=None)], "ccdf", "x")
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels() if 10 <= label.get_position()[0] <= 100]
+    assert shown == ["10", "20", "50", "100"]
+    assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
+
+
+def test_few_eigenvalues_have_few_bars(layers: tuple[StoredSpectrum, ...]) -> None:
+    assert layers[0].sketch.count == 24
+    assert len(spectra_figure(layers[:1], "hist", "x").axes[0].patches) == 16
+    axes = spectra_figure(layers[:1], "hist", "x").axes[0]
+    assert axes.get_ylim()[0] < min(bar.get_height() for bar in axes.patches if bar.get_height())  # type: ignore[attr-defined]
+    assert [bins_together(count) for count in (24, 120, 1000)] == [4, 2, 1]
+
+
+def test_the_lines_are_explained_and_the_convention_named(layers: tuple[StoredSpectrum, ...]) -> None:
+    figure = spectra_figure(layers[:1], "ccdf", "x")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["eigenvalues", "fitted power law", "xmin"]
+    assert doctest.testmod(plot).failed == 0
+
+
 @pytest.mark.parametrize(("kind", "panels"), [("ccdf", 3), ("hist", 3), ("both", 6)])
 def test_every_layer_has_its_panel(layers: tuple[StoredSpectrum, ...], kind: str, panels: int) -> None:
     figure = spectra_figure(layers[:3], kind, "x")  # type: ignore[arg-type]
@@ -58,18 +96,21 @@ def test_the_same_results_give_the_same_bytes(layers: tuple[StoredSpectrum, ...]
 
 
 def test_a_name_is_no_formula() -> None:
-    figure = alpha_figure(alpha_matrix([("$\\frac{.0.a", 2.0), ("b$.0.c", None)]), "t")
+    figure = alpha_figure([("$\\frac{.0.a", 2.0), ("b$.0.c", None), ("\x07\u202e.0.d", 3.0)], "t")
     assert len(picture_bytes(figure, "png")) > 1000
 
 
 def test_alphas_by_layer_and_module_with_what_is_missing() -> None:
-    figure = alpha_figure(alpha_matrix([("h.0.q", 2.0), ("h.0.k", 99.0), ("h.1.q", None), ("head", 4.0)]), "t")
+    figure = alpha_figure([("h.0.q", 2.0), ("h.0.k", 99.0), ("h.1.q", None), ("head", 4.0)], "t")
     shown = figure.axes[0].images[0].get_array()
     assert shown is not None
     assert np.ma.getmaskarray(shown).tolist() == [[False, True, True], [False, True, True], [True, True, False]]
     assert shown[0, 0] == pytest.approx(0.25)
     assert shown[1, 0] == 1.0
     assert shown[2, 2] == pytest.approx(0.5)
+    # Hatched is the one matrix without a fit: layer 1, module q; layer 1 has no k, which is no failure.
+    assert [patch.get_xy() for patch in figure.axes[0].patches] == [(0.5, -0.5)]  # type: ignore[attr-defined]
+    assert figure.axes[0].get_ylabel() == "module"
 
 
 def test_a_pattern_or_a_part_of_a_name(layers: tuple[StoredSpectrum, ...]) -> None:

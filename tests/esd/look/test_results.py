@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.coverage import TensorCoverage, coverage_text
+from gpuherd.esd.look.contents import Contents
+from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results, the_model
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
@@ -129,3 +133,20 @@ def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:
     told: list[tuple[int, int]] = []
     read_results(run_folder, lambda done, total: told.append((done, total)))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_run_that_is_not_finished_says_so(run_folder: Path) -> None:
+    with closing(Queue(run_folder / "queue.sqlite")) as queue:
+        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "b.2", "c.3")])
+    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
+        db.execute("UPDATE jobs SET state = 'running' WHERE name = 'b.2'")
+    results = read_results(run_folder)  # no model is done yet: a page all the same
+    assert (results.models, results.failures) == ((), ())
+    assert results.unfinished == {"running": 1, "waiting": 2}
+    assert Contents(results).warnings == ["This run was not finished when this page was made: 1 running, 2 waiting."]
+    assert make_page(results).models == 0
+
+
+def test_columns_of_words_are_read(run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1), options=AnalysisOptions(mp_fit=True))
+    assert read_results(run_folder).models[0].notes == {"mp_status": ("ok",) * 4}

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuherd.errors import printable
+from gpuherd.esd.look.glossary import MEANINGS
 from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
 from gpuherd.esd.look.outliers import medians, outlying
 from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
@@ -71,6 +73,9 @@ class Contents:
     def warnings(self) -> list[str]:
         """What a reader must know first: models that can't be compared, and those that others have analysed."""
         told = []
+        if unfinished := self._results.unfinished:
+            states = ", ".join(f"{count:,} {state}" for state, count in unfinished.items())
+            told.append(f"This run was not finished when this page was made: {states}.")
         imported = sum(model.convention.get(_VERSION) == IMPORTED for model in self._results.models)
         if imported:
             told.append(
@@ -86,18 +91,18 @@ class Contents:
             )
         return told
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What the head of the page says: (name, value)."""
+    def facts(self) -> list[tuple[str, str, str]]:
+        """What the head of the page says: (name, value, the view that tells more or nothing)."""
         models, failures = self._results.models, self._results.failures
         facts = [
-            ("models" if len(models) != 1 else "model", f"{len(models):,}"),
-            ("matrices with a fit", f"{sum(model.fitted for model in models):,}"),
-            ("weights", _many(sum(map(_analysed_params, models)))),
+            ("models" if len(models) != 1 else "model", f"{len(models):,}", ""),
+            ("matrices with a fit", f"{sum(model.fitted for model in models):,}", ""),
+            ("weights", _many(sum(map(_analysed_params, models))), ""),
         ]
         if failures:
-            facts.append(("failed or refused", f"{len(failures):,}"))
+            facts.append(("failed or refused", f"{len(failures):,}", "#/failures"))
         if isinstance(started := self._results.record.get("started"), str):
-            facts.append(("started", started[:16].replace("T", " ")))
+            facts.append(("started", printable(started[:16].replace("T", " ")), ""))
         return facts
 
     def index(self) -> dict[str, Any]:
@@ -113,11 +118,15 @@ class Contents:
             "models": told,
             "layouts": self._told_layouts(),
             "figures": list(self._figures),
-            "reasons": list(reasons),
+            "meanings": {name: MEANINGS[name] for name in (*_CORE, *self._figures) if name in MEANINGS},
+            "reasons": [printable(reason) for reason in reasons],
             "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
             "pooled": _histogram([model.alpha for model in models]),
             "outliers": self._outliers(medians_),
-            "failures": [[each.model, each.kind, each.reason[:_MOST_REASON]] for each in self._results.failures],
+            "failures": [
+                [printable(text[:_MOST_REASON]) for text in (each.model, each.kind, each.reason)]
+                for each in self._results.failures
+            ],
         }
 
     @cached_property
@@ -138,9 +147,9 @@ class Contents:
         without = len(model.names) - model.fitted - model.skipped
         figures = self.figures_of(model)
         return {
-            "id": model.model_id,
-            "source": model.source_model,
-            "relation": model.relation,
+            "id": printable(model.model_id),
+            "source": None if model.source_model is None else printable(model.source_model),
+            "relation": printable(model.relation),
             "layout": self._layout(model),
             "fitted": model.fitted,
             "skipped": model.skipped,
@@ -155,7 +164,7 @@ class Contents:
             "parent": kin.parent,
             "stated": _near(kin.stated),
             "nearest": _near(kin.nearest),
-            "contradicts": kin.contradicts,
+            "verdict": kin.verdict,
             "figures": [self._figures[name] for name in figures],
             "left_out": number in self.left_out,
             "stored": number in self.stored,
@@ -164,7 +173,17 @@ class Contents:
                 for at, status in enumerate(model.status)
                 if status != FIT_OK
             ],
+            "notes": [] if number in self.left_out else self._notes(model, reasons),
         }
+
+    def _notes(self, model: ModelTable, reasons: dict[str, int]) -> list[list[Any]]:
+        """Why a matrix has no truncated power law, Marchenko-Pastur fit, ...: (its index, the column, the reason)."""
+        return [
+            [at, name, reasons.setdefault(status[:_MOST_REASON], len(reasons))]
+            for name, statuses in model.notes.items()
+            for at, status in enumerate(statuses)
+            if status not in ("", FIT_OK) and model.status[at] == FIT_OK
+        ]
 
     def _layout(self, model: ModelTable) -> int:
         key = (model.names, model.rows, model.columns, model.params)
@@ -173,12 +192,12 @@ class Contents:
     def _told_layouts(self) -> list[dict[str, Any]]:
         return [
             {
-                "names": list(names),
+                "names": [printable(name) for name in names],
                 "keys": list(common_names(names)),
                 "rows": list(rows),
                 "columns": list(columns),
                 "params": list(params),
-                **_places(names),
+                **_places([printable(name) for name in names]),
             }
             for names, rows, columns, params in self._layouts
         ]

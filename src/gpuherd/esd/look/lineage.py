@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 # A base is compared with a model only if it has a fit for so many of the model's fitted layers.
 LEAST_SHARE = 0.9
+# So near that one probably comes from the other: between what fine-tunes (0.0028) and strangers (0.755) typically have.
+CLOSE = 0.05
+# Another base speaks against the stated one only if it is at most so many times as far: of many strangers one always
+# happens to be a little nearer than the others, and of two copies of one base either may be.
+CLEARLY = 0.5
+Verdict = Literal["as stated", "stated, far", "other", "unclear", "close", "far"]
 _BLOCK = 4_000_000  # numbers at once: 32 MB
 
 
@@ -61,13 +67,32 @@ class Kinship:
 
     @property
     def contradicts(self) -> bool:
-        """Whether a base other than the stated one is nearer."""
+        """Whether a base other than the stated one is clearly nearer, and the stated one not close."""
         return (
             self.stated is not None
             and self.nearest is not None
             and self.nearest.model != self.stated.model
-            and self.nearest.distance < self.stated.distance
+            and self.stated.distance >= CLOSE
+            and self.nearest.distance <= CLEARLY * self.stated.distance
         )
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the distances say; None where there is nothing to compare with.
+
+        Where a base is stated and can be compared: ``as stated`` it is close; ``stated, far``: it is the nearest, but
+        not close; ``other``: another one contradicts it; ``unclear``: another is a little nearer, none is close. Else
+        ``close`` or ``far``, of the nearest.
+        """
+        if self.nearest is None:
+            return None
+        if self.stated is None:
+            return "close" if self.nearest.distance < CLOSE else "far"
+        if self.contradicts:
+            return "other"
+        if self.stated.distance < CLOSE:
+            return "as stated"
+        return "stated, far" if self.nearest.model == self.stated.model else "unclear"
 
 
 def common_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.errors import BadModel, MissingExtra, printable
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.packing import EXACT_BITS, packed_floats, packed_json, packed_spectra
 from gpuherd.esd.look.results import ModelTable, RunResults
@@ -77,13 +77,16 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     script = "".join(("(() => {\n'use strict';\n", *(_asset(name) for name in _SCRIPTS), "})();"))
     style = _asset("style.css")
     html = environment.get_template("page.html.j2").render(
-        title=f"ESD of {results.directory.root.name}",
+        title=printable(f"ESD of {results.directory.root.name}"),
         version=__version__,
         facts=contents.facts(),
         notes=_notes(results, contents, details),
         method=contents.method,
-        convention=sorted(contents.convention.items()),
-        failures=results.failures[:_MOST_FAILURES],
+        convention=[(name, printable(value)) for name, value in sorted(contents.convention.items())],
+        failures=[
+            [printable(text) for text in (each.model, each.kind, each.reason)]
+            for each in results.failures[:_MOST_FAILURES]
+        ],
         index=packed_json(contents.index()),
         blobs=blobs,
         script=_markup(script),

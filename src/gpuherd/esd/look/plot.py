@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.errors import MissingExtra, UsageError, printable
+from gpuherd.esd.tables.alpha_matrix import alpha_matrix, place_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,17 +68,24 @@ def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str, loo
     for place in axes[len(panels) :]:
         place.set_axis_off()
     figure.suptitle(title, fontsize=10)
+    _explain_lines(figure, any(_law(layer) is not None for layer in layers))
     return figure
 
 
-def alpha_figure(matrix: AlphaMatrix, title: str, look: Look = Look()) -> Figure:
-    """alpha by layer (across) and module (down), in colours that are neutral at 4; cells without a fit are hatched.
+def alpha_figure(alphas: Sequence[tuple[str, float | None]], title: str, look: Look = Look()) -> Figure:
+    """alpha by layer (across) and module (down), in colours that are neutral at 4.
+
+    Cells of a matrix without a fit are hatched, those without a matrix empty.
+
+    Args:
+        alphas: by names of matrices, in the order of the model; None without a valid fit.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
     import numpy as np
 
+    matrix = alpha_matrix((printable(name), alpha) for name, alpha in alphas)
     figure = _figure(
         max(look.width, 2.4 + 0.28 * len(matrix.layers)), max(look.height, 1.2 + 0.24 * len(matrix.modules))
     )
@@ -88,16 +96,18 @@ def alpha_figure(matrix: AlphaMatrix, title: str, look: Look = Look()) -> Figure
     # Each stretch between two stops has a quarter of the colours.
     place = np.interp(values, _STOPS, np.linspace(0, 1, len(_STOPS)))
     place[np.isnan(values)] = np.nan
-    axes.patch.set(hatch="////", edgecolor="#bbbbbb", facecolor="white")
     colours = LinearSegmentedColormap.from_list("alpha", _COLOURS)
     picture = axes.imshow(np.ma.masked_invalid(place), cmap=colours, norm=Normalize(0, 1), aspect="auto")
     columns = [_column(matrix, at) for at in range(len(matrix.layers))]
     axes.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90 if max(map(len, columns)) > 3 else 0)
     axes.set_yticks(range(len(matrix.modules)), [_shortened(name, 36) for name in matrix.modules], fontsize=7)
     axes.set_xlabel("layer")
+    axes.set_ylabel("module")
+    unfitted = [place_of(printable(name)) for name, alpha in alphas if alpha is None]
+    _hatch(axes, [(matrix.layers.index(at.layer), matrix.modules.index(at.module)) for at in unfitted])
     bar = figure.colorbar(picture, ax=axes, ticks=np.linspace(0, 1, len(_STOPS)))
     bar.ax.set_yticklabels(["1", "2", "4", "6", "12+"], fontsize=8)
-    bar.set_label("alpha")
+    bar.set_label("alpha (hatched: no valid fit)" if unfitted else "alpha")
     axes.set_title(title, fontsize=10)
     return figure
 
@@ -126,7 +136,7 @@ def _draw_ccdf(axes: Axes, layer: StoredSpectrum) -> None:
     x, y = 10.0 ** layer.sketch.log10_lambda.astype(float), 10.0 ** layer.sketch.log10_ccdf.astype(float)
     axes.loglog(x, y, color=_BLUE, linewidth=1.5)
     axes.set_xlabel("eigenvalue λ", fontsize=8)
-    axes.set_ylabel("share ≥ λ", fontsize=8)
+    axes.set_ylabel("share of eigenvalues ≥ λ", fontsize=8)
     if (law := _law(layer)) is not None:
         at, start, alpha = law
         axes.loglog(at, start * (at / at[0]) ** (1 - alpha), color=_RED, linestyle="--", linewidth=1.5)
@@ -136,12 +146,14 @@ def _draw_ccdf(axes: Axes, layer: StoredSpectrum) -> None:
 def _draw_histogram(axes: Axes, layer: StoredSpectrum) -> None:
     import numpy as np
 
-    logs, counts = layer.sketch.log10_lambda, layer.sketch.histogram
+    logs = layer.sketch.log10_lambda
+    counts = layer.sketch.histogram.reshape(-1, bins_together(layer.sketch.count)).sum(axis=1)
     if len(logs) > 1:
         edges = np.linspace(float(logs[0]), float(logs[-1]), len(counts) + 1)
         heights = counts / counts.sum() / np.diff(edges)
         axes.bar(10.0 ** edges[:-1], heights, np.diff(10.0**edges), align="edge", color=_BLUE, alpha=0.6)
         axes.set(xscale="log", yscale="log")
+        axes.set_ylim(bottom=heights[heights > 0].min() / 2)  # the lowest bar is to be seen
     axes.set_xlabel("eigenvalue λ", fontsize=8)
     axes.set_ylabel("density over log10 λ", fontsize=8)
     if (law := _law(layer)) is not None:
@@ -149,6 +161,11 @@ def _draw_histogram(axes: Axes, layer: StoredSpectrum) -> None:
         density = start * (alpha - 1) * math.log(10) * (at / at[0]) ** (1 - alpha)
         axes.loglog(at, density, color=_RED, linestyle="--", linewidth=1.5)
     _finish(axes, layer)
+
+
+def bins_together(count: int) -> int:
+    """How many of a sketch's 64 bins make one bar, so that each holds some of ``count`` eigenvalues; as on the page."""
+    return 4 if count < 120 else 2 if count < 1000 else 1
 
 
 def _law(layer: StoredSpectrum) -> tuple[Floats, float, float] | None:
@@ -165,6 +182,7 @@ def _law(layer: StoredSpectrum) -> tuple[Floats, float, float] | None:
 
 def _finish(axes: Axes, layer: StoredSpectrum) -> None:
     axes.tick_params(which="both", labelsize=7)
+    _label_logarithms(axes)
     axes.grid(alpha=0.25)
     if layer.alpha is None or layer.xmin is None:
         told = "no valid fit"
@@ -178,6 +196,40 @@ def _finish(axes: Axes, layer: StoredSpectrum) -> None:
     axes.text(0.03, y, told, transform=axes.transAxes, fontsize=7, verticalalignment=side, bbox=box)
 
 
+def _label_logarithms(axes: Axes) -> None:
+    """Labels at powers of ten; over less than two decades at 2 and 5 times these too, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() != "log":
+            continue
+        if high < 100 * low:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _explain_lines(figure: Figure, with_law: bool) -> None:
+    """What the lines are, below all panels."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=_BLUE, linewidth=2, label="eigenvalues")]
+    if with_law:
+        lines.append(Line2D([], [], color=_RED, linestyle="--", linewidth=1.5, label="fitted power law"))
+        lines.append(Line2D([], [], color=_GREY, linestyle=":", linewidth=1, label="xmin"))
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=8, frameon=False)
+
+
+def _hatch(axes: Axes, cells: Sequence[tuple[int, int]]) -> None:
+    """Hatches some cells, each given by its column and row."""
+    from matplotlib.patches import Rectangle
+
+    for column, row in cells:
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, hatch="////", edgecolor="#999999", facecolor="none", linewidth=0)
+        )
+
+
 def _column(matrix: AlphaMatrix, at: int) -> str:
     """A layer's number; its name where it has none, or where several stacks have one of that number."""
     number = matrix.numbers[at]
@@ -188,13 +240,19 @@ def _column(matrix: AlphaMatrix, at: int) -> str:
 
 def _shortened(name: str, most: int = 48) -> str:
     """The name as plain text for matplotlib, which would read $ as the start of a formula."""
+    name = printable(name)
     short = name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
     return short.replace("$", r"\$")
 
 
-def title_of(text: str) -> str:
-    """A title that is no formula either."""
-    return _shortened(text, 90)
+def title_of(model_id: str, convention: Mapping[str, str]) -> str:
+    """The title of a picture: whose weights these are, and by which convention alpha is.
+
+    >>> title_of("gpt2", {"fix_fingers": "DKS", "ks": "one-sided"})
+    'gpt2 (DKS, one-sided)'
+    """
+    told = [convention[name] for name in ("fix_fingers", "ks") if convention.get(name)]
+    return _shortened(model_id, 90) + (f" ({_shortened(', '.join(told))})" if told else "")
 
 
 def check_format(name: str) -> str:

@@ -10,6 +10,7 @@ import csv
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ class ModelTable:
         figures: every column of numbers, a float64 for each matrix; NaN where the cell is empty.
         convention: how it was analysed.
         stem: of its files in the folders of the run.
+        notes: every column of words but ``fit_status``, like ``tpl_status``; a text for each matrix.
         covered: the share of the checkpoint's weights that are in matrices with a valid fit, 0 to 1; None where no
             coverage table tells it.
     """
@@ -74,6 +76,7 @@ class ModelTable:
     figures: Mapping[str, Floats]
     convention: Mapping[str, str]
     stem: str
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     covered: float | None = None
 
     @property
@@ -94,12 +97,16 @@ class ModelTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResults:
-    """A run folder: its models in the order of their ids, what failed, and run.json where there is one."""
+    """A run folder: its models in the order of their ids, what failed, and run.json where there is one.
+
+    ``unfinished`` counts the jobs that are neither done nor failed, by their state.
+    """
 
     directory: ESDDirectory
     models: tuple[ModelTable, ...]
     failures: tuple[Failure, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
+    unfinished: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResults:
@@ -126,11 +133,12 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
         if on_progress is not None:
             on_progress(number + 1, len(paths))
     done = {model.model_id for model in models}
-    failures = (*unreadable, *_failures(directory, done))
-    if not models and not failures:
+    jobs = _jobs(directory)
+    failures = (*unreadable, *_failures(directory, done, jobs))
+    if not models and not failures and not jobs.unfinished:
         raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
     models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
-    return RunResults(directory, tuple(models), failures, _run_record(directory))
+    return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished)
 
 
 def read_model(path: Path) -> ModelTable:
@@ -151,6 +159,11 @@ def read_model(path: Path) -> ModelTable:
         figures=_figures(rows),
         convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
         stem=path.stem,
+        notes={
+            name: tuple(row[name] for row in rows)
+            for name in first
+            if name.endswith("_status") and name != "fit_status"
+        },
     )
 
 
@@ -221,17 +234,16 @@ def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
     return figures
 
 
-def _failures(directory: ESDDirectory, done: set[str]) -> list[Failure]:
+def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Failure]:
     """What failures.jsonl and the queue say of models that have no result: the last word on each."""
     last: dict[str, Failure] = {}
-    finished = _finished_jobs(directory)
     told: set[str] = set()
     for record in _records(directory.failures):
         title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
         told.add(str(job))
-        if title not in done and job not in finished[0]:
+        if title not in done and job not in jobs.done:
             last[title] = Failure(title, str(record.get("class") or "failed"), str(record.get("reason") or ""))
-    for job, (state, reason) in finished[1].items():
+    for job, (state, reason) in jobs.ended.items():
         if job not in told:
             last[job] = Failure(job.rpartition(".")[0] or job, state, reason)
     return list(last.values())
@@ -254,18 +266,30 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         logger.warning("%s can't be read: %s", path, problem)
 
 
-def _finished_jobs(directory: ESDDirectory) -> tuple[set[str], dict[str, tuple[str, str]]]:
-    """The jobs that are done, and those that failed or were cancelled with their state and reason."""
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """The queue's jobs: those done, those that failed or were cancelled with state and reason, and how many others."""
+
+    done: frozenset[str] = frozenset()
+    ended: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unfinished: Mapping[str, int] = field(default_factory=dict)
+
+
+def _jobs(directory: ESDDirectory) -> _Jobs:
     if not directory.queue.exists():
-        return set(), {}
+        return _Jobs()
     try:
         with closing(QueueReader(directory.queue)) as reader:
-            rows = reader.rows("SELECT name, state, reason FROM jobs WHERE state IN ('done', 'failed', 'cancelled')")
+            rows = reader.rows("SELECT name, state, reason FROM jobs")
     except (QueueUnreadable, UsageError) as problem:
         logger.warning("%s", problem)
-        return set(), {}
-    ended = {row["name"]: (row["state"], row["reason"] or "") for row in rows if row["state"] != "done"}
-    return {row["name"] for row in rows if row["state"] == "done"}, ended
+        return _Jobs()
+    done = frozenset(row["name"] for row in rows if row["state"] == "done")
+    ended = {
+        row["name"]: (row["state"], row["reason"] or "") for row in rows if row["state"] in ("failed", "cancelled")
+    }
+    others = (row["state"] for row in rows if row["name"] not in done and row["name"] not in ended)
+    return _Jobs(done, ended, dict(sorted(Counter(others).items())))
 
 
 def _run_record(directory: ESDDirectory) -> dict[str, Any]:

@@ -12,14 +12,15 @@ function share(sketch, at) { // log10 of the share of eigenvalues >= 10^at, from
 }
 
 // The share of eigenvalues from each on, and the density, both in log-log, with the law from xmin on.
-function spectrumCharts(sketch, { alpha, xmin, edge, name, count }) {
+function spectrumCharts(sketch, { alpha, xmin, edge, name, count, tail }) {
   const last = sketch.x.length - 1;
   const ends = [sketch.x[0], sketch.x[last]];
   const pad = (ends[1] - ends[0]) * 0.03 || 0.5;
   const x = [ends[0] - pad, ends[1] + pad];
   const fitted = present(alpha) && present(xmin) && xmin > 0;
   const start = fitted ? Math.log10(xmin) : null;
-  const begin = fitted ? share(sketch, start) : null;
+  // The share of eigenvalues in the tail: as counted, else read off the curve.
+  const begin = !fitted ? null : present(tail) && Number.isFinite(count) ? Math.log10(tail / count) : share(sketch, start);
   const law = (at) => begin + (1 - alpha) * (at - start);
   return [ccdfChart(), densityChart()];
 
@@ -39,7 +40,7 @@ function spectrumCharts(sketch, { alpha, xmin, edge, name, count }) {
     const density = (at) => law(at) + Math.log10((alpha - 1) * Math.LN10);
     const highest = Math.max(...bars.map(([, high]) => high), fitted ? density(start) : -Infinity);
     const y = [Math.max(Math.min(...bars.map(([, high]) => high)), highest - 6) - 0.3, highest + 0.3];
-    const made = frame({ x, y, xTicks: powers(...x), yTicks: powers(...y), xWord: "eigenvalue λ", yWord: "density over log λ", tell: power,
+    const made = frame({ x, y, xTicks: powers(...x), yTicks: powers(...y), xWord: "eigenvalue λ", yWord: "density over log₁₀ λ", tell: power,
       label: `${name}: density of eigenvalues, log-log` });
     for (const [at, high] of bars) {
       const top = made.Y(Math.max(high, y[0]));
@@ -108,6 +109,7 @@ function depthChart(layout, alpha, label) {
   const sorted = all.map(([, each]) => each).sort((a, b) => a - b);
   // One wild layer must not flatten all others: the axis ends at the 98th percentile, with the rest drawn on its edge.
   const top = Math.max(6.5, sorted[Math.floor(sorted.length * 0.98)] * 1.1);
+  const above = sorted.filter((each) => each > top).length;
   const made = frame({ x: [depths[0], Math.max(depths.at(-1), depths[0] + 1)], y: [1, top], xTicks: ticks(depths[0], depths.at(-1), 8).filter(Number.isInteger),
     yTicks: ticks(1, top, 6), xWord: "layer", yWord: "alpha", label });
   made.root.append(svg("rect", { x: made.left, width: made.right - made.left, y: made.Y(Math.min(6, top)), height: made.Y(2) - made.Y(Math.min(6, top)), fill: "var(--accent)", opacity: 0.07 }));
@@ -115,13 +117,14 @@ function depthChart(layout, alpha, label) {
   const inside = (points) => points.map(([depth, each]) => [depth, Math.min(each, top)]);
   shown.forEach(([, points], number) => {
     made.root.append(svg("path", { d: path(inside(points), made.X, made.Y), fill: "none", stroke: LINES[number], "stroke-width": 1.3, opacity: 0.8 }));
-    if (points.length < 60) inside(points).forEach(([depth, each]) => made.root.append(svg("circle", { cx: made.X(depth), cy: made.Y(each), r: 2, fill: LINES[number] })));
+    if (points.length < 60) points.forEach(([depth, each]) => made.root.append(svg("circle", { cx: made.X(depth), cy: made.Y(Math.min(each, top)), r: 2.5, fill: LINES[number] }, svg("title", {}, `layer ${depth}, ${shown[number][0]}: alpha ${figure(each)}`))));
   });
   const middle = depths.map((depth) => { const here = all.filter(([at]) => at === depth).map(([, each]) => each).sort((a, b) => a - b); return [depth, (here[(here.length - 1) >> 1] + here[here.length >> 1]) / 2]; });
   made.root.append(svg("path", { d: path(inside(middle), made.X, made.Y), fill: "none", stroke: "var(--mark)", "stroke-width": 2.5 }));
   const keys = [["median", "var(--mark)"], ...shown.map(([word], number) => [word, LINES[number]])];
   const rest = groups.size - shown.length;
-  return make("div", {}, made.root, legend(keys), rest > 0 ? make("p", { class: "note" }, `${rest} more modules are in the median only`) : null);
+  return make("div", {}, made.root, legend(keys),
+    make("p", { class: "note" }, ["Shaded: alpha 2 to 6.", above ? `${above} above ${figure(top)} ${above === 1 ? "lies" : "lie"} on the upper edge.` : "", rest > 0 ? `${rest} more modules are in the median only.` : ""].filter(Boolean).join(" ")));
 }
 
 function legend(keys) {

@@ -110,9 +110,9 @@ function frame({ width = isNarrow() ? 360 : 560, height = isNarrow() ? 230 : 280
   return { root, X, Y, left, right: width - right, top, bottom: height - bottom };
 }
 
-// "1e3" for powers of ten, with a raised exponent.
+// 0.001 to 1000 as such, other powers of ten with a raised exponent.
 const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
-const power = (exponent) => !Number.isInteger(exponent) ? String(Number((10 ** exponent).toPrecision(2))) : exponent === 0 ? "1" : exponent === 1 ? "10" : "10" + [...String(exponent)].map((sign) => RAISED[sign]).join("");
+const power = (exponent) => !Number.isInteger(exponent) || Math.abs(exponent) <= 3 ? String(Number((10 ** exponent).toPrecision(2))) : "10" + [...String(exponent)].map((sign) => RAISED[sign]).join("");
 
 const path = (points, X, Y) => points.map(([x, y], at) => `${at ? "L" : "M"}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("");
 

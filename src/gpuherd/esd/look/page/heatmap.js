@@ -1,15 +1,20 @@
 // Alpha by layer and module on a canvas: a row a module, a column a layer. Mouse, touch and arrow keys choose a cell.
+// The canvas is as large as what is seen of the map, and stays while the map scrolls under it: only the cells in sight
+// are drawn, the headings are always in sight, and a map of thousands of rows is below every browser's largest canvas.
 
-// about: the layout; values: one for each of its matrices; missing(i) -> why there is none, or null.
+// layout: of the model; values: one for each of its matrices; missing(i) -> why there is none.
 function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoose, chosen = null, label }) {
   const depths = [...new Set(layout.layer)].sort((a, b) => (a === null ? -1 : a) - (b === null ? -1 : b));
   const modules = [...new Set(layout.module)];
-  const at = new Map(layout.names.map((_, i) => [`${depths.indexOf(layout.layer[i])}/${modules.indexOf(layout.module[i])}`, i]));
+  const columnOf = new Map(depths.map((depth, column) => [depth, column]));
+  const rowOf = new Map(modules.map((word, row) => [word, row]));
+  const placeOf = (i) => [columnOf.get(layout.layer[i]), rowOf.get(layout.module[i])];
+  const at = new Map(layout.names.map((_, i) => [placeOf(i).join("/"), i]));
   const canvas = make("canvas", { tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-label": `${label}; arrow keys go from cell to cell, Enter shows its spectrum` });
-  const root = make("div", { class: "heat" }, canvas);
-  let place = chosen === null ? null : [depths.indexOf(layout.layer[chosen]), modules.indexOf(layout.module[chosen])];
+  const spread = make("div", {}, canvas);
+  const root = make("div", { class: "heat" }, spread);
+  let place = chosen === null ? null : placeOf(chosen);
   let size = null;
-  const picture = document.createElement("canvas"); // all but the mark, which alone moves with the arrow keys
 
   const cellAt = ([column, row]) => at.get(`${column}/${row}`);
 
@@ -18,58 +23,90 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
     const small = room < 560;
     const context = canvas.getContext("2d");
     context.font = "11px system-ui, sans-serif";
-    const most = small ? 110 : 250;
-    const left = Math.min(most, Math.max(...modules.map((word) => context.measureText(word).width)) + 10);
+    const widest = modules.reduce((most, word) => Math.max(most, context.measureText(word).width), 0);
+    const left = Math.min(small ? 110 : 250, widest + 10);
     const cell = Math.max(small ? 14 : 11, Math.min(60, Math.floor((room - left - 4) / depths.length)));
     const high = Math.max(14, Math.min(26, Math.floor(420 / modules.length)));
-    return { left, cell, high, top: 18, width: left + cell * depths.length + 2, height: 18 + high * modules.length + 2 };
+    const top = 32;
+    return { left, cell, high, top, width: left + cell * depths.length + 2, height: top + high * modules.length + 2 };
   }
 
+  // Fits the map into the room that there is, and draws it.
   function draw() {
     size = measure();
+    [spread.style.width, spread.style.height] = [`${size.width}px`, `${size.height}px`];
+    [size.wide, size.tall] = [Math.min(size.width, root.clientWidth || size.width), Math.min(size.height, root.clientHeight || size.height)];
+    [canvas.style.width, canvas.style.height] = [`${size.wide}px`, `${size.tall}px`];
+    if (place) reveal(place);
+    else paint();
+  }
+
+  // What is in sight, at the place to which the map is scrolled.
+  function paint() {
     const scale = devicePixelRatio || 1;
-    for (const each of [canvas, picture]) [each.width, each.height] = [size.width * scale, size.height * scale];
-    [canvas.style.width, canvas.style.height] = [`${size.width}px`, `${size.height}px`];
-    const context = picture.getContext("2d");
+    [canvas.width, canvas.height] = [size.wide * scale, size.tall * scale];
+    const context = canvas.getContext("2d");
     context.scale(scale, scale);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
-    words(context);
-    const numbers = size.cell >= 30 && size.high >= 14;
-    modules.forEach((_, row) => depths.forEach((_, column) => cell(context, column, row, numbers)));
-    mark();
-  }
-
-  function mark() {
-    const scale = devicePixelRatio || 1;
-    const context = canvas.getContext("2d");
-    context.setTransform(1, 0, 0, 1, 0, 0);
-    context.clearRect(0, 0, canvas.width, canvas.height);
-    context.drawImage(picture, 0, 0);
-    context.scale(scale, scale);
-    if (place) {
-      context.strokeStyle = colour("mark");
-      context.lineWidth = 2;
-      context.strokeRect(size.left + place[0] * size.cell, size.top + place[1] * size.high, size.cell - 1, size.high - 1);
-    }
-  }
-
-  function words(context) {
-    context.fillStyle = colour("soft");
-    context.textAlign = "right";
-    modules.forEach((word, row) => context.fillText(shortened(context, word, size.left - 8), size.left - 6, size.top + (row + 0.5) * size.high));
-    context.textAlign = "center";
-    const step = Math.ceil(22 / size.cell);
-    depths.forEach((depth, column) => {
-      if (depth === null) context.fillText("–", size.left + (column + 0.5) * size.cell, 8);
-      else if (depth % step === 0) context.fillText(depth, size.left + (column + 0.5) * size.cell, 8);
+    const { scrollLeft: x, scrollTop: y } = root;
+    const columns = [Math.floor(x / size.cell), Math.min(depths.length, Math.ceil((x + size.wide - size.left) / size.cell))];
+    const rows = [Math.floor(y / size.high), Math.min(modules.length, Math.ceil((y + size.tall - size.top) / size.high))];
+    within(context, size.left, size.top, () => {
+      const numbers = size.cell >= 30 && size.high >= 14;
+      for (let row = rows[0]; row < rows[1]; row++) for (let column = columns[0]; column < columns[1]; column++) cell(context, column, row, numbers);
+      if (place) mark(context);
     });
+    words(context, columns, rows);
+  }
+
+  // Draws in what is right of and below a corner of the canvas only.
+  function within(context, left, top, work) {
+    context.save();
+    context.beginPath();
+    context.rect(left, top, size.wide - left, size.tall - top);
+    context.clip();
+    work();
+    context.restore();
+  }
+
+  const corner = ([column, row]) => [size.left + column * size.cell - root.scrollLeft, size.top + row * size.high - root.scrollTop];
+
+  function mark(context) {
+    context.strokeStyle = colour("mark");
+    context.lineWidth = 2;
+    const [x, y] = corner(place);
+    context.strokeRect(x + 1, y + 1, size.cell - 3, size.high - 3);
+  }
+
+  function words(context, columns, rows) {
+    context.fillStyle = colour("soft");
+    within(context, 0, size.top, () => {
+      context.textAlign = "right";
+      for (let row = rows[0]; row < rows[1]; row++) context.fillText(shortened(context, modules[row], size.left - 8), size.left - 6, corner([0, row])[1] + size.high / 2);
+    });
+    context.textAlign = "center";
+    within(context, size.left - 8, 0, () => {
+      const step = Math.ceil(22 / size.cell);
+      for (let column = columns[0]; column < columns[1]; column++) {
+        const depth = depths[column];
+        const x = corner([column, 0])[0] + size.cell / 2;
+        if (depth === null) context.fillText("–", x, 22);
+        else if (depth % step === 0) context.fillText(depth, x, 22);
+      }
+    });
+    context.fillStyle = colour("ink");
+    context.textAlign = "left";
+    context.fillText("layer →", size.left, 7);
+    context.textAlign = "right";
+    context.fillText("module ↓", size.left - 6, 7);
   }
 
   function cell(context, column, row, numbers) {
     const i = cellAt([column, row]);
-    const [x, y, w, h] = [size.left + column * size.cell, size.top + row * size.high, size.cell - 1, size.high - 1];
     if (i === undefined) return;
+    const [x, y] = corner([column, row]);
+    const [w, h] = [size.cell - 1, size.high - 1];
     const value = values[i];
     if (!present(value)) { hatch(context, x, y, w, h); return; }
     const fill = ramp(value, stops);
@@ -103,25 +140,27 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
 
   function under(event) {
     const box = canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left - size.left) / size.cell);
-    const row = Math.floor((event.clientY - box.top - size.top) / size.high);
-    return column < 0 || row < 0 ? null : [column, row];
+    const [x, y] = [event.clientX - box.left - size.left, event.clientY - box.top - size.top];
+    return x < 0 || y < 0 ? null : [Math.floor((x + root.scrollLeft) / size.cell), Math.floor((y + root.scrollTop) / size.high)];
+  }
+
+  // Marks a cell and brings it into sight.
+  function reveal(next) {
+    place = next;
+    const [x, y] = corner(next);
+    root.scrollLeft += Math.min(0, x - size.left) + Math.max(0, x + size.cell - size.wide);
+    root.scrollTop += Math.min(0, y - size.top) + Math.max(0, y + size.high - size.tall);
+    paint();
   }
 
   function go(next, choose) {
     const i = cellAt(next);
-    place = next;
-    mark();
-    const top = size.top + next[1] * size.high;
-    if (top < root.scrollTop) root.scrollTop = top - size.top;
-    else if (top + size.high > root.scrollTop + root.clientHeight) root.scrollTop = top + size.high - root.clientHeight;
-    const side = size.left + next[0] * size.cell;
-    if (side < root.scrollLeft + size.left) root.scrollLeft = side - size.left;
-    else if (side + size.cell > root.scrollLeft + root.clientWidth) root.scrollLeft = side + size.cell - root.clientWidth;
+    reveal(next);
     say(i === undefined ? "no matrix here" : told(i).join(", "));
     if (choose && i !== undefined) onChoose(i);
   }
 
+  root.addEventListener("scroll", () => { hideTip(); requestAnimationFrame(paint); });
   canvas.addEventListener("mousemove", (event) => {
     const next = under(event);
     const i = next ? cellAt(next) : undefined;
@@ -141,13 +180,18 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
       go(place, true);
     }
   });
-  const choose = (i) => { place = [depths.indexOf(layout.layer[i]), modules.indexOf(layout.module[i])]; mark(); };
+  const choose = (i) => reveal(placeOf(i));
   return { root, draw, choose };
 }
 
 function shortened(context, word, width) {
   if (context.measureText(word).width <= width) return word;
-  // Two modules differ in their stack, in front, or in their last part.
+  // "mlp.experts.7.up_proj" as "m.e.7.up_proj": the numbers and the last word are what differs.
+  const parts = word.split(".");
+  for (let at = 0; at < parts.length - 1; at++) {
+    if (!/^\d+$/.test(parts[at])) parts[at] = parts[at].slice(0, 1);
+    if (context.measureText(parts.join(".")).width <= width) return parts.join(".");
+  }
   for (let kept = word.length - 1; kept > 3; kept--) {
     const front = Math.floor(kept * 0.4);
     const shown = word.slice(0, front) + "…" + word.slice(word.length - (kept - front));

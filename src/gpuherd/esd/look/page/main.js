@@ -5,7 +5,7 @@ let redraw = null;
 
 const VIEWS = [
   ["models", "Models", () => index.models.length, modelsView],
-  ["lineage", "Lineage", () => index.models.filter((m) => m.parent !== null || m.source || isClose(m)).length, lineageView],
+  ["lineage", "Lineage", () => index.models.filter((m) => m.parent !== null || m.source || m.verdict === "close").length, lineageView],
   ["outliers", "Outliers", () => index.outliers.layers.length + index.outliers.more + index.outliers.models.length, outliersView],
   ["failures", "Failures", () => index.failures.length + index.models.reduce((sum, m) => sum + m.without, 0), failuresView],
 ];

@@ -16,6 +16,8 @@ function median(values) {
   return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : null;
 }
 
+let meaningsOpen = false;
+
 async function modelView(number, layer, against) {
   const about = index.models[number];
   const layout = index.layouts[about.layout];
@@ -53,7 +55,7 @@ async function modelView(number, layer, against) {
       make("div", { class: "bar" }, make("h3", { class: "grow" }, other ? `alpha minus that of ${index.models[against].id}` : "Alpha by layer and module"), compare()),
       map.root,
       make("div", { class: "bar" }, rampLegend(stops, (stop, at) => other ? (stop === 0 ? "0" : String(Number(stop.toPrecision(2)))) : at === 0 ? "1" : at === stops.length - 1 ? "12+" : String(stop), "colours"),
-        make("span", { class: "note" }, other ? `Median |Δalpha| ${figure(middle, 4)}. Hatched: no such layer or no fit.` : "2 to 6 is where well-trained layers are expected; neutral at 4. Hatched: no valid fit.")));
+        make("span", { class: "note" }, other ? `Median |Δalpha| ${figure(middle, 4)}. Hatched: no such layer or no fit.` : `2 to 6 is where well-trained layers are expected; neutral at 4. Hatched: no valid fit.${layout.layer.includes(null) ? " Column –: matrices outside the numbered layers." : ""}`)));
     map.draw();
   }
 
@@ -79,13 +81,23 @@ async function modelView(number, layer, against) {
     const interval = present(low) && present(high) && figure(low) !== figure(high) ? ` (${figure(low)} to ${figure(high)} over near-ties)` : "";
     const head = make("div", { class: "bar" }, make("h2", { class: "grow" }, name), make("span", { class: "together" }, ...steps));
     const told = reason !== null ? make("p", { class: "bad" }, `No valid fit: ${reason}`) : make("p", {}, `alpha ${figure(alpha)}${interval}, D ${figure(own.D[current])}${present(xmin) ? `, xmin ${figure(xmin)}` : ""}`);
-    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, edge, name, count: figures?.get("num_evals")?.[current] ?? Infinity }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
+    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, edge, name, count: figures?.get("num_evals")?.[current] ?? Infinity, tail: figures?.get("num_pl_spikes")?.[current] }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
     const keys = sketch ? legend([["eigenvalues", "var(--accent)"], ...(present(alpha) ? [["fitted power law, from xmin on", "var(--fit)"]] : []), ...(present(edge) ? [["edge of the Marchenko–Pastur bulk", "var(--edge)"]] : [])]) : null;
     const cells = [["M × N", `${layout.rows[current]} × ${layout.columns[current]}`], ["weights", many(layout.params[current])],
       ...(figures ? [...figures].filter(([, values]) => present(values[current])).map(([key, values]) => [key, figure(values[current], 4)]) : [])];
     panel.replaceChildren(make("section", { class: "card" }, head, told, charts, keys,
-      make("dl", { class: "figures" }, ...cells.map(([key, value]) => make("div", {}, make("dt", {}, key), make("dd", {}, value)))),
+      make("dl", { class: "figures" }, ...cells.map(([key, value]) => make("div", {}, make("dt", { title: index.meanings[key] }, key), make("dd", {}, value)))),
+      ...about.notes.filter(([at]) => at === current).map(([, column, why]) => make("p", { class: "warn" }, `${fitOf(column)}: ${index.reasons[why]}`)),
+      meanings(cells.map(([key]) => key)),
       about.left_out ? make("p", { class: "note" }, "Its other figures were left out to keep the page small; they are in stats/.") : null));
+  }
+
+  // For touch, which has no tooltips, and for whoever reads all of them.
+  function meanings(keys) {
+    const known = ["alpha", "D", ...keys].filter((key) => index.meanings[key]);
+    return make("details", { class: "meanings", open: meaningsOpen, ontoggle: (event) => { meaningsOpen = event.target.open; } }, make("summary", {}, "What these figures mean"),
+      make("p", { class: "note" }, "Eigenvalues λ are squared singular values, not divided by the matrix's size."),
+      make("dl", {}, ...known.flatMap((key) => [make("dt", {}, key), make("dd", {}, index.meanings[key])])));
   }
 
   function whyNone() {
@@ -97,22 +109,22 @@ async function modelView(number, layer, against) {
   const source = about.parent !== null ? make("span", {}, `${about.relation || "from"} of `, link(about.parent)) : about.source ? `${about.relation || "from"} of ${about.source} (not in this run)` : about.relation || null;
   const facts = [[about.fitted.toLocaleString("en"), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
     [many(about.params), "weights"], present(about.covered) ? [percent(about.covered), "of the checkpoint covered"] : null, [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
-  const nearest = about.nearest ? make("p", { class: about.contradicts ? "warn" : "note" }, about.contradicts ? "Its alphas are nearer to another base than to the stated one: " : "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.contradicts ? `, stated: ${figure(about.stated[1], 4)}` : ""})`) : null;
+  const nearest = about.nearest ? make("p", { class: contradicted(about) ? "warn" : "note" }, "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.stated && about.nearest[0] !== about.parent ? `, stated one: ${figure(about.stated[1], 4)}` : ""}): ${VERDICTS[about.verdict].words}`) : null;
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
   const rows = table({ label: "all matrices", rows: layout.names.map((_, at) => at), words: (at) => `${layout.names[at]} ${reasonOf(about, at) ?? ""}`, mark: (at) => at === current,
     columns: [
       { word: "matrix", key: (at) => layout.names[at], cell: (at) => make("button", { type: "button", class: "plain", onclick: () => choose(at, true) }, layout.names[at]), class: "name" },
       { word: "M", key: (at) => layout.rows[at], cell: (at) => String(layout.rows[at]), num: true, rare: true },
       { word: "N", key: (at) => layout.columns[at], cell: (at) => String(layout.columns[at]), num: true, rare: true },
-      { word: "alpha", key: (at) => own.alpha[at], cell: (at) => figure(own.alpha[at]), num: true },
-      { word: "D", key: (at) => own.D[at], cell: (at) => figure(own.D[at]), num: true },
-      ...["xmin", "num_evals", "stable_rank"].filter((key) => own.figures?.has(key)).map((key) => ({ word: key, key: (at) => own.figures.get(key)[at], cell: (at) => figure(own.figures.get(key)[at]), num: true, rare: true })),
+      { word: "alpha", why: index.meanings.alpha, key: (at) => own.alpha[at], cell: (at) => figure(own.alpha[at]), num: true },
+      { word: "D", why: index.meanings.D, key: (at) => own.D[at], cell: (at) => figure(own.D[at]), num: true },
+      ...["xmin", "num_evals", "stable_rank"].filter((key) => own.figures?.has(key)).map((key) => ({ word: key, why: index.meanings[key], key: (at) => own.figures.get(key)[at], cell: (at) => figure(own.figures.get(key)[at]), num: true, rare: true })),
       { word: "without a fit because", key: (at) => reasonOf(about, at), cell: (at) => reasonOf(about, at) ?? "", rare: true },
     ] });
   drawLayer();
   await drawHeat();
-  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), alphaHistogram([{ counts: index.pooled, colour: "var(--soft)", fill: true }, { counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
-    legend([["this model", LINES[0]], ["all models of the run", "var(--soft)"]]));
+  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), alphaHistogram([...(index.models.length > 1 ? [{ counts: index.pooled, colour: "var(--soft)", fill: true }] : []), { counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
+    legend([["this model", LINES[0]], ...(index.models.length > 1 ? [["all models of the run", "var(--soft)"]] : [])]));
   return {
     nodes: [
       make("section", { class: "card" }, make("h2", {}, about.id), source ? make("div", { class: "soft" }, source) : null,

@@ -9,19 +9,19 @@ function link(number, word = null, layer = null) {
 function modelsView() {
   const overlay = make("div");
   const columns = [
-    { word: "", cell: (m) => pick(m), class: "pick" },
+    ...(index.models.length > 1 ? [{ word: "", cell: (m) => pick(m), class: "pick" }] : []),
     { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
     { word: "relation", key: (m) => m.relation, cell: (m) => m.relation || "–", rare: true },
-    { word: "matrices", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
-    { word: "weights", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
-    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", key: (m) => m.covered, cell: (m) => percent(m.covered), num: true, rare: true }] : []),
-    { word: "mean alpha", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
-    { word: "median", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
-    { word: "least", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
-    { word: "largest", key: (m) => m.max, cell: (m) => figure(m.max), num: true, rare: true },
-    { word: "range", cell: (m) => present(m.median) ? rangeBar(m) : "", rare: true, class: "range" },
-    { word: "median D", key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
-    { word: "without fit", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0", num: true, rare: true },
+    { word: "matrices", why: "matrices with a valid fit, of those that were analysed", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
+    { word: "weights", why: "weights in all analysed matrices", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
+    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", why: "share of the checkpoint's weights that are in matrices with a valid fit", key: (m) => m.covered, cell: (m) => percent(m.covered), num: true, rare: true }] : []),
+    { word: "mean alpha", why: "mean over all matrices with a valid fit", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
+    { word: "median", why: "median alpha over all matrices with a valid fit", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
+    { word: "least", why: "least alpha of a matrix", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
+    { word: "largest", why: "largest alpha of a matrix", key: (m) => m.max, cell: (m) => figure(m.max), num: true, rare: true },
+    { word: "range", why: "from the least to the largest alpha, 1 to 16 on a logarithmic scale; dot: median; shaded: 2 to 6", cell: (m) => present(m.median) ? rangeBar(m) : "", rare: true, class: "range" },
+    { word: "median D", why: index.meanings.D, key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
+    { word: "without fit", why: "matrices that were analysed but have no valid fit; the reasons are under Failures", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0", num: true, rare: true },
   ];
   const made = table({ columns, rows: index.models, label: "models", words: (m) => `${m.id} ${m.relation} ${m.source ?? ""}`,
     hint: "filter by id, relation or source", mark: (m) => chosenModels.has(m.number) });
@@ -38,12 +38,13 @@ function modelsView() {
 
   async function drawOverlay() {
     const shown = [...chosenModels].slice(-LINES.length);
-    const series = [{ counts: index.pooled, colour: "var(--soft)", fill: true }];
+    const pooled = index.models.length > 1;
+    const series = pooled ? [{ counts: index.pooled, colour: "var(--soft)", fill: true }] : [];
     const opened = await Promise.all(shown.map(model));
     opened.forEach((each, at) => series.push({ counts: alphaCounts(each.alpha), colour: LINES[at] }));
-    const keys = [[`all ${index.models.length} models`, "var(--soft)"], ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
-    overlay.replaceChildren(alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
-      make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other."));
+    const keys = [...(pooled ? [[`all ${index.models.length} models`, "var(--soft)"]] : []), ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
+    overlay.replaceChildren(...[alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
+      !pooled ? null : make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other.")].filter(Boolean));
   }
 
   if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
@@ -56,7 +57,8 @@ const FOLDED = 12;
 const MOST_FAMILIES = 100;
 
 function lineageView() {
-  const most = Math.max(0.02, ...index.models.map((m) => m.stated ? m.stated[1] * 4 : 0).filter((each) => each < 2));
+  // One scale for all strips: four times the change that fine-tunes of this run typically have.
+  const most = Math.max(0.02, Math.min(2, 4 * (median(index.models.map((m) => m.stated?.[1] ?? null)) ?? 0)));
   const children = new Map();
   const roots = [];
   for (const m of index.models) {
@@ -66,15 +68,14 @@ function lineageView() {
     children.get(key).push(m);
   }
   const shown = new Set();
-  const families = roots.filter((m) => children.has(m.number)).map(branch);
+  const doubts = (m) => (children.get(m.number) ?? []).filter(contradicted).length;
+  const families = roots.filter((m) => children.has(m.number)).sort((a, b) => doubts(b) - doubts(a)).map(branch);
   for (const [key, members] of children) {
     if (typeof key === "string") families.push(make("li", {}, make("div", { class: "branch" }, make("span", {}, key.slice(1)), make("span", { class: "pill" }, "not in this run")), folded(members)));
   }
   for (const m of index.models) if (m.parent !== null && !shown.has(m.number)) families.push(branch(m)); // a circle in the list
   const tree = make("ul", { class: "tree" }, ...families.slice(0, MOST_FAMILIES));
   const rest = families.length > MOST_FAMILIES ? make("button", { type: "button", onclick: () => { tree.append(...families.slice(MOST_FAMILIES)); rest.remove(); } }, `Show ${families.length - MOST_FAMILIES} more families`) : null;
-  const doubts = index.models.filter((m) => m.contradicts);
-  const alone = index.models.filter((m) => m.parent === null && !m.source && m.nearest);
 
   function list(members) {
     return make("ul", { class: "tree" }, ...members.filter((m) => !shown.has(m.number)).map(branch));
@@ -82,9 +83,9 @@ function lineageView() {
 
   // A large family is shut at first; those whose alphas contradict what is stated come first.
   function folded(members) {
-    const inside = list([...members].sort((a, b) => b.contradicts - a.contradicts));
+    const inside = list([...members].sort((a, b) => contradicted(b) - contradicted(a)));
     if (members.length <= FOLDED) return inside;
-    return make("details", {}, make("summary", {}, `${members.length} models`, members.some((m) => m.contradicts) ? make("span", { class: "warn" }, `, ${members.filter((m) => m.contradicts).length} nearer to another base`) : ""), inside);
+    return make("details", {}, make("summary", {}, `${members.length} models`, members.some(contradicted) ? make("span", { class: "warn" }, `, ${members.filter(contradicted).length} nearer to another base`) : ""), inside);
   }
 
   function branch(m) {
@@ -92,52 +93,71 @@ function lineageView() {
     const strip = make("span", { class: "strip" });
     if (m.parent !== null && m.stated) whenSeen(strip, async () => {
       const [own, base] = await Promise.all([model(m.number), model(m.parent)]);
-      strip.replaceChildren(changeStrip(difference(m, own, index.models[m.parent], base), most));
+      const change = difference(m, own, index.models[m.parent], base);
+      strip.title = largestChange(m, change);
+      strip.replaceChildren(changeStrip(change, most));
     });
     const words = make("div", { class: "branch" }, link(m.number), m.relation ? make("span", { class: "pill" }, m.relation) : null,
       m.stated ? strip : null,
       m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "alpha minus that of its base, by layer" }, `median |Δalpha| ${figure(m.stated[1], 4)}`) : null,
-      m.contradicts ? make("span", { class: "warn" }, `nearer to ${index.models[m.nearest[0]].id}`) : null,
+      contradicted(m) ? make("span", { class: "warn" }, "nearer to ", link(m.nearest[0]), ` (${figure(m.nearest[1], 4)})`) : null,
       m.parent !== null && !m.stated ? make("span", { class: "soft" }, "too few layers in common") : null);
     return make("li", {}, words, children.has(m.number) ? folded(children.get(m.number)) : null);
   }
 
   const out = [];
   out.push(make("section", { class: "card" }, make("h3", {}, "Stated lineage"),
-    make("p", { class: "note" }, "Base, what was made of it, and by how much alpha changed: each bar is a layer, up where alpha grew. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75."),
+    make("p", { class: "note" }, `Base, what was made of it, and by how much alpha changed: each bar is a layer, up where alpha grew, of full height from a change of ${figure(most)} on. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75.`),
     families.length ? tree : make("p", { class: "soft" }, "No model of this run is said to come from another."), rest));
-  const near = [...doubts, ...alone, ...index.models.filter((m) => m.nearest && m.stated && !m.contradicts)];
+  const near = index.models.filter((m) => m.verdict).sort((a, b) => VERDICTS[a.verdict].rank - VERDICTS[b.verdict].rank);
   if (near.length) {
     const columns = [
-      { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
-      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name", rare: true },
-      { word: "median |Δ|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? figure(m.stated[1], 4) : "–", num: true, rare: true },
+      { word: "model", key: (m) => m.id, cell: (m) => make("div", {}, link(m.number), make("div", { class: `narrow ${contradicted(m) ? "warn" : "soft"}` }, VERDICTS[m.verdict].words)), class: "name" },
       { word: "nearest base", key: (m) => index.models[m.nearest[0]].id, cell: (m) => link(m.nearest[0]), class: "name" },
-      { word: "median |Δ|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}` }, figure(m.nearest[1], 4)), num: true },
-      { word: "layers", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
-      { word: "", key: (m) => verdict(m), cell: (m) => m.contradicts ? make("span", { class: "warn" }, verdict(m)) : verdict(m), rare: true },
+      { word: "median |Δ|", why: "median over the common matrices of |alpha − alpha of the nearest base|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}`, title: "by layer" }, figure(m.nearest[1], 4)), num: true },
+      { word: "verdict", key: (m) => VERDICTS[m.verdict].rank, cell: (m) => make("span", { class: contradicted(m) ? "warn" : null }, VERDICTS[m.verdict].words), rare: true },
+      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name", rare: true },
+      { word: "its median |Δ|", why: "median over the common matrices of |alpha − alpha of the stated base|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "by layer" }, figure(m.stated[1], 4)) : "–", num: true, rare: true },
+      { word: "matrices", why: "matrices with a fit that both have", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
     ];
-    out.push(make("section", { class: "card" }, make("h3", {}, "Nearest base"),
-      make("p", { class: "note" }, "Of the bases of this run with at least 90 % of the model's layers, the one with the least median |Δalpha|. In published results a model's own base is the nearest in 95 % of cases."),
-      table({ columns, rows: near, label: "nearest base", words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id}` }).root));
+    out.unshift(make("section", { class: "card" }, make("h3", {}, "Nearest base"), tally(near),
+      make("p", { class: "note" }, "Of the bases of this run with at least 90 % of the model's layers, the one with the least median |Δalpha|. Close: below 0.05. The stated base is doubted where it is not close and another is at most half as far. In published results a model's own base is the nearest in 95 % of cases."),
+      table({ columns, rows: near, label: "nearest base", page: 20, words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id} ${VERDICTS[m.verdict].words}` }).root));
   }
   return out;
 }
 
-function verdict(m) {
-  if (m.contradicts) return "not the stated one";
-  if (m.nearest[0] === m.parent) return "as stated";
-  return isClose(m) ? "close" : "not close";
+// What lineage.Kinship.verdict means, what a reader should see first coming first.
+const VERDICTS = {
+  other: { rank: 0, words: "the stated base is probably wrong" },
+  unclear: { rank: 1, words: "no base is close, so it can't be told" },
+  close: { rank: 2, words: "close: probably its base, or a copy" },
+  "stated, far": { rank: 3, words: "as stated, but not close" },
+  "as stated": { rank: 4, words: "as stated" },
+  far: { rank: 5, words: "not close: probably unrelated" },
+};
+
+// How many models have each verdict, in a sentence.
+function tally(near) {
+  const counts = Object.entries(VERDICTS).map(([name, { words }]) => [near.filter((m) => m.verdict === name).length, words, name]).filter(([count]) => count);
+  return make("p", {}, ...counts.flatMap(([count, words, name], at) => [at ? "; " : "", make("span", { class: name === "other" ? "warn" : null }, make("b", {}, count.toLocaleString("en")), `: ${words}`)]), ".");
 }
 
-// So near that one probably comes from the other: fine-tunes are typically below 0.01, strangers near 0.75.
-const isClose = (m) => m.nearest !== null && m.nearest[1] < 0.05;
+const contradicted = (m) => m.verdict === "other";
+
+// The matrix that changed most, in words.
+function largestChange(m, change) {
+  let most = -1;
+  change.forEach((each, at) => { if (present(each) && (most < 0 || Math.abs(each) > Math.abs(change[most]))) most = at; });
+  return most < 0 ? "" : `largest change ${change[most] > 0 ? "+" : ""}${figure(change[most], 4)} at ${index.layouts[m.layout].names[most]}`;
+}
 
 function outliersView() {
   const layerColumns = [
     { word: "model", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]), class: "name" },
     { word: "matrix", key: (o) => nameOf(o), cell: (o) => link(o[0], nameOf(o), o[1]), class: "name" },
     { word: "alpha", key: (o) => o[2], cell: (o) => figure(o[2]), num: true },
+    { word: "model's median", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median), num: true, rare: true },
     { word: "z", key: (o) => Math.abs(o[3]), cell: (o) => `${o[3] > 0 ? "+" : ""}${o[3].toFixed(1)}`, num: true },
   ];
   const modelColumns = [
@@ -156,6 +176,10 @@ function outliersView() {
   ];
 }
 
+// "tpl_status" -> what it tells of.
+const FITS = { tpl_status: "truncated power law", mp_status: "Marchenko–Pastur", rand_status: "random order", farms_status: "FARMS" };
+const fitOf = (column) => FITS[column] ?? column.replace(/_status$/, "");
+
 const nameOf = ([number, layer]) => index.layouts[index.models[number].layout].names[layer];
 
 function failuresView() {
@@ -166,6 +190,7 @@ function failuresView() {
   ];
   const all = index.models.flatMap((m) => m.bad.map(([layer, reason]) => [m.number, layer, reason]));
   const rows = all.filter((r) => !index.on_purpose[r[2]]).map(([number, layer, reason]) => [number, layer, index.reasons[reason]]);
+  const notes = index.models.flatMap((m) => m.notes.map(([layer, column, reason]) => [m.number, layer, index.reasons[reason], fitOf(column)]));
   const left = new Map();
   for (const [, , reason] of all) if (index.on_purpose[reason]) left.set(reason, (left.get(reason) ?? 0) + 1);
   const layerColumns = [
@@ -178,6 +203,9 @@ function failuresView() {
       index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }).root : make("p", { class: "soft" }, "Every model has a result.")),
     make("section", { class: "card" }, make("h3", {}, "Matrices without a valid fit"),
       rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }).root : make("p", { class: "soft" }, "Every analysed matrix has a valid fit.")),
+    notes.length ? make("section", { class: "card" }, make("h3", {}, "Further fits that failed"),
+      make("p", { class: "note" }, "These matrices have an alpha; what is named has no value."),
+      table({ columns: [...layerColumns.slice(0, 2), { word: "fit", key: (r) => r[3], cell: (r) => r[3] }, layerColumns[2]], rows: notes, label: "further fits that failed", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[3]} ${r[2]}` }).root) : null,
     left.size ? make("section", { class: "card" }, make("h3", {}, "Left out on purpose"),
       make("ul", {}, ...[...left].sort((a, b) => b[1] - a[1]).slice(0, 50).map(([reason, count]) => make("li", {}, `${count} × ${index.reasons[reason]}`)))) : null,
   ].filter(Boolean);

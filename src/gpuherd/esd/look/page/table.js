@@ -1,12 +1,10 @@
-// A table that sorts by its headings, filters by words, and shows a hundred rows at a time.
+// A table that sorts by its headings, filters by words, and shows some rows at a time.
 
-const PAGE = 100;
-
-// columns: [{word, key(row) -> number | string | null, cell(row) -> node | string, num, rare}]
-function table({ columns, rows, words = null, sort = null, descending = false, label, mark = null, hint = "filter by words" }) {
+// columns: [{word, why, key(row) -> number | string | null, cell(row) -> node | string, num, rare}]
+function table({ columns, rows, words = null, sort = null, descending = false, label, mark = null, hint = "filter by words", page = 100 }) {
   let state = { sort, descending, page: 0, filter: "" };
   const body = make("tbody");
-  const heads = columns.map((column, at) => make("th", { class: kind(column), scope: "col" },
+  const heads = columns.map((column, at) => make("th", { class: kind(column), scope: "col", title: column.why },
     column.key ? make("button", { type: "button", onclick: () => order(at) }, column.word) : column.word));
   const whole = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
   const told = make("span");
@@ -40,9 +38,9 @@ function table({ columns, rows, words = null, sort = null, descending = false, l
 
   function fill() {
     const found = chosen();
-    const pages = Math.max(1, Math.ceil(found.length / PAGE));
+    const pages = Math.max(1, Math.ceil(found.length / page));
     state.page = Math.min(Math.max(0, state.page), pages - 1);
-    body.replaceChildren(...found.slice(state.page * PAGE, (state.page + 1) * PAGE).map((row) =>
+    body.replaceChildren(...found.slice(state.page * page, (state.page + 1) * page).map((row) =>
       make("tr", { class: mark && mark(row) ? "chosen" : null }, ...columns.map((column) => make("td", { class: kind(column) }, column.cell(row))))));
     heads.forEach((head, at) => {
       if (state.sort === at) head.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
@@ -51,7 +49,7 @@ function table({ columns, rows, words = null, sort = null, descending = false, l
     [back.hidden, on.hidden] = [pages === 1, pages === 1];
     [back.disabled, on.disabled] = [state.page === 0, state.page === pages - 1];
     told.textContent = found.length === 0 ? "nothing matches" : pages === 1 && found.length === rows.length ? ""
-      : `${state.page * PAGE + 1} to ${Math.min(found.length, (state.page + 1) * PAGE)} of ${found.length}`;
+      : `${state.page * page + 1} to ${Math.min(found.length, (state.page + 1) * page)} of ${found.length}`;
   }
 
   fill();
