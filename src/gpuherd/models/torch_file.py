@@ -21,7 +21,7 @@ from typing import IO, Any
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import stored_bytes
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import FileStamp, StoredTensor, c_strides, opened
+from gpuherd.models.stored import FileStamp, StoredTensor, c_strides, check_shape, opened
 
 MAX_PICKLE_BYTES = 100_000_000
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -125,7 +125,7 @@ class _Unpickler(pickle.Unpickler):
         """``("storage", format, key, device, elements[, view])``."""
         kind, named, key, _device, elements, *view = pid
         if kind != "storage" or (view and view[0] is not None):
-            raise pickle.UnpicklingError(f"unknown kind of reference {str(kind)[:40]!r}")
+            raise pickle.UnpicklingError("unknown kind of reference")
         if not isinstance(named, _Named) or not isinstance(key, str) or type(elements) is not int or elements < 0:
             raise pickle.UnpicklingError("damaged reference to a storage")
         return _Storage(key, named.dtype, elements)
@@ -145,6 +145,7 @@ def read_header(path: Path) -> list[StoredTensor]:
             else:
                 file.seek(0)
                 content, starts = _read_legacy(file, path)
+            return _locate(_state_dict(content, path), starts, stamp)
         except _WantsCode as wanted:
             raise BadModel(
                 f"{path} is a pickle that wants to run code ({wanted}); it is not opened. "
@@ -153,9 +154,8 @@ def read_header(path: Path) -> list[StoredTensor]:
         except BadModel:
             raise
         except Exception as problem:
-            # A hostile or damaged pickle can make the unpickler raise anything.
+            # A hostile or damaged pickle can make the unpickler raise anything, and fill our notes with anything.
             raise BadModel(f"{path} is damaged or no PyTorch file: {_short(problem)}") from None
-    return _locate(_state_dict(content, path), starts, stamp)
 
 
 def _short(problem: Exception) -> str:
@@ -266,6 +266,7 @@ def _check(name: str, tensor: _Tensor, starts: Mapping[str, int], file: FileStam
     numbers = (tensor.offset, *tensor.shape, *tensor.strides)
     if len(tensor.shape) != len(tensor.strides) or not all(type(number) is int and number >= 0 for number in numbers):
         raise BadModel(f"{file.path}: tensor {name!r} has a damaged entry")
+    check_shape(f"{file.path}: tensor {name!r}", tensor.shape)
     key, storage = tensor.storage.key, tensor.storage
     if key not in starts:
         raise BadModel(f"{file.path} is damaged: the numbers of tensor {name!r} are not in it")
