@@ -187,6 +187,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "compressed 4 bits, zeros": lambda: compressed(4, zeros=True),
     "compressed 4 bits, mixed groups": lambda: compressed(4, zeros=True, acts=True),
     "compressed 4 bits by rows, with padding": lambda: compressed(4, inputs=61, count=1),
+    "compressed 2 bits": lambda: compressed(2, zeros=True),
     "compressed 8 bits": lambda: compressed(8, inputs=66, count=3, zeros=True),
     "int8 by rows": lambda: int_quantized("row"),
     "int8 as a whole": lambda: int_quantized("tensor"),

@@ -8,7 +8,7 @@ block that is asked for.
 
 Formats: bitsandbytes 8-bit (Dettmers et al. 2022) and 4-bit (Dettmers et al. 2023: NF4 and FP4, absmax itself in 8 bits
 where nested), GPTQ (Frantar et al. 2023, as AutoGPTQ packs it), AWQ (Lin et al. 2024, its GEMM packing), float8 E4M3
-with block-wise or per-row scales, compressed-tensors' integers (packed in 4 or 8 bits, or int8), MXFP4 (OCP
+with block-wise or per-row scales, compressed-tensors' integers (packed in 2, 4 or 8 bits, or int8), MXFP4 (OCP
 Microscaling 1.0, as GPT-OSS packs it).
 """
 

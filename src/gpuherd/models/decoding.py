@@ -251,7 +251,7 @@ def _packed_shape(
     groups = settings.get("config_groups")
     plans = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if _is_map(groups) else []
     said = [plan.get("num_bits") for plan in plans if isinstance(plan, Mapping)]
-    for bits in (4, 8):
+    for bits in (2, 4, 8):
         if shape and min(shape) > 0 and bits in said and codes.info.shape == (shape[0], -(-shape[1] * bits // 32)):
             return shape, bits
     return None, 0
