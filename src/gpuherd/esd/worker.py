@@ -100,6 +100,7 @@ def analyse(options: WorkerOptions) -> Path:
         if options.spectra_of == "delta":
             rows = without_unchanged(rows)
         progress.report(len(found), len(found), "save")
+        _withdraw(files.paths.stats)
         _save_coverage(files.paths.coverage, coverage(subject.source.tensors, found, rows))
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
@@ -155,6 +156,15 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
         convention=options.convention_columns,
         gpuherd_version=__version__,
     )
+
+
+def _withdraw(stats: Path) -> None:
+    """Takes the result of an earlier analysis away before the first new file comes: a kill from here on must not leave
+    its figures beside our eigenvalues, as if they belonged together."""
+    try:
+        stats.unlink(missing_ok=True)
+    except OSError as problem:
+        raise CannotWrite(f"can't replace {stats}: {problem.strerror}") from None
 
 
 def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
