@@ -198,6 +198,17 @@ def test_a_shape_that_no_array_has(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
+def test_views_that_overlap_without_end(tmp_path: Path) -> None:
+    """Each is of another place, so none is tied to another; together they would be work for days."""
+    path, numbers = tmp_path / "pytorch_model.bin", torch.randn(1000)
+    views = {f"h.{start}.weight": numbers[start : start + 900].reshape(30, 30) for start in range(90)}
+    torch.save(dict(list(views.items())[:60]), path)
+    assert len(open_checkpoint(path).tensors) == 60
+    torch.save(views, path)
+    with pytest.raises(BadModel, match="64 times over"):
+        open_checkpoint(path)
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     torch.save({"w.weight": torch.ones(4, 4)}, tmp_path / "pytorch_model.bin")
     code = (

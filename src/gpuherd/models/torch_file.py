@@ -24,6 +24,8 @@ from gpuherd.models.source import TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, c_strides, check_shape, opened
 
 MAX_PICKLE_BYTES = 100_000_000
+# How often tensors may hold the same numbers, as views of one storage.
+MAX_TIMES = 64
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 
@@ -250,15 +252,25 @@ def _state_dict(content: Any, path: Path) -> dict[str, _Tensor]:
 def _locate(tensors: dict[str, _Tensor], starts: Mapping[str, int], file: FileStamp) -> list[StoredTensor]:
     result = []
     seen: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], str] = {}
+    claimed: dict[str, int] = {}
     for name, tensor in tensors.items():
         _check(name, tensor, starts, file)
         item = stored_bytes(tensor.dtype, 1) or 1
         same = seen.setdefault((tensor.storage.key, tensor.offset, tensor.shape, tensor.strides), name)
         nbytes = math.prod(tensor.shape) * item
+        if same == name:
+            _claim(claimed, tensor.storage, nbytes, file)
         info = TensorInfo(name, tensor.shape, tensor.dtype, nbytes, shares=None if same == name else same)
         strides = None if tensor.strides == c_strides(tensor.shape) or nbytes == 0 else tensor.strides
         result.append(StoredTensor(info, file, starts[tensor.storage.key] + tensor.offset * item, strides))
     return result
+
+
+def _claim(claimed: dict[str, int], storage: _Storage, nbytes: int, file: FileStamp) -> None:
+    """Counts what views of a storage hold together: each line of the pickle could claim the whole of it as work."""
+    claimed[storage.key] = claimed.get(storage.key, 0) + nbytes
+    if claimed[storage.key] > MAX_TIMES * (stored_bytes(storage.dtype, storage.elements) or 0):
+        raise BadModel(f"{file.path}: its tensors overlap so much that they hold their numbers {MAX_TIMES} times over")
 
 
 def _check(name: str, tensor: _Tensor, starts: Mapping[str, int], file: FileStamp) -> None:
