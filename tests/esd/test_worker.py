@@ -111,6 +111,13 @@ def spectra(tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str
     return {row["longname"]: row for row in read_table(stats_of(tmp_path / name, model))}
 
 
+def test_the_base_that_an_adapter_names_cant_write_to_the_terminal(tmp_path: Path, make_adapter: MakeModel) -> None:
+    adapter = make_adapter("lora", base="org/\x1b[2Jbase")
+    done = work("--model-id", adapter, "--output-dir", tmp_path)
+    assert done.returncode == ExitCode.BAD_INPUT and r"Adapter of: org/\x1b[2Jbase" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable() and "control character" in done.stderr
+
+
 def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
     """BA has r eigenvalues, the same for merged minus base; rows have the names of the merged ones."""
     base = make_model("base")

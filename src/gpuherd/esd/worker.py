@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd import __version__
 from gpuherd.engines import progress
-from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
@@ -114,7 +114,7 @@ def analyse(options: WorkerOptions) -> Path:
 
 def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     """Chooses where to compute and prints what was found."""
-    print(f"Model: {options.model_id}")
+    print(f"Model: {printable(options.model_id)}")
     print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
     print(f"Device map: {options.device_map}")
     cuda = cuda_devices()
@@ -140,7 +140,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     if adapter or options.spectra_of == "delta":
         base = options.source_model or (adapter_base(path) if adapter else None)
     if base is not None:
-        print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
+        print(f"{'Adapter of' if adapter else 'Compared with'}: {printable(base)}")
         base_path = locate(parse_model(base))
     subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
     if subject.ranks:
