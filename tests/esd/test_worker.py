@@ -111,6 +111,13 @@ def spectra(tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str
     return {row["longname"]: row for row in read_table(stats_of(tmp_path / name, model))}
 
 
+def test_the_base_that_an_adapter_names_cant_write_to_the_terminal(tmp_path: Path, make_adapter: MakeModel) -> None:
+    adapter = make_adapter("lora", base="org/\x1b[2Jbase")
+    done = work("--model-id", adapter, "--output-dir", tmp_path)
+    assert done.returncode == ExitCode.BAD_INPUT and r"Adapter of: org/\x1b[2Jbase" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable() and "control character" in done.stderr
+
+
 def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
     """BA has r eigenvalues, the same for merged minus base; rows have the names of the merged ones."""
     base = make_model("base")
@@ -244,6 +251,75 @@ def test_endings(tmp_path: Path, make_model: MakeModel) -> None:
         assert done.returncode == code, (words, done.stderr)
         assert told in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("most", [0, 1000, 3000, 8000])
+def test_a_disk_that_fills_up(tmp_path: Path, make_model: MakeModel, most: int) -> None:
+    """A limit of the size of files: writing fails where a full disk would fail, in the middle or at the end."""
+    model = make_model("a")
+    words = ["--model-id", str(model), "--output-dir", str(tmp_path / "r"), "--save-eigs"]
+    full = (
+        f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}));"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", full, sys.executable, "-m", "gpuherd.esd.worker", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == ExitCode.CANNOT_WRITE, done.stderr
+    assert "can't write" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert not stats_of(tmp_path / "r", model).exists()
+    assert not list((tmp_path / "r").rglob("*.tmp"))
+
+
+KILLED = """
+import os, signal, sys
+from gpuherd.esd import worker
+
+left = int(sys.argv.pop(1))
+
+
+def watch(event, args):
+    global left
+    if event in ("os.rename", "os.remove", "tempfile.mkstemp"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(watch)
+sys.exit(worker.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_instant_leaves_the_old_results_or_the_new_or_none(tmp_path: Path, make_model: MakeModel) -> None:
+    """A model is analysed again after it has changed, and the process is killed before each change of a file."""
+    model, other, results = make_model("a"), make_model("b", seed=5), tmp_path / "results"
+    words = ["--model-id", str(model), "--output-dir", str(results), "--save-eigs", "--device-map", "cpu"]
+
+    def files() -> dict[str, bytes]:
+        return {path.name + path.parent.name: path.read_bytes() for path in results.rglob("*[!p]") if path.is_file()}
+
+    assert work(*words).returncode == 0
+    old = files()
+    (other / "model.safetensors").replace(model / "model.safetensors")
+    seen = set()
+    for instant in range(40):
+        command = [sys.executable, "-c", KILLED, str(instant), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9, done.stderr
+        there = stats_of(results, model).exists()
+        assert files() == old or not there, instant
+        seen.add(there)
+    assert seen == {True, False} and stats_of(results, model).exists()
+    new = files()
+    assert new.keys() == old.keys() and all(new[name] != old[name] for name in old if "coverage" not in name)
 
 
 def test_out_of_memory_has_its_own_code(tmp_path: Path, make_model: MakeModel) -> None:

@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ SPOILT: dict[str, tuple[Any, bytes, str]] = {
     "trailing": ({"w": entry("F32", [1], 0, 4)}, b"0" * 5, "1 bytes too many"),
     "twice": (b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],'
               b'"data_offsets":[0,4]}}', b"0000", "'w' is listed twice"),
+    "a size beside none": ({"w": entry("F32", [0, 10**30], 0, 0)}, b"", "no array can have"),
+    "many axes": ({"w": entry("F32", [1] * 65, 0, 4)}, b"0000", "has 65 axes"),
     "nothing in it": ({"__metadata__": {"format": "pt"}}, b"", "no tensor in"),
 }  # fmt: skip
 
@@ -101,6 +104,17 @@ def test_damaged_safetensors_are_told_by_file(tmp_path: Path, case: str) -> None
         open_checkpoint(path)
     assert "model.safetensors" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_twice_among_many_is_found_at_once(tmp_path: Path) -> None:
+    """It took time by the square of the names: hours for a header that the limit lets pass."""
+    names = [*range(40_000), 39_999]
+    listed = ",".join(f'"{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for name in names)
+    path = write(tmp_path / "model.safetensors", b"{" + listed.encode() + b"}", b"")
+    began = time.process_time()
+    with pytest.raises(BadModel, match="'39999' is listed twice"):
+        open_checkpoint(path)
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize("content", [b"", b"\1", b"\xff" * 8, struct.pack("<Q", 10**9) + b"{}"])
@@ -165,6 +179,8 @@ def test_sharded_pickles(tmp_path: Path) -> None:
         ({"a.weight": "sub/model.safetensors"}, BadModel, "no file of this folder"),
         ({"a.weight": 3}, BadModel, "no file of this folder"),
         ({"a.weight": "x\0y"}, BadModel, "no file of this folder"),
+        ({"a.weight": "x" * 300}, MissingModel, "lists shard"),
+        ({"a.weight": "\ud800.safetensors"}, MissingModel, "lists shard"),
         ({}, BadModel, "no weight_map"),
         ([], BadModel, "no weight_map"),
         ({**GOOD_MAP, "c.weight": "model-00003-of-00003.safetensors"}, MissingModel, "model-00003-of-00003"),
@@ -192,6 +208,15 @@ def test_shards_without_an_index(tmp_path: Path) -> None:
     assert len(open_checkpoint(tmp_path).tensors) == 2
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(MissingModel, match="shard 2 of 2"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model-00007-of-00002.safetensors", "model-00000-of-00002.safetensors"])
+def test_a_shard_too_many(tmp_path: Path, name: str) -> None:
+    """Of another model or another saving: it was analysed as if it were a part."""
+    shard(tmp_path)
+    save_file({"c.weight": torch.ones(2, 2)}, tmp_path / name)
+    with pytest.raises(BadModel, match="is not clear"):
         open_checkpoint(tmp_path)
 
 

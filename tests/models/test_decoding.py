@@ -139,7 +139,58 @@ def float8(scale: str) -> Case:
     return tensors, {"quant_method": "compressed-tensors"}, (plain.float() * factors).numpy()
 
 
+def compressed(bits: int, *, inputs: int = 64, count: int = 4, zeros: bool = False, acts: bool = False) -> Case:
+    """compressed-tensors, packed: word w of a row holds its inputs w k to w k + k - 1, k = 32 / bits, plus 2^(bits-1);
+    a zero point's word so many outputs' of its group."""
+    out, half, each = 37, 1 << (bits - 1), 32 // bits
+    codes = RANDOM.integers(-half, half, (out, inputs))
+    points = RANDOM.integers(-half, half, (out, count)) if zeros else np.zeros((out, count), np.int64)
+    scales = torch.from_numpy(RANDOM.random((out, count))).to(torch.bfloat16)
+    group = np.arange(inputs) // (inputs // count)
+    if acts:
+        RANDOM.shuffle(group)
+
+    def words(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
+        padded = np.pad(numbers + half, ((0, 0), (0, -numbers.shape[1] % each)))
+        grouped = padded.reshape(len(padded), -1, each)
+        rows = [[sum(int(code) << (bits * k) for k, code in enumerate(word)) for word in row] for row in grouped]
+        return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
+
+    wanted = np.empty((out, inputs), np.float32)
+    for o in range(out):
+        for i in range(inputs):
+            wanted[o, i] = scales[o, group[i]].item() * (int(codes[o, i]) - int(points[o, group[i]]))
+    tensors = {
+        "h.0.k.weight_packed": words(codes),
+        "h.0.k.weight_scale": scales,
+        "h.0.k.weight_shape": torch.tensor([out, inputs]),
+    }
+    if zeros:
+        tensors["h.0.k.weight_zero_point"] = words(points.T).T
+    if acts:
+        tensors["h.0.k.weight_g_idx"] = torch.from_numpy(group.astype(np.int32))
+    plan = {"group_0": {"weights": {"num_bits": bits, "type": "int"}, "targets": ["Linear"]}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": plan}
+    return tensors, config, wanted
+
+
+def int_quantized(scale: str) -> Case:
+    codes = RANDOM.integers(-128, 128, (40, 64))
+    scales = RANDOM.random((40, 1) if scale == "row" else (1,)).astype(np.float32)
+    tensors = {"h.0.k.weight": torch.from_numpy(codes.astype(np.int8)), "h.0.k.weight_scale": torch.from_numpy(scales)}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    return tensors, config, (codes * scales).astype(np.float32)
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "compressed 4 bits": lambda: compressed(4),
+    "compressed 4 bits, zeros": lambda: compressed(4, zeros=True),
+    "compressed 4 bits, mixed groups": lambda: compressed(4, zeros=True, acts=True),
+    "compressed 4 bits by rows, with padding": lambda: compressed(4, inputs=61, count=1),
+    "compressed 2 bits": lambda: compressed(2, zeros=True),
+    "compressed 8 bits": lambda: compressed(8, inputs=66, count=3, zeros=True),
+    "int8 by rows": lambda: int_quantized("row"),
+    "int8 as a whole": lambda: int_quantized("tensor"),
     **{f"gptq {bits} bits": lambda bits=bits: gptq(bits) for bits in (2, 3, 4, 8)},  # type: ignore[misc]
     "gptq mixed groups": lambda: gptq(4, acts=True),
     "gptq_v2": lambda: gptq(4, version="gptq_v2"),
@@ -164,7 +215,7 @@ def test_each_format(tmp_path: Path, case: str) -> None:
     # What it was made from stays in the list of tensors, and says so.
     beside = {name for name, info in checkpoint.tensors.items() if info.scales_of == "h.0.k.weight"}
     assert len(checkpoint.tensors) == len(tensors) + 1
-    assert beside == set(tensors) - {"h.0.k.weight", "h.0.k.qweight", "h.0.k.bias"}
+    assert beside == set(tensors) - {"h.0.k.weight", "h.0.k.qweight", "h.0.k.weight_packed", "h.0.k.bias"}
     matrix = found["h.0.k"]
     assert matrix.skip is None and matrix.shape == wanted.shape and matrix.tensor == "h.0.k.weight"
     info = checkpoint.tensors["h.0.k.weight"]
@@ -315,6 +366,35 @@ ODD: dict[str, tuple[Callable[[], Case], str]] = {
         "bitsandbytes",
     ),
     "blocks of another size": (lambda: with_config(lambda: float8("block"), weight_block_size=[64, 64]), "float8"),
+    "packed without its shape": (lambda: without(lambda: compressed(4), "h.0.k.weight_shape"), "compressed-tensors"),
+    "packed in other bits than said": (
+        lambda: with_config(lambda: compressed(4), config_groups={"g": {"weights": {"num_bits": 3}}}),
+        "compressed-tensors",
+    ),
+    "packed, of a shape below zero": (
+        lambda: with_tensor(
+            lambda: with_tensor(lambda: compressed(4), "h.0.k.weight_shape", torch.tensor([37, -5])),
+            "h.0.k.weight_packed",
+            torch.ones(37, 0, dtype=torch.int32),
+        ),
+        "compressed-tensors",
+    ),
+    "packed, zeros of another shape": (
+        lambda: with_tensor(lambda: compressed(4), "h.0.k.weight_zero_point", torch.ones(2, 4, dtype=torch.int32)),
+        "compressed-tensors",
+    ),
+    "packed, groups of another length": (
+        lambda: with_tensor(lambda: compressed(4), "h.0.k.weight_g_idx", torch.ones(9, dtype=torch.int32)),
+        "compressed-tensors",
+    ),
+    "packed, settings of another form": (
+        lambda: with_config(lambda: compressed(4), config_groups=[{"weights": [1]}]),
+        "compressed-tensors",
+    ),
+    "packed beside sparse": (
+        lambda: with_tensor(lambda: compressed(4), "h.1.k.bitmask", torch.ones(9, 2, dtype=torch.uint8)),
+        "compressed-tensors",
+    ),
     "float8 without a scale": (lambda: without(lambda: float8("row"), "h.0.k.weight_scale"), "compressed-tensors"),
 }
 

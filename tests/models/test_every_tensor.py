@@ -23,6 +23,7 @@ from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.module_source import module_source
 from gpuherd.models.source import TensorSource
+from gpuherd.models.subject import count_weights
 
 Tiny = Callable[..., tuple[Any, Path]]
 
@@ -68,6 +69,7 @@ def test_a_tied_head_counts_once_whichever_comes_first(tiny: Tiny, tmp_path: Pat
     vocabulary = [m.longname for m in found if m.shape == (64, 32) and m.skip is None]
     assert len(vocabulary) == 1 and vocabulary[0].endswith(("wte", "embed_tokens", "word_embeddings"))
     assert all("tied to" in str(m.skip) for m in found if m.shape == (64, 32) and m.longname not in vocabulary)
+    assert count_weights(source.tensors, found) == sum(parameter.numel() for parameter in model.parameters())
 
 
 CONVOLUTIONS = [
@@ -103,6 +105,17 @@ def test_groups_of_a_convolution_are_one_matrix_as_stored() -> None:
     assert matrix.shape == (6, 1) and len(matrix.slices()) == 4
     wanted = layer.weight.detach()[:, :, 2].numpy()
     assert np.array_equal(matrix.slices()[2], wanted)
+
+
+def test_a_weight_kept_as_direction_and_length_is_told() -> None:
+    for normed in (torch.nn.utils.parametrizations.weight_norm, _old_weight_norm):
+        reasons = [m.skip for m in matrices(module_source(normed(torch.nn.Conv1d(4, 6, 3))))]
+        assert len(reasons) == 2 and all("weight norm" in str(reason) for reason in reasons)
+
+
+def _old_weight_norm(layer: torch.nn.Module) -> torch.nn.Module:
+    with pytest.warns(FutureWarning):
+        return torch.nn.utils.weight_norm(layer)
 
 
 def test_recurrent_layers() -> None:

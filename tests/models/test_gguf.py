@@ -249,6 +249,7 @@ DAMAGED = {
         header(tensors=2, entries=entry(b"w", [8]) + entry(b"w", [8], offset=32)) + bytes(256),
         "is listed twice",
     ),
+    "a size beside none": (header(tensors=1, entries=entry(b"w", [1 << 63, 0])), "no array can have"),
     "nothing": (header(), "no tensor in"),
 }
 

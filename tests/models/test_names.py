@@ -108,6 +108,9 @@ def test_file_names_follow_the_published_data() -> None:
     assert safe_filename("gpt2") == "gpt2"
     assert safe_filename("gpt2@v1") == "gpt2@v1"
     assert safe_filename("/data/models/my model/").startswith("my_model+")
+    longest = f"{'o' * 96}/{'m' * 96}"
+    assert safe_filename(longest) == longest.replace("/", "--")
+    assert len(safe_filename(f"{longest}@{'r' * 64}")) <= 200
 
 
 @given(st.one_of(st.text(max_size=300), hub_ids))

@@ -44,7 +44,6 @@ def test_a_model(tiny: Tiny) -> None:
     facts = examine(str(folder))
     assert (facts.kind, facts.where, facts.base) == ("model", "local", None)
     assert facts.num_matrices == 2 * 7 + 1
-    assert facts.largest_matrix_bytes == 8 * 64 * 32
     assert facts.total_bytes == sum(t.numel() * 4 for t in tiny("llama")[0].state_dict().values())
 
 

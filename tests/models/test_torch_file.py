@@ -159,6 +159,56 @@ def test_a_few_bytes_can_not_claim_much_memory(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "m.bin")
 
 
+class _Rebuilt:
+    """Pickles as a tensor whose storage is replaced afterwards, by what pickle calls its state."""
+
+    def __reduce__(self) -> Any:
+        return (
+            torch._utils._rebuild_tensor_v2,
+            (_Place(), 0, (2, 2), (2, 1), False, OrderedDict()),
+            [5, "F32", 0, (2, 2), (2, 1)],
+        )
+
+
+class _Place:
+    """Becomes a reference to a storage."""
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return ("storage", torch.FloatStorage, "0", "cpu", 4) if isinstance(obj, _Place) else None
+
+
+def test_a_pickle_that_fills_a_tensor_with_nonsense(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("archive/data.pkl", "w") as stream:
+            _Pickler(stream, protocol=2).dump({"w.weight": _Rebuilt()})
+        archive.writestr("archive/data/0", bytes(16))
+    with pytest.raises(BadModel, match="damaged or no PyTorch file"):
+        open_checkpoint(path)
+
+
+def test_a_shape_that_no_array_has(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"w.weight": torch.zeros(0, 1 << 40), "v": torch.ones(2)}, path)
+    assert len(open_checkpoint(path).tensors) == 2
+    torch.save({"w.weight": torch.ones(2).reshape((1,) * 64 + (2,))}, path)
+    with pytest.raises(BadModel, match="has 65 axes"):
+        open_checkpoint(path)
+
+
+def test_views_that_overlap_without_end(tmp_path: Path) -> None:
+    """Each is of another place, so none is tied to another; together they would be work for days."""
+    path, numbers = tmp_path / "pytorch_model.bin", torch.randn(1000)
+    views = {f"h.{start}.weight": numbers[start : start + 900].reshape(30, 30) for start in range(90)}
+    torch.save(dict(list(views.items())[:60]), path)
+    assert len(open_checkpoint(path).tensors) == 60
+    torch.save(views, path)
+    with pytest.raises(BadModel, match="64 times over"):
+        open_checkpoint(path)
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     torch.save({"w.weight": torch.ones(4, 4)}, tmp_path / "pytorch_model.bin")
     code = (

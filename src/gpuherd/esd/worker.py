@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd import __version__
 from gpuherd.engines import progress
-from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
@@ -100,6 +100,7 @@ def analyse(options: WorkerOptions) -> Path:
         if options.spectra_of == "delta":
             rows = without_unchanged(rows)
         progress.report(len(found), len(found), "save")
+        _withdraw(files.paths.stats)
         _save_coverage(files.paths.coverage, coverage(subject.source.tensors, found, rows))
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
@@ -113,7 +114,7 @@ def analyse(options: WorkerOptions) -> Path:
 
 def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     """Chooses where to compute and prints what was found."""
-    print(f"Model: {options.model_id}")
+    print(f"Model: {printable(options.model_id)}")
     print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
     print(f"Device map: {options.device_map}")
     cuda = cuda_devices()
@@ -139,7 +140,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     if adapter or options.spectra_of == "delta":
         base = options.source_model or (adapter_base(path) if adapter else None)
     if base is not None:
-        print(f"{'Adapter of' if adapter else 'Compared with'}: {base}")
+        print(f"{'Adapter of' if adapter else 'Compared with'}: {printable(base)}")
         base_path = locate(parse_model(base))
     subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
     if subject.ranks:
@@ -155,6 +156,15 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
         convention=options.convention_columns,
         gpuherd_version=__version__,
     )
+
+
+def _withdraw(stats: Path) -> None:
+    """Takes the result of an earlier analysis away before the first new file comes: a kill from here on must not leave
+    its figures beside our eigenvalues, as if they belonged together."""
+    try:
+        stats.unlink(missing_ok=True)
+    except OSError as problem:
+        raise CannotWrite(f"can't replace {stats}: {problem.strerror}") from None
 
 
 def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:

@@ -217,7 +217,7 @@ def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
         if not isinstance(shard, str) or Path(shard).name != shard or shard.startswith(".") or "\0" in shard:
             raise BadModel(f"{index}: tensor {tensor!r} is said to be in {shard!r}, which is no file of this folder")
         shards[shard] = None
-    absent = [shard for shard in shards if not (folder / shard).exists()]
+    absent = [shard for shard in shards if not _exists(folder / shard)]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise MissingModel(f"{index} lists shard {absent[0]!r}{more}, but it is not in the folder")
@@ -226,6 +226,14 @@ def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise BadModel(f"{index}: tensor {tensor!r} is not in shard {shard!r}, where the index says it is")
     return stored
+
+
+def _exists(path: Path) -> bool:
+    """Whether a file is there; one whose name no folder could hold is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _merge(files: Iterable[Sequence[StoredT]]) -> dict[str, StoredT]:
@@ -282,6 +290,9 @@ def _numbered_shards(folder: Path, weights: list[Path]) -> list[Path]:
         raise BadModel(f"{folder} has several weight files ({names}) and no index; name the one to analyse")
     count = int(next(match["count"] for match in matches if match))
     numbers = {int(match["number"]) for match in matches if match}
+    beyond = sorted(number for number in numbers if not 0 < number <= count)
+    if beyond:
+        raise BadModel(f"{folder} has a shard {beyond[0]} of {count}; which files are the model's is not clear")
     absent = sorted(set(range(1, count + 1)) - numbers)
     if absent:
         raise MissingModel(f"{folder}: shard {absent[0]} of {count} is not in the folder")

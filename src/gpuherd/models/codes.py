@@ -8,7 +8,8 @@ block that is asked for.
 
 Formats: bitsandbytes 8-bit (Dettmers et al. 2022) and 4-bit (Dettmers et al. 2023: NF4 and FP4, absmax itself in 8 bits
 where nested), GPTQ (Frantar et al. 2023, as AutoGPTQ packs it), AWQ (Lin et al. 2024, its GEMM packing), float8 E4M3
-with block-wise or per-row scales, MXFP4 (OCP Microscaling 1.0, as GPT-OSS packs it).
+with block-wise or per-row scales, compressed-tensors' integers (packed in 2, 4 or 8 bits, or int8), MXFP4 (OCP
+Microscaling 1.0, as GPT-OSS packs it).
 """
 
 from __future__ import annotations
@@ -66,6 +67,19 @@ def unpacked(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.int32]:
     shift = shift.reshape(-1, *(1,) * (words.ndim - 1))
     both = wide[word] | (wide[word + 1] << np.uint64(32))
     return ((both >> shift) & np.uint64((1 << bits) - 1)).astype(np.int32)
+
+
+def group_of(listed: StoredTensor | None, count: int, inputs: int, columns: Run) -> npt.NDArray[np.int64]:
+    """The group of each of these inputs: as ``listed`` says, else ``count`` groups of neighbours.
+
+    Raises BadModel for a group that is not there.
+    """
+    if listed is None:
+        return np.arange(*columns) // (inputs // count)
+    found = integers(listed).reshape(-1)[slice(*columns)].astype(np.int64)
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
+        raise BadModel(f"{listed.file.path}: {listed.info.name!r} names a group that is not there")
+    return found
 
 
 def _product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Float32:
@@ -207,18 +221,9 @@ class Gptq(Decoded):
         code = unpacked(integers(self.codes, words, rows), self.bits)[columns[0] - first : columns[1] - first]
         zero = unpacked(np.ascontiguousarray(integers(self.zeros).T), self.bits).T[:, slice(*rows)]
         zero = (zero + self.offset) & ((1 << self.bits) - 1)
-        group = self._group(columns)
+        group = group_of(self.groups, self.scales.info.shape[0], self.info.shape[1], columns)
         scale = self.scales.read()[:, slice(*rows)].astype(np.float32, copy=False)
         return _product(scale[group], code - zero[group]).T
-
-    def _group(self, columns: Run) -> npt.NDArray[np.int64]:
-        count = self.scales.info.shape[0]
-        if self.groups is None:
-            return np.arange(*columns) // (self.info.shape[1] // count)
-        found = integers(self.groups).reshape(-1)[slice(*columns)].astype(np.int64)
-        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
-            raise BadModel(f"{self.file.path}: {self.groups.info.name!r} names a group that is not there")
-        return found
 
 
 @dataclass(frozen=True)
@@ -232,14 +237,18 @@ class Awq(Decoded):
         words = (rows[0] // 8, -(-rows[1] // 8))
         cut = slice(rows[0] - 8 * words[0], rows[1] - 8 * words[0])
         groups = np.arange(*columns) // (self.info.shape[1] // self.scales.info.shape[0])
-        code = _awq(integers(self.codes, columns, words))[:, cut]
-        zero = _awq(integers(self.zeros)[:, slice(*words)])[:, cut]
+        code = _spread(integers(self.codes, columns, words), 4, _AWQ_PLACES)[:, cut]
+        zero = _spread(integers(self.zeros)[:, slice(*words)], 4, _AWQ_PLACES)[:, cut]
         scale = self.scales.read()[:, slice(*rows)].astype(np.float32, copy=False)
         return _product(scale[groups], code - zero[groups]).T
 
 
-def _awq(words: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    numbers = (words.view(np.uint32)[..., None] >> (4 * _AWQ_PLACES).astype(np.uint32)) & np.uint32(15)
+def _spread(
+    words: npt.NDArray[np.int32], bits: int, places: npt.NDArray[np.intp] | None = None
+) -> npt.NDArray[np.int32]:
+    """The numbers of ``bits`` bits in words of 32 along the last axis: from the lowest up, or at these places."""
+    shifts = bits * (np.arange(32 // bits) if places is None else places).astype(np.uint32)
+    numbers = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
     return numbers.reshape(len(words), -1).astype(np.int32)
 
 
@@ -256,6 +265,42 @@ class Float8(Decoded):
             scale = scale.reshape(-1, 1)
         factors = scale[np.arange(*rows) // self.block[0]][:, np.arange(*columns) // self.block[1]]
         return _product(e4m3()[integers(self.codes, rows, columns)], factors)
+
+
+@dataclass(frozen=True)
+class Compressed(Decoded):
+    """compressed-tensors' integers: weight[out, in] = scale[out, g] (code[out, in] - zero[out, g]).
+
+    Packed (``bits`` each, along the inputs) they and their zeros are stored plus 2^(bits-1), which cancels; where they
+    are not packed (``bits`` None) each is an int8. Without zeros that of the packed codes is 2^(bits-1). Zeros are
+    packed along the outputs.
+    """
+
+    zeros: StoredTensor | None
+    scales: StoredTensor
+    groups: StoredTensor | None
+    bits: int | None
+
+    def _weights(self, rows: Run, columns: Run) -> Float32:
+        group = group_of(self.groups, self.scales.info.shape[-1], self.info.shape[1], columns)
+        scale = self.scales.read().astype(np.float32, copy=False).reshape(-1, self.scales.info.shape[-1])
+        scale = (scale if len(scale) == 1 else scale[slice(*rows)])[:, group]
+        return _product(scale, self._codes(rows, columns) - self._zeros(rows, group))
+
+    def _codes(self, rows: Run, columns: Run) -> npt.NDArray[np.int32]:
+        if self.bits is None:
+            return integers(self.codes, rows, columns).astype(np.int32)
+        each = 32 // self.bits
+        words, first = (columns[0] // each, -(-columns[1] // each)), columns[0] % each
+        return _spread(integers(self.codes, rows, words), self.bits)[:, first : first + columns[1] - columns[0]]
+
+    def _zeros(self, rows: Run, group: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | int:
+        if self.zeros is None:
+            return 0 if self.bits is None else 1 << (self.bits - 1)
+        stored = integers(self.zeros)
+        if self.bits is None:
+            return stored.astype(np.int32)[slice(*rows)][:, group]
+        return _spread(np.ascontiguousarray(stored.T), self.bits).T[slice(*rows)][:, group]
 
 
 def e4m3() -> Float32:

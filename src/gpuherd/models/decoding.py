@@ -1,7 +1,8 @@
 """Finds the tensors of a quantised checkpoint that belong together, and puts one tensor of weights in their place.
 
-Knows the names and shapes of bitsandbytes, GPTQ, AWQ, float8 and MXFP4 files. A set that is incomplete or of another
-form stays as it is, and ``quantised`` then refuses the model by the format's name. The arithmetic is ``codes``.
+Knows the names and shapes of bitsandbytes, GPTQ, AWQ, float8, compressed-tensors and MXFP4 files. A set that is
+incomplete or of another form stays as it is, and ``quantised`` then refuses the model by the format's name. The
+arithmetic is ``codes``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from gpuherd.models.codes import Awq, Decoded, EightBit, Float8, FourBit, Gptq, Mxfp4, integers
+from gpuherd.models.codes import Awq, Compressed, Decoded, EightBit, Float8, FourBit, Gptq, Mxfp4, integers
 from gpuherd.models.quantised import settings_of
 from gpuherd.models.source import TensorInfo
 from gpuherd.models.stored import StoredTensor
@@ -212,6 +213,54 @@ def _float8(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | 
     return Float8(info, codes, scale, block), _names(codes, scale, unused)
 
 
+def _compressed(stored: Tensors, name: str, settings: Mapping[str, Any]) -> Found | None:
+    """``weight_packed``, or an int8 ``weight``, with their ``weight_scale``."""
+    module = name.removesuffix("_packed")
+    packed = module != name
+    codes, scales = _of(stored, name, 2, "I32" if packed else "I8"), _of(stored, f"{module}_scale", None, *_FLOATS)
+    if codes is None or scales is None or not module.endswith(".weight"):
+        return None
+    if str(settings.get("quant_method")).lower() != "compressed-tensors":
+        return None
+    size = _of(stored, f"{module}_shape", 1, "I64", "I32") if packed else None
+    shape, bits = (codes.info.shape, None) if not packed else _packed_shape(codes, size, settings)
+    if shape is None or not math.prod(shape):
+        return None
+    out, inputs = shape
+    count = scales.info.shape[-1] if len(scales.info.shape) == 2 else 1
+    if scales.info.shape not in ((out, count), (1,), (1, 1)) or count < 1 or inputs % count:
+        return None
+    zeros, groups = stored.get(f"{module}_zero_point"), stored.get(f"{module}_g_idx")
+    wanted = ("I8", (out, count)) if bits is None else ("I32", (-(-out * bits // 32), count))
+    if zeros is not None and (zeros.info.dtype, zeros.info.shape) != wanted:
+        return None
+    if groups is not None and (
+        _of(stored, groups.info.name, 1, "I32", "I64") is None or groups.info.shape[0] != inputs
+    ):
+        return None
+    unused = [stored.get(f"{module.removesuffix('weight')}{part}") for part in ("input_scale", "input_zero_point")]
+    info = _info(module, (out, inputs), f"INT{bits or 8}", codes)
+    return Compressed(info, codes, zeros, scales, groups, bits), _names(codes, scales, size, zeros, groups, *unused)
+
+
+def _packed_shape(
+    codes: StoredTensor, size: StoredTensor | None, settings: Mapping[str, Any]
+) -> tuple[tuple[int, ...] | None, int]:
+    """The weights' shape, and the bits of a code, as the shapes tell and the config allows; None where they don't."""
+    shape = None if size is None or size.info.shape != (2,) else tuple(integers(size).tolist())
+    groups = settings.get("config_groups")
+    plans = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if _is_map(groups) else []
+    said = [plan.get("num_bits") for plan in plans if isinstance(plan, Mapping)]
+    for bits in (2, 4, 8):
+        if shape and min(shape) > 0 and bits in said and codes.info.shape == (shape[0], -(-shape[1] * bits // 32)):
+            return shape, bits
+    return None, 0
+
+
+def _is_map(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
 def _mxfp4(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None:
     codes, plain = _of(stored, name, 4, "U8"), name.removesuffix("_blocks")
     scales = _of(stored, f"{plain}_scales", 3, "U8", "F8_E8M0")
@@ -224,5 +273,5 @@ def _mxfp4(stored: Tensors, name: str, _: Mapping[str, Any]) -> Found | None:
 
 
 _RULES: tuple[Callable[[Tensors, str, Mapping[str, Any]], Found | None], ...] = (
-    _four_bit, _eight_bit, _gptq, _awq, _float8, _mxfp4,
+    _four_bit, _eight_bit, _gptq, _awq, _float8, _compressed, _mxfp4,
 )  # fmt: skip

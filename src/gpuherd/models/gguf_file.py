@@ -22,7 +22,7 @@ import numpy as np
 from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.models.dtypes import ITEM_BYTES, FloatArray, read_bytes
 from gpuherd.models.source import Run, TensorInfo
-from gpuherd.models.stored import FileStamp, StoredTensor, opened, rows_of, unchanged
+from gpuherd.models.stored import FileStamp, StoredTensor, check_shape, opened, rows_of, unchanged
 
 # Vocabularies take 5 to 20 MB.
 MAX_HEADER_BYTES = 100_000_000
@@ -232,6 +232,7 @@ def _tensor(
     where = f"{file.path}: tensor {name!r}"
     if kind not in types:
         raise BadModel(f"{where} has the unknown type {kind}; a newer version of the gguf library may know it")
+    check_shape(where, shape)
     of = types[kind]
     if shape and shape[-1] % of.block:
         raise BadModel(f"{where} of type {of.name} has rows of {shape[-1]}, no whole blocks of {of.block}")

@@ -34,6 +34,8 @@ _HEAD = re.compile(
 # Matrices whose names don't end in .weight: those of torch.nn.MultiheadAttention, and of its RNN, LSTM and GRU, whose
 # gates lie below each other.
 _BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_[ih]h(?:_l\d+(?:_reverse)?)?)")
+# torch.nn.utils.weight_norm keeps a weight as its direction and its length, under old and new names.
+_WEIGHT_NORM = re.compile(r"(?:.*\.)?(?:weight_[gv]|parametrizations\.\w+\.original[01])")
 # More kernel positions than this are no convolution; each is a matrix to us.
 MAX_POSITIONS = 1 << 16
 
@@ -55,17 +57,19 @@ def tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> 
 def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
     """What a tensor of two or more axes is, and why it is not analysed (None if it is)."""
     name, axes = info.name, len(info.shape)
+    same_as = tied.get(name) or info.shares
+    if same_as is not None and tied.get(same_as) == name:
+        same_as = None  # a head that comes first in the file is counted as the embedding, not the other way about
+    if same_as:
+        return "other", f"{TIED}{same_as}, counted there"
     if info.dtype not in READABLE and not info.decoded:
         return "other", f"stored as {info.dtype}, no weights"
     if 0 in info.shape:
         return "other", "empty"
     if name.endswith("bias"):
         return "other", "a bias"
-    same_as = tied.get(name) or info.shares
-    if same_as is not None and tied.get(same_as) == name:
-        same_as = None  # a head that comes first in the file is counted as the embedding, not the other way about
-    if same_as:
-        return "other", f"{TIED}{same_as}, counted there"
+    if _WEIGHT_NORM.fullmatch(name):
+        return "other", "the direction or the length of a weight (weight norm), no matrix as it stands"
     if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
         return "embedding", None if embeddings else "embedding (use --embeddings)"
     if holds_experts(name) and axes == 3:

@@ -96,8 +96,8 @@ class WeightMatrix:
         Yields:
             Pieces as stored: (most, columns) where there are more rows than columns or as many, else (rows, most); the
             last one may be shorter. One at a time is in memory, if the caller keeps none. Read whole first
-            are only parts that alternate column by column, views that skip numbers, and, from a source that has no
-            blocks (a merged adapter, a difference), what is wider than long.
+            are only parts that alternate column by column, views that skip numbers, MXFP4 experts, and what is wider
+            than long in a source that has no blocks.
 
         Raises:
             BadModel: the file can't be read, or was changed.

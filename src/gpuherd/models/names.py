@@ -17,6 +17,8 @@ from gpuherd.errors import BadModel, MissingModel
 
 MAX_HUB_NAME = 96
 MAX_PATH = 4096
+# File systems take 255 bytes, of which endings and temporary names want some.
+MAX_STEM = 200
 LONGEST_SHOWN = 80
 
 # The rule of huggingface_hub's validate_repo_id, restated for ASCII: each part starts and ends with a letter, digit or
@@ -119,12 +121,14 @@ def safe_filename(model_id: str) -> str:
     """A file name stem for results of this model: at most 200 bytes, no ``/``, no leading dot or dash.
 
     A Hugging Face id keeps its name with ``/`` written ``--``, as in the published results, and ``@revision`` behind
-    it. Anything else (a path, an odd revision) is its last part, cleaned, ``+`` and the first 16 hex digits of its
-    SHA-256. Ids hold neither ``--`` nor ``+``, so different texts have different names.
+    it. Anything else (a path, an odd or a long revision) is its last part, cleaned, ``+`` and the first 16 hex digits
+    of its SHA-256. Ids hold neither ``--`` nor ``+``, so different texts have different names.
     """
     repo_id, at, revision = model_id.partition("@")
     if _hub_problem(repo_id) is None and (not at or _PLAIN_REVISION.fullmatch(revision)):
-        return repo_id.replace("/", "--") + at + revision
+        stem = repo_id.replace("/", "--") + at + revision
+        if len(stem) <= MAX_STEM:
+            return stem
     digest = hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     last = model_id.rstrip("/").rpartition("/")[2]
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "_", last).lstrip(".-")[:100]

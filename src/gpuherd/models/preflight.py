@@ -30,7 +30,6 @@ class Preflight:
         base: the base model of an adapter, as the list or its own config names it; of a model only where it is
             compared with that, else None.
         total_bytes: all weights that are read, as stored: the base's too where it is needed; None when unknown.
-        largest_matrix_bytes: the largest matrix to analyse, as float64; None when unknown.
         largest_side: the largest min(rows, columns) of these matrices: the size of its Gram matrix; None when unknown.
         num_matrices: matrices to analyse; None when unknown.
         params: all weights, each once; None when unknown.
@@ -41,7 +40,6 @@ class Preflight:
     where: Literal["hub", "local"]
     base: str | None = None
     total_bytes: int | None = None
-    largest_matrix_bytes: int | None = None
     largest_side: int | None = None
     num_matrices: int | None = None
     params: int | None = None
@@ -161,7 +159,6 @@ def _counted(
         "local",
         base=base,
         total_bytes=subject.total_bytes,
-        largest_matrix_bytes=max(8 * matrix.params for matrix in analysed),
         largest_side=max(min(matrix.shape) for matrix in analysed),
         num_matrices=len(analysed),
         params=count_weights(tensors, subject.matrices),

@@ -20,6 +20,7 @@ _TELLTALES = {
     "g_idx": "GPTQ",
     "weight_packed": "compressed-tensors",
     "weight_shape": "compressed-tensors",
+    "bitmask": "compressed-tensors, sparse",
     "qzeros": "GPTQ or AWQ",
     "qweight": "GPTQ or AWQ",
     "weight_scale_inv": "block-wise float8",

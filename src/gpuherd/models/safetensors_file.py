@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import stored_bytes
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import FileStamp, StoredTensor, opened
+from gpuherd.models.stored import FileStamp, StoredTensor, check_shape, opened
 
 # The limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
@@ -54,8 +55,7 @@ def _parse(text: bytes, path: Path) -> dict[str, Any]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"{twice!r} is listed twice")
     return entries
 
@@ -70,6 +70,7 @@ def _tensor(name: str, entry: Any, file: FileStamp, data_start: int) -> StoredTe
     numbers = (*shape, begin, end)
     if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
         raise BadModel(f"{where} has a damaged entry in the header")
+    check_shape(where, shape)
     nbytes = stored_bytes(dtype, math.prod(shape))
     if nbytes is None:
         raise BadModel(f"{where} has the unknown format {dtype!r}")

@@ -16,6 +16,10 @@ from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.dtypes import Codes, FloatArray, Half, read_codes, read_float_rows, read_floats, stored_bytes
 from gpuherd.models.source import Run, TensorInfo
 
+# What numpy can count; a file may claim any size along an axis beside one of none.
+MAX_AXES = 64
+MAX_ELEMENTS = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
@@ -78,6 +82,14 @@ class StoredTensor:
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """A tensor's shape as that of its rows below each other: all axes but the last, and the last."""
     return math.prod(shape[:-1]), shape[-1]
+
+
+def check_shape(where: str, shape: tuple[int, ...]) -> None:
+    """Raises BadModel for a shape that no array can have, of a tensor without elements too."""
+    if len(shape) > MAX_AXES:
+        raise BadModel(f"{where} has {len(shape)} axes; the limit is {MAX_AXES}")
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise BadModel(f"{where} has a size along its axes that no array can have")
 
 
 @contextmanager

@@ -104,11 +104,13 @@ def open_subject(
 
 def count_weights(tensors: Mapping[str, TensorInfo], found: Iterable[WeightMatrix]) -> int:
     """How many weights the tensors hold: all numbers but integers, each storage once."""
-    tied = {matrix.tensor for matrix in found if matrix.skip is not None and matrix.skip.startswith(TIED)}
+    # Of a tied pair in one storage the embedding is counted, and that need not be the one that owns the storage.
+    tied = {name: info.shares is not None for name, info in tensors.items()}
+    tied |= {matrix.tensor: matrix.skip is not None and matrix.skip.startswith(TIED) for matrix in found}
     return sum(
         math.prod(info.shape)
         for name, info in tensors.items()
-        if info.shares is None and info.scales_of is None and info.dtype not in NOT_WEIGHTS and name not in tied
+        if not tied[name] and info.scales_of is None and info.dtype not in NOT_WEIGHTS
     )
 
 

@@ -21,9 +21,11 @@ from typing import IO, Any
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import stored_bytes
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import FileStamp, StoredTensor, c_strides, opened
+from gpuherd.models.stored import FileStamp, StoredTensor, c_strides, check_shape, opened
 
 MAX_PICKLE_BYTES = 100_000_000
+# How often tensors may hold the same numbers, as views of one storage.
+MAX_TIMES = 64
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 
@@ -125,7 +127,7 @@ class _Unpickler(pickle.Unpickler):
         """``("storage", format, key, device, elements[, view])``."""
         kind, named, key, _device, elements, *view = pid
         if kind != "storage" or (view and view[0] is not None):
-            raise pickle.UnpicklingError(f"unknown kind of reference {str(kind)[:40]!r}")
+            raise pickle.UnpicklingError("unknown kind of reference")
         if not isinstance(named, _Named) or not isinstance(key, str) or type(elements) is not int or elements < 0:
             raise pickle.UnpicklingError("damaged reference to a storage")
         return _Storage(key, named.dtype, elements)
@@ -145,6 +147,7 @@ def read_header(path: Path) -> list[StoredTensor]:
             else:
                 file.seek(0)
                 content, starts = _read_legacy(file, path)
+            return _locate(_state_dict(content, path), starts, stamp)
         except _WantsCode as wanted:
             raise BadModel(
                 f"{path} is a pickle that wants to run code ({wanted}); it is not opened. "
@@ -153,9 +156,8 @@ def read_header(path: Path) -> list[StoredTensor]:
         except BadModel:
             raise
         except Exception as problem:
-            # A hostile or damaged pickle can make the unpickler raise anything.
+            # A hostile or damaged pickle can make the unpickler raise anything, and fill our notes with anything.
             raise BadModel(f"{path} is damaged or no PyTorch file: {_short(problem)}") from None
-    return _locate(_state_dict(content, path), starts, stamp)
 
 
 def _short(problem: Exception) -> str:
@@ -250,15 +252,25 @@ def _state_dict(content: Any, path: Path) -> dict[str, _Tensor]:
 def _locate(tensors: dict[str, _Tensor], starts: Mapping[str, int], file: FileStamp) -> list[StoredTensor]:
     result = []
     seen: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], str] = {}
+    claimed: dict[str, int] = {}
     for name, tensor in tensors.items():
         _check(name, tensor, starts, file)
         item = stored_bytes(tensor.dtype, 1) or 1
         same = seen.setdefault((tensor.storage.key, tensor.offset, tensor.shape, tensor.strides), name)
         nbytes = math.prod(tensor.shape) * item
+        if same == name:
+            _claim(claimed, tensor.storage, nbytes, file)
         info = TensorInfo(name, tensor.shape, tensor.dtype, nbytes, shares=None if same == name else same)
         strides = None if tensor.strides == c_strides(tensor.shape) or nbytes == 0 else tensor.strides
         result.append(StoredTensor(info, file, starts[tensor.storage.key] + tensor.offset * item, strides))
     return result
+
+
+def _claim(claimed: dict[str, int], storage: _Storage, nbytes: int, file: FileStamp) -> None:
+    """Counts what views of a storage hold together: each line of the pickle could claim the whole of it as work."""
+    claimed[storage.key] = claimed.get(storage.key, 0) + nbytes
+    if claimed[storage.key] > MAX_TIMES * (stored_bytes(storage.dtype, storage.elements) or 0):
+        raise BadModel(f"{file.path}: its tensors overlap so much that they hold their numbers {MAX_TIMES} times over")
 
 
 def _check(name: str, tensor: _Tensor, starts: Mapping[str, int], file: FileStamp) -> None:
@@ -266,6 +278,7 @@ def _check(name: str, tensor: _Tensor, starts: Mapping[str, int], file: FileStam
     numbers = (tensor.offset, *tensor.shape, *tensor.strides)
     if len(tensor.shape) != len(tensor.strides) or not all(type(number) is int and number >= 0 for number in numbers):
         raise BadModel(f"{file.path}: tensor {name!r} has a damaged entry")
+    check_shape(f"{file.path}: tensor {name!r}", tensor.shape)
     key, storage = tensor.storage.key, tensor.storage
     if key not in starts:
         raise BadModel(f"{file.path} is damaged: the numbers of tensor {name!r} are not in it")

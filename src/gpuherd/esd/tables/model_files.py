@@ -120,7 +120,8 @@ class ModelFiles:
         with suppress(OSError):
             self._eigs.close()
         self._eigs = None
-        with suppress(_NotWritten):
+        # On a full disk closing it fails as well: what went wrong first is what is told.
+        with suppress(_NotWritten, OSError):
             self._open.__exit__(_NotWritten, _NotWritten(), None)
 
     def keep_spectrum(self, index: int, spectrum: LayerSpectrum) -> None:
