@@ -29,7 +29,7 @@ MOST_ROWS = 400
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "compare", "alpha by layer of two models or two runs", DESCRIPTION)
+    parser = add_command(subparsers, "esd compare", DESCRIPTION)
     parser.add_argument("a", metavar="A", help="a stats file, RUN:model or RUN")
     parser.add_argument("b", metavar="B", help="the same, to compare with it")
     parser.add_argument(

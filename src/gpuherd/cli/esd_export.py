@@ -33,7 +33,7 @@ DEFAULT_SPARSITY = 0.7
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "export", "learning-rate factors or sparsities by layer", DESCRIPTION)
+    parser = add_command(subparsers, "esd export", DESCRIPTION)
     parser.add_argument("run_words", metavar="RUN", help="a run's folder, RUN:model or a stats file")
     method = parser.add_mutually_exclusive_group(required=True)
     method.add_argument("--tempbalance", action="store_true", help="learning-rate factors of TempBalance")
