@@ -36,10 +36,11 @@ from gpuherd.esd.plan import (
     job_name,
     make_job,
     make_plan,
+    result_file,
     run_directory,
     worker_command,
 )
-from gpuherd.esd.tables.conventions import refuse_another
+from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
 from gpuherd.jobs.job import Job, JobState
@@ -125,6 +126,7 @@ class ESDExperiment:
         with run_log(self.directory.logs, datetime.now(), "esd_experiment") as log:
             logger.info("gpuherd %s: %s", __version__, json.dumps(self.config.to_dict()))
             self.plan = self._make_plan()
+            self._check_others()
             self._report_refused()
             jobs = [self._job(planned) for planned in self.plan.models]
             done_before = len(self._done_before())
@@ -212,6 +214,11 @@ class ESDExperiment:
         if not self.config.overwrite:
             remedy = "Choose another --output-dir, or --overwrite to make them anew"
             refuse_another(self.directory, self.config.convention_columns, remedy)
+
+    def _check_others(self) -> None:
+        """Refuses to overwrite some results with other analysis options and leave the others beside them."""
+        anew = {result_file(self.directory, planned.row) for planned in self.plan.models}
+        refuse_to_mix(self.directory, self.config.convention_columns, anew)
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
