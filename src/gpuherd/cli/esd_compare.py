@@ -22,7 +22,7 @@ examples:
   gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
   gpuherd esd compare last-week this-week --json
 
-Exit codes: 0 compared, 1 nothing in common, 2 wrong usage, also where A and B were not made by one convention.
+Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions.
 """
 MOST_ROWS = 400
 
@@ -36,14 +36,14 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--across-conventions",
         "--across_conventions",
         action="store_true",
-        help="compare also what was analysed with different options, and say so",
+        help="compare also where alpha was found in two ways (another --fix-fingers, --ks, …), and say so",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares. Returns 0, or 1 when there was nothing in common."""
+    """Compares. Returns 0, or 1 when no matrix has a valid fit in both."""
     from gpuherd.esd.tables.comparison import compare, matched
     from gpuherd.esd.tables.results import find, read_model
 
