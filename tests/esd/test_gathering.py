@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.cli.main import run
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import ExitCode, NoSuchGpu, UsageError
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.stats import read_table
 
@@ -77,3 +77,10 @@ def test_some_models_are_not_made_anew_by_another_convention(tmp_path: Path, mak
     assert run([*words, "--overwrite", "--limit", "1"]) == ExitCode.OK
     assert run([*words, "--overwrite", "--bins", "7"]) == ExitCode.OK
     assert {row["bins"] for row in read_table(ESDDirectory(out).summary)} == {"7"}
+
+
+def test_a_start_that_was_refused_leaves_no_convention(tmp_path: Path, make_model: MakeModel) -> None:
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(NoSuchGpu):
+        run([*words, "--gpu-list", "97"])
+    assert run([*words, "--device-map", "cpu", "--fix-fingers", "DKS"]) == ExitCode.OK

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def told(convention: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def recorded(directory: ESDDirectory) -> dict[str, str] | None:
-    """The convention of the results that lie in a folder, None where there are none: as its run.json says, or where
-    that is gone or of no use, as the first of its stats files does."""
+    """The convention of the results that a folder holds or is to hold, None where there are none (a start that was
+    refused leaves none): as its run.json says, or where that is gone or of no use, as the first of its stats files."""
     stats = sorted(directory.stats.glob("*.csv"))
-    if not directory.queue.exists() and not stats:
+    if not stats and not _has_jobs(directory):
         return None
     try:
         record = json.loads(directory.run_json.read_text(encoding="utf-8"))
@@ -62,6 +63,15 @@ def recorded(directory: ESDDirectory) -> dict[str, str] | None:
     if isinstance(convention, dict):
         return as_text(convention)
     return next((found for found in map(_of_file, stats) if found is not None), None)
+
+
+def _has_jobs(directory: ESDDirectory) -> bool:
+    if not directory.queue.exists():
+        return False
+    from gpuherd.jobs.queue import Queue  # sqlite: not for those who read a table
+
+    with closing(Queue(directory.queue)) as queue:
+        return bool(queue.states())
 
 
 def _of_file(path: Path) -> dict[str, str] | None:
