@@ -22,6 +22,7 @@ from rich.console import Console
 from gpuherd.engines.processes import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import job_name
@@ -49,8 +50,9 @@ def started(out: Path) -> list[tuple[str, AttemptState]]:
 
 
 def results(out: Path) -> dict[str, bytes]:
-    files = [*(out / "stats").iterdir(), out / "esd_results_summary.csv"]
-    return {path.name: path.read_bytes() for path in files}
+    """All files that workers have written, half-written ones too, and the summary."""
+    found = [path for folder in ESDDirectory(out).folders_of_results for path in folder.glob("*")]
+    return {str(path.relative_to(out)): path.read_bytes() for path in (*found, out / "esd_results_summary.csv")}
 
 
 def test_the_guides_hooks(tmp_path: Path, make_model: MakeModel, standin: Callable[..., object]) -> None:

@@ -84,3 +84,20 @@ def test_a_start_that_was_refused_leaves_no_convention(tmp_path: Path, make_mode
     with pytest.raises(NoSuchGpu):
         run([*words, "--gpu-list", "97"])
     assert run([*words, "--device-map", "cpu", "--fix-fingers", "DKS"]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("content", [b"", b"model_id,fit_status\n", b"a\nb\n", b"\xff", b'model_id\n"cut'])
+def test_a_done_model_whose_file_is_damaged_is_told(
+    tmp_path: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    model, out = make_model("a", layers=1), tmp_path / "out"
+    words = ["esd", "--single-model", str(model), "--output-dir", str(out), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    stats = ESDDirectory(out).stats_file(str(model))
+    stats.write_bytes(content)
+    capsys.readouterr()
+    assert run([*words, "--json"]) == ExitCode.FAILED
+    (failure,) = json.loads(capsys.readouterr().out)["failures"]
+    assert failure["model"] == str(model)
+    assert str(stats) in failure["reason"]
+    assert "remove it to make it anew" in failure["reason"]
