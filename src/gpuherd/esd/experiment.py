@@ -68,7 +68,8 @@ class ExperimentOutcome:
         refused: rows that were not analysed, with the reason.
         results: the models that are done, in the order of the list.
         done_before: how many of them were done before this run.
-        others: models whose files were made by another convention meanwhile, with the reason.
+        others: models that are done but whose files can't be used (made by another convention meanwhile, or damaged),
+            with the reason.
     """
 
     jobs: Outcome | None
