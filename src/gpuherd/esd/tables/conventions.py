@@ -43,8 +43,13 @@ def told(convention: Mapping[str, str], names: tuple[str, ...]) -> str:
     >>> told({"fix_fingers": "DKS"}, ("fix_fingers", "ks"))
     'fix_fingers=DKS ks=(not said)'
     """
-    words = (f"{name}={convention[name] or '(none)'}" if name in convention else f"{name}=(not said)" for name in names)
-    return " ".join(words)
+    return " ".join(_told(convention, name) for name in names)
+
+
+def _told(convention: Mapping[str, str], name: str) -> str:
+    if name == ORIGIN:
+        return "imported" if name in convention else "computed by gpuherd"
+    return f"{name}={convention[name] or '(none)'}" if name in convention else f"{name}=(not said)"
 
 
 def recorded(directory: ESDDirectory) -> dict[str, str] | None:
