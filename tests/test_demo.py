@@ -25,6 +25,12 @@ def test_the_demo(tmp_path: Path) -> None:
     alphas = {row["longname"]: row["alpha"] for row in read_table(stats)}
     for layer, planted in ((0, 2.5), (3, 4.0)):
         assert abs(float(alphas[f"model.layers.{layer}.mlp.up_proj"]) - planted) < 0.1
+    changed = [line.split() for line in first.stdout.splitlines() if line.startswith("model.layers.")]
+    assert len(changed) == 28
+    assert all((delta != "+0.0000") == name.endswith(("q_proj", "v_proj")) for name, _, _, delta in changed)
+    page = tmp_path / "demo" / "results" / "report.html"
+    assert first.stdout.splitlines()[-1].startswith(f"{page}  (3 models, ")
+    assert page.read_bytes().startswith(b"<!")
     second = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert second.returncode == 0
     assert "3 done (3 before this run)" in second.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, UsageError
-from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.config import CONVENTION, AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import LayerRow
+from gpuherd.esd.tables.comparison import NOT_OF_ALPHA
 from gpuherd.esd.tables.results import find, read_model
 from gpuherd.esd.tables.stats import Origin, stats_text
 
@@ -97,6 +99,24 @@ def test_two_conventions_are_refused_and_told(tmp_path: Path, capsys: pytest.Cap
     assert "A fix_fingers=xmin_mid; B fix_fingers=DKS" in text
     (model,) = as_json(capsys, "esd", "compare", str(a), str(b), "--across-conventions")["models"]
     assert model["conventions"] == ["fix_fingers=xmin_mid", "fix_fingers=DKS"]
+
+
+def test_what_alpha_does_not_depend_on_is_no_other_convention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = AnalysisOptions(mp_fit=True, layers=("h.*",), embeddings=True, seed=3)
+    a, b = put(tmp_path / "a", "m", layers(2.0)), put(tmp_path / "b", "m", layers(3.0), more)
+    (model,) = as_json(capsys, "esd", "compare", str(a), str(b))["models"]
+    assert (model["conventions"], model["median_abs_delta"]) == (None, 1.0)
+    with pytest.raises(UsageError, match=r"with precision=float64, m with precision=float32:"):
+        run(["esd", "compare", str(a), str(put(tmp_path / "c", "m", layers(3.0), replace(more, precision="float32")))])
+
+
+def test_every_option_is_known_to_change_alpha_or_not() -> None:
+    assert set(CONVENTION) > NOT_OF_ALPHA
+    assert set(CONVENTION) - NOT_OF_ALPHA == {
+        "fix_fingers", "evals_thresh", "bins", "ks", "xmin_pos", "clip_xmax", "precision", "spectra_of",
+    }  # fmt: skip
 
 
 def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

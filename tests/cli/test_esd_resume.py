@@ -100,6 +100,8 @@ def test_the_same_words_again_are_no_contradiction(
         ('{"config": {"later": 1}, "cwd": "/"}', "another version"),
         ('{"imported_from": "zoo", "convention": {}}', "imported results"),
         ('{"config": {}}', "no record"),
+        ('{"config": {"single_model": "a", "bins": "x"}, "cwd": "/"}', "no usable options"),
+        ('{"config": {"bins": 7}, "cwd": "/"}', "no usable options: nothing to analyse"),
     ],
 )
 def test_nothing_to_go_on_with(tmp_path: Path, text: str | None, told: str) -> None:

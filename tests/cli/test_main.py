@@ -74,6 +74,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout == "[]\n"
 
 
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    program = (
+        "import sys\n"
+        "from gpuherd.cli.main import run\n"
+        "try:\n    run(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in sys.modules if name.startswith(('gpuherd.esd', 'gpuherd.batch', 'gpuherd.cli.esd'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "[]"
+
+
 def test_submit_loads_nothing_of_gpus_and_decisions(tmp_path: Path) -> None:
     program = (
         "import sys\n"

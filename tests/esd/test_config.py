@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
 from gpuherd.flags import Parser, add_options, build
 
 
@@ -173,3 +173,8 @@ def test_how_the_dispatcher_behaves_can_be_said_too() -> None:
     assert ExperimentConfig.from_dict(config.to_dict()) == config
     with pytest.raises(UsageError, match="heartbeat"):
         ExperimentConfig(single_model="a", heartbeat=0)
+
+
+def test_a_single_pattern_needs_no_list() -> None:
+    assert AnalysisOptions(layers="*.0.*").layers == ("*.0.*",)  # type: ignore[arg-type]
+    assert AnalysisOptions(exclude=["a", "b"]).exclude == ("a", "b")  # type: ignore[arg-type]

@@ -195,6 +195,8 @@ def test_options() -> None:
     wrong: list[dict[str, Any]] = [
         {"fix_fingers": "median"},
         {"max_workers": 0},
+        {"conv_norm": 0.0},
+        {"conv_norm": math.nan},
         {"bins": 0},
         {"compute_dtype": "float16"},
     ]

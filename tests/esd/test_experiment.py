@@ -22,6 +22,7 @@ from rich.console import Console
 from gpuherd.engines.processes import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import job_name
@@ -49,8 +50,9 @@ def started(out: Path) -> list[tuple[str, AttemptState]]:
 
 
 def results(out: Path) -> dict[str, bytes]:
-    files = [*(out / "stats").iterdir(), out / "esd_results_summary.csv"]
-    return {path.name: path.read_bytes() for path in files}
+    """All files that workers have written, half-written ones too, and the summary."""
+    found = [path for folder in ESDDirectory(out).folders_of_results for path in folder.glob("*")]
+    return {str(path.relative_to(out)): path.read_bytes() for path in (*found, out / "esd_results_summary.csv")}
 
 
 def test_the_guides_hooks(tmp_path: Path, make_model: MakeModel, standin: Callable[..., object]) -> None:
@@ -191,13 +193,15 @@ def wait_for(there: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def killed_and_started_again(
-    tmp_path: Path, models: Path, kills: int, seed: int, *, workers_too: bool = False
+    tmp_path: Path, models: Path, kills: int, seed: int, *, workers_too: bool = False, resume: bool = False
 ) -> tuple[Path, Path]:
-    """Runs the list undisturbed in one folder, and in another with kills at random moments while it is at work.
+    """Runs the list undisturbed in one folder, and in another with kills at random moments while it is at work; it
+    goes on by the same command, or by --resume.
 
     Returns both folders.
     """
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    again = ["esd", "--resume", str(stormy)]
     words = ["--simulate", "4x40GB", "esd", "--model-list", str(models), "--check-interval", "0.02"]
     words += ["--max-checks", "2", "--output-dir"]
     assert start([*words, str(calm)]).wait(110) == 0
@@ -205,7 +209,8 @@ def killed_and_started_again(
     hits = 0
     for _ in range(kills):
         goal = analysed(stormy) + moments.randint(0, 2)
-        process = start([*words, str(stormy)])
+        goes_on = resume and (stormy / "run.json").exists()
+        process = start(["--simulate", "4x40GB", *again] if goes_on else [*words, str(stormy)])
         wait_for(lambda: process.poll() is not None or analysed(stormy) >= goal)  # noqa: B023 - called at once
         time.sleep(moments.uniform(0, 0.25))
         hits += process.poll() is None
@@ -214,7 +219,7 @@ def killed_and_started_again(
         if workers_too and (stormy / "queue.sqlite").exists():
             kill_workers(stormy)
     assert hits >= min(kills - 1, 3), "most of the kills must meet a command at work"
-    assert start([*words, str(stormy)]).wait(110) == 0
+    assert start(["--simulate", "4x40GB", *again] if resume else [*words, str(stormy)]).wait(110) == 0
     return calm, stormy
 
 
@@ -274,3 +279,12 @@ def test_sigkill_of_the_command_and_its_workers(tmp_path: Path, make_model: Make
     calm, stormy = killed_and_started_again(tmp_path, models, kills=5, seed=seed, workers_too=True)
     check_nothing_was_lost_or_done_twice(calm, stormy, 20)
     assert min(saved(stormy).values()) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [7, 8])
+def test_sigkill_and_resume(tmp_path: Path, make_model: MakeModel, seed: int) -> None:
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=48) for n in range(8)])
+    calm, stormy = killed_and_started_again(tmp_path, models, kills=3, seed=seed, workers_too=True, resume=True)
+    check_nothing_was_lost_or_done_twice(calm, stormy, 8)

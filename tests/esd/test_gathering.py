@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.cli.main import run
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, NoSuchGpu, UsageError
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.stats import read_table
 
@@ -46,3 +46,58 @@ def test_a_file_of_another_convention_is_left_out(
     ESDDirectory(out).stats_file(str(models[0])).unlink()
     assert run(words) == ExitCode.OK
     assert len(read_table(summary)) == 2
+
+
+def test_without_its_record_a_folder_keeps_to_the_convention_of_its_files(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    model, out = make_model("a", layers=1), tmp_path / "out"
+    words = ["esd", "--single-model", str(model), "--output-dir", str(out), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    for content in (None, "{", '{"convention": 7}'):
+        ESDDirectory(out).run_json.unlink(missing_ok=True)
+        if content is not None:
+            ESDDirectory(out).run_json.write_text(content)
+        with pytest.raises(UsageError, match=r"made with bins=100; these have bins=7\."):
+            run([*words, "--bins", "7"])
+    assert run(words) == ExitCode.OK
+
+
+def test_some_models_are_not_made_anew_by_another_convention(tmp_path: Path, make_model: MakeModel) -> None:
+    models, out = [make_model(name, layers=1) for name in ("a", "b")], tmp_path / "out"
+    models_csv = tmp_path / "models.csv"
+    models_csv.write_text("model_id,base_model_relation,source_model\n" + "".join(f"{model},,\n" for model in models))
+    words = ["esd", "--model-list", str(models_csv), "--output-dir", str(out), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    before = {path: path.read_bytes() for path in (out / "stats").iterdir()} | {out: (out / "run.json").read_bytes()}
+    with pytest.raises(UsageError, match=r"would not make anew \(1: b\+.*made with bins=100 and not with bins=7"):
+        run([*words, "--overwrite", "--limit", "1", "--bins", "7"])
+    after = {path: path.read_bytes() for path in (out / "stats").iterdir()} | {out: (out / "run.json").read_bytes()}
+    assert after == before
+    assert run([*words, "--overwrite", "--limit", "1"]) == ExitCode.OK
+    assert run([*words, "--overwrite", "--bins", "7"]) == ExitCode.OK
+    assert {row["bins"] for row in read_table(ESDDirectory(out).summary)} == {"7"}
+
+
+def test_a_start_that_was_refused_leaves_no_convention(tmp_path: Path, make_model: MakeModel) -> None:
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(NoSuchGpu):
+        run([*words, "--gpu-list", "97"])
+    assert run([*words, "--device-map", "cpu", "--fix-fingers", "DKS"]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("content", [b"", b"model_id,fit_status\n", b"a\nb\n", b"\xff", b'model_id\n"cut'])
+def test_a_done_model_whose_file_is_damaged_is_told(
+    tmp_path: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    model, out = make_model("a", layers=1), tmp_path / "out"
+    words = ["esd", "--single-model", str(model), "--output-dir", str(out), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    stats = ESDDirectory(out).stats_file(str(model))
+    stats.write_bytes(content)
+    capsys.readouterr()
+    assert run([*words, "--json"]) == ExitCode.FAILED
+    (failure,) = json.loads(capsys.readouterr().out)["failures"]
+    assert failure["model"] == str(model)
+    assert str(stats) in failure["reason"]
+    assert "remove it to make it anew" in failure["reason"]

@@ -40,7 +40,7 @@ _MOST_PROBLEMS = 100
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "batch", "run the commands of a file, each as a job", DESCRIPTION)
+    parser = add_command(subparsers, "batch", DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")

@@ -20,7 +20,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    add_steering_command(subparsers, "cancel", "end jobs for good", DESCRIPTION, of_jobs=True).set_defaults(run=run)
+    add_steering_command(subparsers, "cancel", DESCRIPTION, of_jobs=True).set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

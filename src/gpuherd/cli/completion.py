@@ -18,7 +18,7 @@ example:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "completion", "print a shell completion script", DESCRIPTION)
+    parser = add_command(subparsers, "completion", DESCRIPTION)
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell the script is for")
     parser.set_defaults(run=run)
 

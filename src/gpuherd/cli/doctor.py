@@ -38,7 +38,7 @@ _LONG_S = 2.0
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "doctor", "check whether this machine is ready", DESCRIPTION)
+    parser = add_command(subparsers, "doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     parser.set_defaults(run=run)
 

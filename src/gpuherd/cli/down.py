@@ -21,7 +21,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "down", "end what gpuherd up has begun", DESCRIPTION)
+    parser = add_command(subparsers, "down", DESCRIPTION)
     parser.add_argument("--now", action="store_true", help="stop the jobs that run and put them back into the queue")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.set_defaults(run=run)

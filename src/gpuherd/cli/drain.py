@@ -19,9 +19,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_steering_command(
-        subparsers, "drain", "let what runs end, start nothing new", DESCRIPTION, of_jobs=False
-    )
+    parser = add_steering_command(subparsers, "drain", DESCRIPTION, of_jobs=False)
     parser.set_defaults(run=run)
 
 

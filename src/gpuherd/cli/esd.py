@@ -35,7 +35,7 @@ Exit codes: 0 all done, 1 some failed or were refused, 2 wrong usage, 130 stoppe
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "esd", "analyse the weight spectra of a list of models", DESCRIPTION)
+    parser = add_command(subparsers, "esd", DESCRIPTION)
     add_options(parser, ExperimentConfig)
     parser.add_argument(
         "--resume",

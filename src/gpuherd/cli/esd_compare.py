@@ -22,28 +22,28 @@ examples:
   gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
   gpuherd esd compare last-week this-week --json
 
-Exit codes: 0 compared, 1 nothing in common, 2 wrong usage, also where A and B were not made by one convention.
+Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions.
 """
 MOST_ROWS = 400
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "compare", "alpha by layer of two models or two runs", DESCRIPTION)
+    parser = add_command(subparsers, "esd compare", DESCRIPTION)
     parser.add_argument("a", metavar="A", help="a stats file, RUN:model or RUN")
     parser.add_argument("b", metavar="B", help="the same, to compare with it")
     parser.add_argument(
         "--across-conventions",
         "--across_conventions",
         action="store_true",
-        help="compare also what was analysed with different options, and say so",
+        help="compare also where alpha was found in two ways (another --fix-fingers, --ks, …), and say so",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares. Returns 0, or 1 when there was nothing in common."""
+    """Compares. Returns 0, or 1 when no matrix has a valid fit in both."""
     from gpuherd.esd.tables.comparison import compare, matched
     from gpuherd.esd.tables.results import find, read_model
 

@@ -15,13 +15,13 @@ from gpuherd.flags import Parser
 if TYPE_CHECKING:
     from gpuherd.esd.tables.alphapruning import By
     from gpuherd.esd.tables.results import StoredModel
-    from gpuherd.esd.tables.tempbalance import Mapping
+    from gpuherd.esd.tables.tempbalance import Curve
 
 DESCRIPTION = """\
 Turns the alphas of an analysed model into what training and pruning need, a line a matrix.
 
 --tempbalance   a factor on the learning rate, 0.5 to 1.5 (arXiv 2312.00359); with --lr the learning rate itself
---alphapruning  a sparsity, whose mean over all weights is --sparsity (arXiv 2410.10912)
+--alphapruning  a sparsity, whose mean over their weights is --sparsity (arXiv 2410.10912)
 
 examples:
   gpuherd esd export results --model org/name --tempbalance --lr 3e-4 --csv > rates.csv
@@ -33,7 +33,7 @@ DEFAULT_SPARSITY = 0.7
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "export", "learning-rate factors or sparsities by layer", DESCRIPTION)
+    parser = add_command(subparsers, "esd export", DESCRIPTION)
     parser.add_argument("run_words", metavar="RUN", help="a run's folder, RUN:model or a stats file")
     method = parser.add_mutually_exclusive_group(required=True)
     method.add_argument("--tempbalance", action="store_true", help="learning-rate factors of TempBalance")
@@ -108,7 +108,7 @@ def _model(args: argparse.Namespace) -> StoredModel:
 def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from gpuherd.esd.tables.tempbalance import factors
 
-    mapping: Mapping = args.mapping or "linear"
+    mapping: Curve = args.mapping or "linear"
     rows: list[dict[str, Any]] = []
     for each in factors(model.layers, mapping):
         row: dict[str, Any] = {"longname": each.longname, "alpha": each.alpha, "factor": each.factor}

@@ -26,7 +26,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "import", "take published results into a folder of ours", DESCRIPTION)
+    parser = add_command(subparsers, "esd import", DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="folder with the published files, *.csv")
     parser.add_argument("--output-dir", "--output_dir", metavar="DIR", required=True, help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")

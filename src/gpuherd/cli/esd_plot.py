@@ -30,7 +30,7 @@ _EXTRAS = {"matplotlib": "page", "numpy": "esd"}
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "plot", "draw the spectra of layers, or all alphas of a model", DESCRIPTION)
+    parser = add_command(subparsers, "esd plot", DESCRIPTION)
     parser.add_argument("run_folder", metavar="RUN", help="the run's folder (its --output-dir)")
     parser.add_argument("--model", metavar="M", help="its id, or a part of it (not needed for a run of one model)")
     parser.add_argument("--layer", metavar="PATTERN", help="layers to draw, like h.0.mlp.c_fc or '*.q_proj'")

@@ -52,7 +52,7 @@ class ViewOptions:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "gpus", "who uses which GPU, and which are free", DESCRIPTION)
+    parser = add_command(subparsers, "gpus", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     add_watch(parser)
     parser.add_argument("--run", dest="folder", metavar="DIR", help="a run's folder: tell which GPUs it leaves out")

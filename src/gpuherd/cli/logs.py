@@ -29,7 +29,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "logs", "what a job has written, and what it goes on to write", DESCRIPTION)
+    parser = add_command(subparsers, "logs", DESCRIPTION)
     add_folder(parser)
     parser.add_argument("job", metavar="JOB", help="name of the job, as gpuherd status tells it")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as the job writes, until it has ended")

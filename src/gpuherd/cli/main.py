@@ -11,37 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gpuherd import __version__
+from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
-# Of two words where a command has commands of its own: then in the module ``<first>_<second>``.
-COMMANDS = (
-    "esd",
-    "esd compare",
-    "esd export",
-    "esd import",
-    "esd plot",
-    "report",
-    "batch",
-    "run",
-    "submit",
-    "up",
-    "down",
-    "gpus",
-    "status",
-    "logs",
-    "top",
-    "cancel",
-    "retry",
-    "pause",
-    "resume",
-    "drain",
-    "set",
-    "simulate",
-    "doctor",
-    "completion",
-)
+COMMANDS = tuple(SUMMARIES)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 DESCRIPTION = """\
@@ -61,14 +36,7 @@ examples:
 
 def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
     """The command line with these commands. Their modules are light: what is heavy they import when they run."""
-    parser = Parser(prog="gpuherd", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"gpuherd {__version__}")
-    parser.add_argument(
-        "--simulate",
-        metavar="SPEC",
-        help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
-    )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    parser, subparsers = _program()
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
         group, _, tool = name.partition(" ")
@@ -80,6 +48,26 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
         importlib.import_module(f"gpuherd.cli.{group}_{tool}").add_parser(nested[group])
     return parser
+
+
+def _outline() -> Parser:
+    """The program with the names of its commands alone, for words that name none: no module of theirs is loaded."""
+    parser, subparsers = _program()
+    for name, summary in SUMMARIES.items():
+        if " " not in name:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def _program() -> tuple[Parser, argparse._SubParsersAction[Parser]]:
+    parser = Parser(prog="gpuherd", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"gpuherd {__version__}")
+    parser.add_argument(
+        "--simulate",
+        metavar="SPEC",
+        help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
+    )
+    return parser, parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
 
 
 def _command(words: Sequence[str]) -> str | None:
@@ -106,7 +94,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
-    parser = build_parser(_needed(command, words) if command in COMMANDS else COMMANDS)
+    parser = build_parser(_needed(command, words)) if command in COMMANDS else _outline()
     if command is not None and command not in COMMANDS:
         import difflib  # slow to import, and seldom needed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import UsageError
 from gpuherd.flags import Parser
 
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
     from gpuherd.jobs.settings import Settings
 
 
-def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, summary: str, description: str) -> Parser:
-    """A command's own parser: ``summary`` in the list of commands, ``description`` with examples in its --help."""
-    parser = subparsers.add_parser(name, help=summary, description=description)
+def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, description: str) -> Parser:
+    """The parser of a command of ``SUMMARIES``, with ``description`` and its examples in its --help."""
+    parser = subparsers.add_parser(name.rpartition(" ")[2], help=SUMMARIES[name], description=description)
     parser.set_defaults(parser=parser)
     # Also accepted after the command, where people put it; it must not reset a value given before the command.
     parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -19,9 +19,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    add_steering_command(
-        subparsers, "pause", "let jobs stand still for a while", DESCRIPTION, of_jobs=True
-    ).set_defaults(run=run)
+    add_steering_command(subparsers, "pause", DESCRIPTION, of_jobs=True).set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

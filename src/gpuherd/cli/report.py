@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "report", "one HTML page of a run's results", DESCRIPTION)
+    parser = add_command(subparsers, "report", DESCRIPTION)
     parser.add_argument("run_folder", metavar="RUN", help="the run's folder (its --output-dir)")
     parser.add_argument("--output", metavar="FILE", type=Path, help="where the page goes (default: RUN/report.html)")
     parser.add_argument(

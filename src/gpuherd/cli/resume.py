@@ -18,7 +18,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    add_steering_command(subparsers, "resume", "let paused jobs go on", DESCRIPTION, of_jobs=True).set_defaults(run=run)
+    add_steering_command(subparsers, "resume", DESCRIPTION, of_jobs=True).set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

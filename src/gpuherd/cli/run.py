@@ -27,7 +27,7 @@ Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells d
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "run", "wait for free GPUs and run a command on them", DESCRIPTION)
+    parser = add_command(subparsers, "run", DESCRIPTION)
     add_options(parser, RunOptions)
     parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")

@@ -24,9 +24,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_steering_command(
-        subparsers, "set", "change the options of a run that goes on", DESCRIPTION, of_jobs=False
-    )
+    parser = add_steering_command(subparsers, "set", DESCRIPTION, of_jobs=False)
     group = parser.add_argument_group("what to set")
     for field, spec in option_fields(DispatchOptions):
         if field.name not in SETTABLE:

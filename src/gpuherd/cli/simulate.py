@@ -37,7 +37,7 @@ docs/what-if.md says what is modelled and what is not.
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "simulate", "what would become of these jobs on those machines", DESCRIPTION)
+    parser = add_command(subparsers, "simulate", DESCRIPTION)
     parser.add_argument(
         "source", nargs="?", metavar="SOURCE", help="a run folder, or a job file as for gpuherd batch (or say --jobs)"
     )

@@ -34,7 +34,7 @@ STATES = ("waiting", "running", "done", "failed", "cancelled")
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "status", "how a run stands: what runs, waits, failed, and why", DESCRIPTION)
+    parser = add_command(subparsers, "status", DESCRIPTION)
     add_folder(parser)
     parser.add_argument(
         "--state",

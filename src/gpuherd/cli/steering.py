@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def add_steering_command(
-    subparsers: argparse._SubParsersAction[Parser], name: str, summary: str, description: str, *, of_jobs: bool
+    subparsers: argparse._SubParsersAction[Parser], name: str, description: str, *, of_jobs: bool
 ) -> Parser:
     """A command that asks something of a run: of some of its jobs (``of_jobs``), or of the run as a whole."""
-    parser = add_command(subparsers, name, summary, description)
+    parser = add_command(subparsers, name, description)
     if of_jobs:
         parser.add_argument("jobs", nargs="*", metavar="JOB", help="names of jobs, as gpuherd status tells them")
         parser.add_argument("--all", action="store_true", dest="all_jobs", help="all jobs that it can be done to")

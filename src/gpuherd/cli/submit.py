@@ -30,7 +30,7 @@ The queue is in ~/.local/state/gpuherd/queue, or where GPUHERD_QUEUE says.
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "submit", "put a command into your own queue", DESCRIPTION)
+    parser = add_command(subparsers, "submit", DESCRIPTION)
     add_options(parser, JobOptions)
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     parser.add_argument("--json", action="store_true", help="print the job as JSON")

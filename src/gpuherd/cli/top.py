@@ -22,7 +22,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "top", "GPUs, jobs and logs on the full screen", DESCRIPTION)
+    parser = add_command(subparsers, "top", DESCRIPTION)
     add_folder(parser)
     parser.set_defaults(run=run)
 

@@ -44,7 +44,7 @@ class UpOptions(DispatchOptions):
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "up", "work off your own queue in the background", DESCRIPTION)
+    parser = add_command(subparsers, "up", DESCRIPTION)
     add_options(parser, UpOptions)
     parser.add_argument("--json", action="store_true", help="print the dispatcher's pid and folder as JSON")
     parser.set_defaults(run=run)

@@ -6,7 +6,7 @@ Knows what values are allowed. Does not read the model list, the machine or the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -64,7 +64,7 @@ class AnalysisOptions(FitSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("layers", "exclude"):
-            object.__setattr__(self, name, tuple(_pattern(name, word) for word in getattr(self, name)))
+            object.__setattr__(self, name, _patterns(name, getattr(self, name)))
         if self.spectra_of not in SPECTRA_OF:
             raise UsageError(f"spectra_of={self.spectra_of!r}; possible: {', '.join(SPECTRA_OF)}")
         if self.device_map not in DEVICE_MAPS:
@@ -191,11 +191,13 @@ class ExperimentConfig(DispatchOptions, AnalysisOptions, RunOptions):
         return cls(**values)
 
 
-def _pattern(name: str, word: str) -> str:
-    """A pattern of names, as it can be handed to a worker. Raises UsageError."""
-    if not word or word.startswith("-") or "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
-        raise UsageError(f"{name}={word!r}: a pattern is no empty text and doesn't begin with '-'")
-    return word
+def _patterns(name: str, words: str | Sequence[str]) -> tuple[str, ...]:
+    """Patterns of names, as they can be handed to a worker; a single text is one of them. Raises UsageError."""
+    patterns = (words,) if isinstance(words, str) else tuple(words)
+    for word in patterns:
+        if not word or word.startswith("-") or "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{name}={word!r}: a pattern is no empty text and doesn't begin with '-'")
+    return patterns
 
 
 def _text(name: str, value: str | os.PathLike[str]) -> str:

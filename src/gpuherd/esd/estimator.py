@@ -93,6 +93,8 @@ def net_esd_estimator(
         MissingExtra: torch is not installed.
     """
     method = _method(fix_fingers)
+    if not 0 < conv_norm < math.inf:
+        raise UsageError(f"conv_norm={conv_norm!r} must be a positive number")
     settings = FitSettings(
         fix_fingers="xmin_mid", evals_thresh=EVALS_THRESH, bins=bins, xmin_pos=xmin_pos, precision=compute_dtype
     )

@@ -36,10 +36,11 @@ from gpuherd.esd.plan import (
     job_name,
     make_job,
     make_plan,
+    result_file,
     run_directory,
     worker_command,
 )
-from gpuherd.esd.tables.conventions import refuse_another
+from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
 from gpuherd.jobs.job import Job, JobState
@@ -67,7 +68,8 @@ class ExperimentOutcome:
         refused: rows that were not analysed, with the reason.
         results: the models that are done, in the order of the list.
         done_before: how many of them were done before this run.
-        others: models whose files were made by another convention meanwhile, with the reason.
+        others: models that are done but whose files can't be used (made by another convention meanwhile, or damaged),
+            with the reason.
     """
 
     jobs: Outcome | None
@@ -125,6 +127,7 @@ class ESDExperiment:
         with run_log(self.directory.logs, datetime.now(), "esd_experiment") as log:
             logger.info("gpuherd %s: %s", __version__, json.dumps(self.config.to_dict()))
             self.plan = self._make_plan()
+            self._check_others()
             self._report_refused()
             jobs = [self._job(planned) for planned in self.plan.models]
             done_before = len(self._done_before())
@@ -212,6 +215,11 @@ class ESDExperiment:
         if not self.config.overwrite:
             remedy = "Choose another --output-dir, or --overwrite to make them anew"
             refuse_another(self.directory, self.config.convention_columns, remedy)
+
+    def _check_others(self) -> None:
+        """Refuses to overwrite some results with other analysis options and leave the others beside them."""
+        anew = {result_file(self.directory, planned.row) for planned in self.plan.models}
+        refuse_to_mix(self.directory, self.config.convention_columns, anew)
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import CannotWrite
+from gpuherd.errors import BadModel, CannotWrite
 from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, result_file
@@ -50,7 +50,8 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True)
 class OtherResult:
-    """A model whose file was made by another convention than those of the run, and what differs as a sentence."""
+    """A model that is done but whose file can't stand beside the others, and why as a sentence: it was made by another
+    convention, or can't be read."""
 
     model: str
     reason: str
@@ -69,16 +70,20 @@ def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> Gathe
     with closing(Queue(directory.queue)) as queue:
         states = queue.states()
         made = {row.job: row for row in queue.attempts() if row.state is AttemptState.DONE}
-    results = []
+    results, unreadable = [], []
     for name, planned in models.items():
         if states.get(name) is not JobState.DONE:
             continue
-        summary = _summary_of(directory, planned.row.model_id, planned.row.extra)
-        if summary is not None:
-            attempt = made.get(name)
-            seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
-            results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
-    return _of_one_convention(results, recorded(directory))
+        try:
+            summary = _summary_of(directory, planned.row.model_id, planned.row.extra)
+        except BadModel as problem:
+            unreadable.append(OtherResult(planned.row.model_id, f"{problem}; remove it to make it anew"))
+            continue
+        attempt = made.get(name)
+        seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
+        results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
+    found = _of_one_convention(results, recorded(directory))
+    return Gathered(found.results, (*found.others, *unreadable))
 
 
 def _of_one_convention(results: Sequence[ModelResult], ours: Mapping[str, str] | None) -> Gathered:
@@ -136,8 +141,12 @@ def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> li
         stem = safe_filename(model_id)
         if model_id in present or stem[:100] not in done:
             continue
-        summary = _summary_of(directory, model_id, {})
-        if summary is not None and _convention_of(summary) == convention:
+        try:
+            summary = _summary_of(directory, model_id, {})
+        except BadModel as problem:
+            logger.warning("left out of the summary: %s", problem)
+            continue
+        if _convention_of(summary) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}
             rows.append({name: own[name] for name in LINEAGE_COLUMNS} | extra | own)
@@ -149,15 +158,18 @@ def _convention_of(summary: ModelSummary) -> tuple[tuple[str, str], ...]:
     return tuple(as_text(summary.convention).items())
 
 
-def _summary_of(directory: ESDDirectory, model_id: str, extra: Mapping[str, str]) -> ModelSummary | None:
-    """The summary of a model's stats file, None when it is not there or is no such file."""
+def _summary_of(directory: ESDDirectory, model_id: str, extra: Mapping[str, str]) -> ModelSummary:
+    """The summary of a model's stats file. Raises BadModel when that is not there, or is no such file."""
     stats = directory.stats_file(model_id)
-    rows = _read_or_nothing(stats)
     try:
-        return summarise(rows, extra, _share(directory, model_id)) if rows else None
-    except (KeyError, ValueError) as problem:
-        logger.warning("%s is not a stats file of this gpuherd and is left out: %r", stats, problem)
-        return None
+        rows = read_table(stats)
+        if not rows:
+            raise BadModel(f"{stats} has no rows")
+        return summarise(rows, extra, _share(directory, model_id))
+    except KeyError as missing:
+        raise BadModel(f"{stats} is no stats file of this gpuherd: it has no column {missing}") from None
+    except (OSError, ValueError, csv.Error) as problem:
+        raise BadModel(f"{stats} can't be read as a stats file of this gpuherd: {problem}") from None
 
 
 def _share(directory: ESDDirectory, model_id: str) -> float | None:

@@ -56,6 +56,10 @@ def earlier_run(directory: ESDDirectory) -> EarlierRun:
             f"{directory.run_json} is of another version of gpuherd: it has the option {unknown[0]!r}, unknown here; "
             "give the options again instead"
         )
+    try:
+        ExperimentConfig.from_dict({name: value for name, value in options.items() if name not in OF_THE_MOMENT})
+    except (UsageError, TypeError, ValueError) as problem:
+        raise UsageError(f"{directory.run_json} has no usable options: {problem}; give them again instead") from None
     return EarlierRun(where, options, Path(cwd))
 
 

@@ -100,13 +100,14 @@ def analyse(options: WorkerOptions) -> Path:
         if options.spectra_of == "delta":
             rows = without_unchanged(rows)
         progress.report(len(found), len(found), "save")
-        _withdraw(files.paths.stats)
-        _save_coverage(files.paths.coverage, coverage(subject.source.tensors, found, rows))
+        covered = coverage(subject.source.tensors, found, rows)
+        print(f"Coverage: {totals(covered).sentence()}")
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
             files.remove()
+            _save_coverage(files.paths.coverage, covered)
             raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
-        files.write(_origin(options, base), rows)
+        files.write(_origin(options, base), rows, coverage_text(covered))
     print(f"Layers: {_counts(rows)}")
     print(f"Saved: {files.paths.stats} after {time.monotonic() - started:.1f} s")
     return files.paths.stats
@@ -158,21 +159,11 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
     )
 
 
-def _withdraw(stats: Path) -> None:
-    """Takes the result of an earlier analysis away before the first new file comes: a kill from here on must not leave
-    its figures beside our eigenvalues, as if they belonged together."""
-    try:
-        stats.unlink(missing_ok=True)
-    except OSError as problem:
-        raise CannotWrite(f"can't replace {stats}: {problem.strerror}") from None
-
-
 def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
     try:
         atomic_write(target, coverage_text(lines).encode("utf-8"))
     except OSError as problem:
         raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
-    print(f"Coverage: {totals(lines).sentence()}")
 
 
 def _counts(rows: Sequence[LayerRow]) -> str:

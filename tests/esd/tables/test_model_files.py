@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from gpuherd.esd.tables.stats_parquet import read_parquet
 
 SETTINGS = AnalysisOptions()
 ORIGIN = Origin("org/a", "org/b", "finetune", SETTINGS.convention_columns, "0.1.0")
+# Another convention, of which nothing but the name is needed.
+OTHER = replace(ORIGIN, convention=AnalysisOptions(bins=7).convention_columns)
 HOSTILE = "=1+1\x1b[31m\n.0.</script>.'x"
 NAMES = ["model.layers.0.mlp.up", "model.layers.1.mlp.up", HOSTILE, "model.layers.10.mlp.up", "lm_head", "bad"]
 
@@ -49,13 +52,18 @@ def analysed(n: int = 40) -> tuple[list[LayerRow], list[LayerSpectrum]]:
 
 
 def write(
-    root: Path, rows: Sequence[LayerRow], spectra: Sequence[LayerSpectrum], *, save_eigs: bool = True
+    root: Path,
+    rows: Sequence[LayerRow],
+    spectra: Sequence[LayerSpectrum],
+    *,
+    save_eigs: bool = True,
+    origin: Origin = ORIGIN,
 ) -> ModelPaths:
     names = [row.longname for row in rows]
     with ModelFiles(ESDDirectory(root), "org/a", names, evals_thresh=1e-5, save_eigs=save_eigs) as files:
         for index, spectrum in enumerate(spectra):
             files.keep_spectrum(index, spectrum)
-        files.write(ORIGIN, rows)
+        files.write(origin, rows)
     return files.paths
 
 
@@ -222,7 +230,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_model_files import analysed, write
+from test_model_files import OTHER, analysed, write
 from gpuherd.jobs import durable
 left = int(sys.argv[3])
 def dying(*args):
@@ -232,21 +240,46 @@ def dying(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     return sync(*args)
 sync = os.fsync
-os.fsync = dying
 rows, spectra = analysed()
-write(Path(sys.argv[2]), rows, spectra)
+if sys.argv[4] == "anew":
+    write(Path(sys.argv[2]), rows, spectra)
+os.fsync = dying
+write(Path(sys.argv[2]), rows, spectra, origin=OTHER)
 """
 
 
+@pytest.mark.parametrize("before", ["empty", "anew"])
 @pytest.mark.parametrize("at", [1, 4, 9, 11, 12])
-def test_a_kill_at_any_write_leaves_no_stats_file_without_the_others(tmp_path: Path, at: int) -> None:
-    """SIGKILL at a sync to disk: the stats file is there only where all others are."""
-    words = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), str(at)]
+def test_a_kill_at_any_write_leaves_no_stats_file_without_the_others(tmp_path: Path, at: int, before: str) -> None:
+    """SIGKILL at a sync to disk: the stats file is there only where all others are, and are of the same analysis."""
+    words = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), str(at), before]
     done = subprocess.run(words, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     paths = ModelPaths(ESDDirectory(tmp_path), "org/a")
-    there = [path.exists() for path in paths.results]
-    assert not there[0] or all(there)
-    for path, read in ((paths.hdf5, read_hdf5), (paths.spectra, read_spectra), (paths.parquet, read_parquet)):
-        if path.exists():
-            read(path)
+    bins = {}
+    if paths.hdf5.exists():
+        bins["hdf5"] = read_hdf5(paths.hdf5).about["bins"]
+    if paths.spectra.exists():
+        bins["spectra"] = str(read_spectra(paths.spectra).convention["bins"])
+    if paths.parquet.exists():
+        bins["parquet"] = str(read_parquet(paths.parquet)[0]["bins"])
+    if paths.stats.exists():
+        assert all(path.exists() for path in paths.results)
+        assert set(bins.values()) == {read_table(paths.stats)[0]["bins"]}
+
+
+def test_what_cant_be_written_leaves_the_earlier_analysis_as_it_was(tmp_path: Path) -> None:
+    rows, spectra = analysed()
+    paths = write(tmp_path, rows, spectra)
+    before = {path: path.read_bytes() for path in paths.results}
+    largest = max(before, key=lambda path: len(before[path]))
+    assert largest != paths.stats, "the limit is to stop one of several"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[largest]) - 1, limits[1]))
+    try:
+        with pytest.raises(CannotWrite, match=str(largest.relative_to(tmp_path))):
+            write(tmp_path, rows, spectra, origin=OTHER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path: path.read_bytes() for path in paths.results} == before
+    assert not leftovers(tmp_path)

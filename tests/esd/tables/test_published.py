@@ -86,11 +86,21 @@ def test_figures_are_theirs_and_sentinels_become_reasons(tmp_path: Path) -> None
         ([ROW | {"M": ""}], "M is ''"),
         ([ROW, ROW | {"model_id": "org/b"}], "2: org/a, org/b"),
         ([ROW | {"model_id": ""}], "of one model"),
+        ([ROW | {"params": "1e300"}], "params is '1e300', no whole number"),
+        ([ROW | {"num_evals": "7.5"}], "num_evals is '7.5', no whole number"),
+        ([ROW | {"M": "-5"}], "M is '-5'"),
+        ([ROW, ROW | {"longname": "h.1"}, ROW], "two rows of 'h.0.q'"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, rows: list[dict[str, str]], told: str) -> None:
     with pytest.raises(BadModel, match=told):
         read_published(write(tmp_path / "a.csv", *rows))
+
+
+def test_a_file_that_a_spreadsheet_has_saved(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", ROW)
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert read_published(path).origin.model_id == "org/a"
 
 
 def test_an_empty_or_binary_file_is_refused(tmp_path: Path) -> None:

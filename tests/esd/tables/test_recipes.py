@@ -54,7 +54,7 @@ def test_the_other_mappings_are_those_of_its_code() -> None:
 def test_layers_that_keep_their_rate() -> None:
     layers = [
         layer("h.0.a", 3.0),
-        layer("skip", None, status="not analysed: embedding"),
+        layer("h.0.b", None, status="not analysed: left out"),
         layer("h.1.a", 5.0, evals=49),
         layer("h.2.a", None, status="all weights are zero"),
         layer("h.3.a", 2.0),
@@ -66,6 +66,21 @@ def test_layers_that_keep_their_rate() -> None:
     assert [each.factor for each in found] == [1.0, 1.0, 1.0, 0.5, 1.5, 1.0]
     assert found[1].excluded == "49 eigenvalues, fewer than 50"
     assert found[2].excluded == "no valid fit: all weights are zero"
+
+
+def test_the_ends_are_those_of_the_network_and_not_of_the_file() -> None:
+    """A checkpoint has its names in the order of the alphabet."""
+    inner = [layer(f"model.layers.{number}.up", 2.0 + number / 10) for number in (0, 1, 10, 11, 2, 3)]
+    head = factors([layer("lm_head", 9.0), layer("model.embed_tokens", None, status="not analysed: x"), *inner])
+    assert [(each.longname, each.factor) for each in head if each.excluded] == [("lm_head", 1.0)]
+    assert [each.factor for each in head if each.longname in ("model.layers.0.up", "model.layers.11.up")] == [0.5, 1.5]
+    tied = factors([layer("wte", None, status="not analysed: embedding"), *inner])
+    assert not any(each.excluded for each in tied)
+    assert {each.longname: each.excluded for each in factors(inner) if each.excluded} == {
+        "model.layers.0.up": "first layer",
+        "model.layers.11.up": "last layer",
+    }
+    assert factors([layer("h.0.a", None, status="not analysed: left out")]) == []
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)

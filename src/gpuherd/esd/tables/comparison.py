@@ -15,6 +15,11 @@ from gpuherd.errors import UsageError
 from gpuherd.esd.tables.conventions import differing, told
 from gpuherd.esd.tables.results import StoredModel
 
+# Which matrices are analysed and what else is found out about them: alpha of a matrix depends on none of these.
+NOT_OF_ALPHA = frozenset(
+    {"embeddings", "layers", "exclude", "delta", "bootstrap", "tpl", "mp_fit", "randomize", "farms", "seed"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPair:
@@ -38,7 +43,7 @@ class Comparison:
         a, b: their ids.
         pairs: the matrices that both have, in the order of the first.
         only_a, only_b: names of matrices that one alone has.
-        conventions: where they were not made by one convention, what differs in each, as words; else None.
+        conventions: where their conventions differ in what alpha depends on, these parts of each as words; else None.
     """
 
     a: str
@@ -86,9 +91,9 @@ def compare(a: StoredModel, b: StoredModel, *, across_conventions: bool = False)
     """Compares two models layer by layer.
 
     Raises:
-        UsageError: they were made by two conventions, whose alphas mean different things, and that was not asked for.
+        UsageError: their conventions differ in what alpha depends on, and to compare them so was not asked for.
     """
-    names = differing(a.convention, b.convention)
+    names = tuple(name for name in differing(a.convention, b.convention) if name not in NOT_OF_ALPHA)
     if names and not across_conventions:
         raise UsageError(
             f"{a.model_id} was analysed with {told(a.convention, names)}, {b.model_id} with "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.tables.arrow import column, lists
 from gpuherd.esd.tables.stats import stored_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class StoredEigs:
 
 
 class EigsWriter:
-    """Writes the columns ``index`` (int32), ``longname`` and ``evals`` (list of float64) into an open binary file.
+    """Writes the columns ``index`` (int64), ``longname`` and ``evals`` (list of float64) into an open binary file.
 
     Rows stand in the order in which they come, which is that of the model where nothing runs in parallel.
 
@@ -47,7 +48,7 @@ class EigsWriter:
 
         element = pa.field("element", pa.float64(), nullable=False)
         self._schema = pa.schema(
-            [("index", pa.int32()), ("longname", pa.string()), ("evals", pa.list_(element))], metadata=dict(about)
+            [("index", pa.int64()), ("longname", pa.string()), ("evals", pa.list_(element))], metadata=dict(about)
         )
         self._writer = pq.ParquetWriter(
             pa.PythonFile(file, mode="w"),
@@ -78,9 +79,9 @@ class EigsWriter:
         if not self._waiting:
             return
         columns = [
-            pa.array([each.index for each in self._waiting], pa.int32()),
-            pa.array([each.longname for each in self._waiting], pa.string()),
-            pa.array([each.evals for each in self._waiting], self._schema.field("evals").type),
+            column("int", [each.index for each in self._waiting]),
+            column("str", [each.longname for each in self._waiting]),
+            lists([each.evals for each in self._waiting], self._schema.field("evals").type),
         ]
         self._writer.write_table(pa.table(columns, schema=self._schema))
         self._waiting, self._bytes = [], 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.tables.alpha_matrix import AlphaMatrix
+from gpuherd.esd.tables.arrow import column
 from gpuherd.esd.tables.stats import Origin, stored_text
 
 FORMAT = "1.0"
@@ -102,14 +103,14 @@ def matrix_parquet_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
     import pyarrow.parquet as pq
 
     columns: dict[str, Any] = {
-        "layer": pa.array([stored_text(name) for name in matrix.layers], pa.string()),
-        "number": pa.array(matrix.numbers, pa.int64()),
+        "layer": column("str", [stored_text(name) for name in matrix.layers]),
+        "number": column("int", matrix.numbers),
     }
     for index, module in enumerate(matrix.modules):
         name = stored_text(module)
         while name in columns:
             name = f"module:{name}"
-        columns[name] = pa.array([row[index] for row in matrix.values], pa.float64())
+        columns[name] = column("float", [row[index] for row in matrix.values])
     table = pa.table(columns).replace_schema_metadata(about_text(origin))
     out = io.BytesIO()
     pq.write_table(table, out, compression="zstd")

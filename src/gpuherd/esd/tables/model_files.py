@@ -1,23 +1,24 @@
 """All files of one model, from the first spectrum to the last rename; and where each of them is read again.
 
-The stats CSV is written last: its presence says that the others are there and belong to it. Each file comes whole or
-not at all. Knows the order and the folder; each file's form is its own module's business.
+All are on the disk before the first of them takes its place, and the stats CSV does so last: its presence says that the
+others are there and belong to it, also where they replace those of an earlier analysis. Knows the order and the folder;
+each file's form is its own module's business.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpuherd.errors import CannotWrite, MissingExtra
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.alpha_matrix import alpha_matrix
 from gpuherd.esd.tables.stats import Origin, stats_rows, stored_text, table_text
-from gpuherd.jobs.durable import atomic_write, replacing
+from gpuherd.jobs.durable import replacing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,7 +41,7 @@ class ModelPaths:
         matrix: the same as Parquet.
         spectra: a hundred points of each spectrum.
         eigs: all eigenvalues, with --save-eigs.
-        coverage: every tensor of the checkpoint; written by the worker.
+        coverage: every tensor of the checkpoint; also there where nothing could be fitted.
     """
 
     def __init__(self, directory: ESDDirectory, model_id: str):
@@ -99,28 +100,27 @@ class ModelFiles:
         self._open = ExitStack()
         self._eigs: EigsWriter | None = None
         self._save_eigs = save_eigs
-        for path in self.paths.results if save_eigs else self.paths.results[:-1]:
+        kept = self.paths.results if save_eigs else self.paths.results[:-1]
+        for path in (*kept, self.paths.coverage):
             make_folder(path.parent)
 
     def __enter__(self) -> ModelFiles:
         if self._save_eigs:
             from gpuherd.esd.tables.eigs_file import EigsWriter
 
-            with _told(self.paths.eigs):
-                file = self._open.enter_context(replacing(self.paths.eigs))
-                self._eigs = EigsWriter(file, {"model_id": stored_text(self._model_id)})
+            file = _enter_replacing(self._open, self.paths.eigs)
+            self._eigs = EigsWriter(file, {"model_id": stored_text(self._model_id)})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._eigs is None:
-            return
         # Not written to the end, whatever the reason: the temporary file goes.
-        with suppress(OSError):
-            self._eigs.close()
-        self._eigs = None
-        # On a full disk closing it fails as well: what went wrong first is what is told.
+        if self._eigs is not None:
+            with suppress(OSError):
+                self._eigs.close()
+            self._eigs = None
+        # On a full disk closing fails as well: what went wrong first is what is told.
         with suppress(_NotWritten, OSError):
             self._open.__exit__(_NotWritten, _NotWritten(), None)
 
@@ -135,24 +135,26 @@ class ModelFiles:
             with _told(self.paths.eigs):
                 self._eigs.add(index, self._longnames[index], spectrum.evals)
 
-    def write(self, origin: Origin, rows: Sequence[LayerRow]) -> None:
-        """Writes all files, the stats CSV last. ``rows`` by index; there must be at least one."""
+    def write(self, origin: Origin, rows: Sequence[LayerRow], coverage: str) -> None:
+        """Writes all files, the stats CSV last.
+
+        Args:
+            origin: whose weights these are.
+            rows: by index; at least one.
+            coverage: the table of all tensors, as CSV text.
+        """
         from gpuherd.esd.tables.spectra_file import spectra_bytes
 
-        self._finish_eigs()
-        with _told(self.paths.spectra):
-            atomic_write(self.paths.spectra, spectra_bytes(origin.model_id, origin.convention, rows, self._sketches))
-        write_tables(self.paths, origin, rows)
-
-    def _finish_eigs(self) -> None:
+        spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
+        contents = _tables(self.paths, origin, rows) | {self.paths.spectra: spectra}
+        contents[self.paths.coverage] = coverage.encode("utf-8")
+        if self._eigs is None:
+            _replace(self.paths, contents, None)
+            return
         with _told(self.paths.eigs):
-            if self._eigs is None:
-                # Those of an earlier analysis don't belong to this one.
-                self.paths.eigs.unlink(missing_ok=True)
-                return
             self._eigs.close()
-            self._eigs = None
-            self._open.close()
+        self._eigs = None
+        _replace(self.paths, contents, self._open)
 
     def remove(self) -> None:
         """Removes the results of an earlier analysis, which would now look like this one's."""
@@ -166,19 +168,49 @@ def write_tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) ->
 
     Raises CannotWrite.
     """
+    _replace(paths, _tables(paths, origin, rows), None)
+
+
+def _tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> dict[Path, bytes]:
     from gpuherd.esd.tables.metrics_file import hdf5_bytes, matrix_parquet_bytes
     from gpuherd.esd.tables.stats_parquet import parquet_bytes
 
     cells = stats_rows(origin, rows)
     matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
-    for path, data in (
-        (paths.matrix, matrix_parquet_bytes(origin, matrix)),
-        (paths.hdf5, hdf5_bytes(origin, matrix)),
-        (paths.parquet, parquet_bytes(cells)),
-        (paths.stats, table_text(cells).encode("utf-8")),
-    ):
-        with _told(path):
-            atomic_write(path, data)
+    return {
+        paths.stats: table_text(cells).encode("utf-8"),
+        paths.parquet: parquet_bytes(cells),
+        paths.hdf5: hdf5_bytes(origin, matrix),
+        paths.matrix: matrix_parquet_bytes(origin, matrix),
+    }
+
+
+def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack | None) -> None:
+    """Puts the files in place, the first of ``contents``, the stats, last; what an earlier analysis had besides, goes.
+
+    Where one can't be written, those of the earlier analysis stay. While they are replaced there is no stats file.
+
+    ``eigs``: holds the file of eigenvalues, written already, and is emptied when that is to take its place; None where
+    there is none.
+    """
+    written = {*contents, paths.eigs} if eigs is not None else {*contents}
+    with ExitStack() as files:
+        for path, data in contents.items():
+            file = _enter_replacing(files, path)
+            with _told(path):
+                file.write(data)
+                file.flush()
+        if eigs is not None:
+            files.enter_context(eigs.pop_all())
+        for path in (paths.stats, *(path for path in paths.results if path not in written)):
+            with _told(path):
+                path.unlink(missing_ok=True)
+
+
+def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
+    """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are told."""
+    files.enter_context(_told(path))
+    return files.enter_context(replacing(path))
 
 
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:

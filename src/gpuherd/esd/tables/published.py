@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,6 +40,8 @@ CONVENTION_OF_IMPORTS: Mapping[str, Any] = {name: KNOWN.get(name) for name in CO
 NEEDED = ("model_id", "longname", "M", "N", "params", "alpha", "D", "num_evals", "norm")
 # Without a valid fit theirs are computed from alpha = -1.
 _OF_THE_FIT = ("alpha", "D", "alpha_weighted", "log_alpha_norm")
+# From here on not every whole number is a double, as which theirs are read.
+LARGEST_COUNT = 2**53
 # Their xmin is the smallest eigenvalue that was kept, not where the tail starts.
 _NOT_OURS = frozenset({"xmin"})
 
@@ -58,7 +61,7 @@ def read_published(path: Path) -> PublishedModel:
         BadModel: it is no such file.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, strict=True))
     except (OSError, ValueError, csv.Error) as problem:
         raise BadModel(f"{path} can't be read: {problem}") from None
@@ -68,6 +71,9 @@ def read_published(path: Path) -> PublishedModel:
     ids = {row["model_id"] for row in rows}
     if len(ids) > 1 or not next(iter(ids)):
         raise BadModel(f"{path} should be of one model, not of {len(ids)}: {', '.join(sorted(ids)[:3])}")
+    twice = next((name for name, times in Counter(row["longname"] for row in rows).items() if times > 1), None)
+    if twice is not None:
+        raise BadModel(f"{path} has two rows of {twice!r}")
     try:
         layers = tuple(_layer(row) for row in rows)
     except (ValueError, TypeError) as problem:
@@ -92,7 +98,7 @@ def _layer(row: Mapping[str, str]) -> LayerRow:
         if declared.name in row and declared.name not in _NOT_OURS | values.keys():
             values[declared.name] = _cell(row, declared.name, str(declared.type).startswith("int"))
     for name in ("M", "N", "params"):
-        if values[name] is None:
+        if values[name] is None or values[name] < 1:
             raise ValueError(f"{row['longname']}: {name} is {row[name]!r}")
     alpha = values["alpha"]
     if alpha is not None and alpha > 1:
@@ -102,7 +108,7 @@ def _layer(row: Mapping[str, str]) -> LayerRow:
 
 
 def _cell(row: Mapping[str, str], name: str, whole: bool) -> int | float | None:
-    """A figure, None where it is empty, NaN or infinite."""
+    """A figure, None where it is empty, NaN or infinite. Raises ValueError for text, and for a count that is none."""
     text = row[name]
     try:
         value = float(text) if text else math.nan
@@ -110,6 +116,8 @@ def _cell(row: Mapping[str, str], name: str, whole: bool) -> int | float | None:
         raise ValueError(f"{row['longname']}: {name} is {text!r}, no number") from None
     if not math.isfinite(value):
         return None
+    if whole and not (value.is_integer() and abs(value) <= LARGEST_COUNT):
+        raise ValueError(f"{row['longname']}: {name} is {text!r}, no whole number that could be a count")
     return int(value) if whole else value
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.row import LayerRow
+from gpuherd.esd.tables.arrow import column
 from gpuherd.esd.tables.stats import stored_text
 
 if TYPE_CHECKING:
@@ -57,15 +58,10 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    import pyarrow as pa
-
     kind = kind_of_column(name, values)
-    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
     if kind == "str":
         values = [None if value is None else stored_text(str(value)) for value in values]
-    elif kind == "float":
-        values = [None if value is None else float(value) for value in values]
-    return pa.array(values, types[kind])
+    return column(kind, values)
 
 
 def kind_of_column(name: str, values: Sequence[Any]) -> str:
