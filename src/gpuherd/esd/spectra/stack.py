@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues_of_slabs, is_deficient
 from gpuherd.esd.spectra.gram import SAFE
 from gpuherd.esd.spectra.lapack import aligned
-from gpuherd.esd.spectra.solvers import choice_for
+from gpuherd.esd.spectra.solvers import choice_for, symmetric_eigenvalues
 
 if TYPE_CHECKING:
     from gpuherd.esd.settings import Precision
@@ -106,7 +106,7 @@ class _SmallSolver:
             weights = self._weights if self._tall else self._weights.T
             return np.asarray(np.linalg.eigvalsh(weights.T @ weights), np.float64)
         self._library.syrk(self._weights.T, self._gram, transposed=not self._tall, first=True)
-        return np.asarray(self._library.syevd(self._gram), np.float64)
+        return symmetric_eigenvalues(self._gram)
 
 
 _SAFE = SAFE[np.dtype(np.float64)]
