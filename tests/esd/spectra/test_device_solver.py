@@ -69,9 +69,13 @@ def test_what_a_gram_matrix_cannot_resolve_is_said(solver: str) -> None:
     low = random.standard_normal((40, 3)) @ random.standard_normal((3, 50))
     full = random.standard_normal((40, 50))
     grams = [gram_on_device(pieces(W), W.shape, DEVICE, "float64") for W in (low, full)]
-    values = eigenvalues_of_grams([gram for gram in grams if gram is not None], solver)  # type: ignore[arg-type]
+    values = eigenvalues_of_grams([gram.clone() for gram in grams if gram is not None], solver)  # type: ignore[arg-type]
     assert values[0] is None
     assert values[1] is not None
+    first, _ = eigenvalues_of_grams([gram for gram in grams if gram is not None], solver, resolve=False)  # type: ignore[arg-type]
+    assert first is not None
+    assert (first >= 0).all()
+    assert first[-1] == pytest.approx(np.linalg.norm(low, 2) ** 2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 1e200, 1e-200])

@@ -114,20 +114,21 @@ def solved(grams: list[torch.Tensor], solver: Solver) -> list[Solved]:
     return list(np.atleast_2d(values))
 
 
-def settled(found: Solved) -> Float64 | None:
+def settled(found: Solved, *, resolve: bool = True) -> Float64 | None:
     """The eigenvalues, float64 (n,), ascending; None where the least one is no more than rounding. Needs no device.
 
     Of float32 matrices the small ones always are rounding, and that is the price of it, but none may be 0 or less.
+    Without ``resolve`` what rounding leaves below 0 is 0.
     """
     values = found.eigenvalues() if isinstance(found, Band) else found
     least = 0.0 if values.dtype == np.float32 else EPS
-    sound = bool(np.isfinite(values).all()) and 0.0 < values[0] >= len(values) * least * values[-1]
-    return values.astype(np.float64, copy=False) if sound else None
+    sound = bool(np.isfinite(values).all()) and (not resolve or 0.0 < values[0] >= len(values) * least * values[-1])
+    return np.maximum(values, 0.0).astype(np.float64, copy=False) if sound else None
 
 
-def eigenvalues_of_grams(grams: list[torch.Tensor], solver: Solver) -> list[Float64 | None]:
+def eigenvalues_of_grams(grams: list[torch.Tensor], solver: Solver, *, resolve: bool = True) -> list[Float64 | None]:
     """Both: the eigenvalues of Gram matrices of one size; the list is emptied on the way."""
-    return [settled(each) for each in solved(grams, solver)]
+    return [settled(each, resolve=resolve) for each in solved(grams, solver)]
 
 
 def did_not_converge(problem: BaseException) -> bool:
