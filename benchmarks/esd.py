@@ -151,7 +151,7 @@ def symmetric_solvers(n: int) -> dict[str, Any]:
     if mkl is not None:
         solvers["mkl_syevd"] = fresh(mkl.syevd)
     taken = choice_for(n)
-    ours = f"{taken.library.maker if taken.library else 'scipy'} {taken.way} {taken.band or ''}".strip()
+    ours = f"{taken.library.maker if taken.library else 'scipy'} {taken.way} {taken.width or ''}".strip()
     seconds = {name: cpu_seconds(work) for name, work in solvers.items()}
     return {"n": n, "taken": ours, "processor": cpu_vendor(), "seconds": seconds}
 

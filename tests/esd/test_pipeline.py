@@ -216,6 +216,7 @@ def test_running_out_of_memory_while_it_is_fitted_is_such_a_case_too() -> None:
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory."), True),
         (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), True),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("CUDA error: out of memory"), False),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_MEMORY = ("ALLOC_FAILED", "CUDA error: out of memory")
-
 
 def analyse_matrices(
     matrices: Sequence[WeightMatrix],
@@ -99,8 +97,9 @@ def is_out_of_memory(problem: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(problem, RuntimeError):
         return False
-    # The libraries below torch, and pinned memory, tell it by words only.
-    return isinstance(problem, torch.OutOfMemoryError) or any(word in str(problem) for word in _NO_MEMORY)
+    from gpuherd.esd.spectra.device_solver import NO_MEMORY
+
+    return isinstance(problem, torch.OutOfMemoryError) or any(word in str(problem) for word in NO_MEMORY)
 
 
 def _on_gpus(

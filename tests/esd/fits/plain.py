@@ -44,14 +44,15 @@ def every_candidate(x: Float64) -> Plain:
     """By the definition, one candidate after the other."""
     n = len(x)
     alphas, one, two = np.full(n - 1, np.nan), np.full(n - 1, np.inf), np.full(n - 1, np.inf)
+    ranks = np.arange(n + 1)
     for i in range(n - 1):
         if x[i] >= x[-1] * (1 - n * np.finfo(float).eps):
             continue
-        ratio, tail = x[i:] / x[i], n - i
-        alphas[i] = 1 + tail / np.log(ratio).sum()
-        fitted = 1 - ratio ** (1 - alphas[i])
-        one[i] = np.abs(fitted - np.arange(tail) / tail).max()
-        two[i] = max(one[i], np.abs(fitted - np.arange(1, tail + 1) / tail).max())
+        logs, tail = np.log(x[i:] / x[i]), n - i
+        alphas[i] = 1 + tail / logs.sum()
+        fitted = -np.expm1((1 - alphas[i]) * logs)
+        one[i] = np.abs(fitted - ranks[:tail] / tail).max()
+        two[i] = max(one[i], np.abs(fitted - ranks[1 : tail + 1] / tail).max())
     return Plain(alphas, one, two)
 
 

@@ -143,8 +143,10 @@ def test_distance_of_opposites() -> None:
     assert jensen_shannon_distance(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == pytest.approx(math.sqrt(math.log(2)))
 
 
-def test_float32_arithmetic_is_taken_where_it_is_asked_for() -> None:
-    W = structured()
+@pytest.mark.parametrize("deficient", [False, True])
+def test_float32_arithmetic_is_taken_where_it_is_asked_for(deficient: bool) -> None:
+    """Also where rounding leaves eigenvalues below 0, as in most square matrices."""
+    W = np.full((600, 600), 0.3, np.float32) if deficient else structured()
     evals = layer_spectrum([W]).evals
     exact, rounded = (
         compare_with_random_order("w", [W], evals, FitSettings(precision=precision)).max_rand_eval

@@ -69,9 +69,13 @@ def test_what_a_gram_matrix_cannot_resolve_is_said(solver: str) -> None:
     low = random.standard_normal((40, 3)) @ random.standard_normal((3, 50))
     full = random.standard_normal((40, 50))
     grams = [gram_on_device(pieces(W), W.shape, DEVICE, "float64") for W in (low, full)]
-    values = eigenvalues_of_grams([gram for gram in grams if gram is not None], solver)  # type: ignore[arg-type]
+    values = eigenvalues_of_grams([gram.clone() for gram in grams if gram is not None], solver)  # type: ignore[arg-type]
     assert values[0] is None
     assert values[1] is not None
+    first, _ = eigenvalues_of_grams([gram for gram in grams if gram is not None], solver, resolve=False)  # type: ignore[arg-type]
+    assert first is not None
+    assert (first >= 0).all()
+    assert first[-1] == pytest.approx(np.linalg.norm(low, 2) ** 2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 1e200, 1e-200])
@@ -86,6 +90,36 @@ def test_a_solver_that_gives_up_is_known() -> None:
     assert did_not_converge(caught.value)
     assert did_not_converge(np.linalg.LinAlgError())
     assert not did_not_converge(RuntimeError())
+
+
+@pytest.mark.parametrize(
+    ("words", "given_up"),
+    [
+        ("cusolver error: CUSOLVER_STATUS_INVALID_VALUE, when calling `cusolverDnXsyevd_bufferSize(`", True),
+        ("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED, when calling `cusolverDnXsyevd(`", True),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnXsyevd(`", False),
+        ("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_a_matrix_that_cusolver_refuses_is_for_the_cpu(words: str, given_up: bool) -> None:
+    assert did_not_converge(RuntimeError(words)) is given_up
+
+
+@pytest.mark.parametrize(
+    ("solver", "dtype"), [("device", torch.float64), ("device", torch.float32), ("band", torch.float64)]
+)
+def test_a_result_that_does_not_add_up_is_not_taken(
+    solver: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A matrix of which the solver sees one triangle only stands in for a solver that goes wrong."""
+    W = torch.from_numpy(np.random.default_rng(3).standard_normal((90, 100))).to(dtype)
+    right = W @ W.T
+    wrong = right + 30.0 * torch.triu(torch.ones_like(right), 1)
+    first, second = eigenvalues_of_grams([right, wrong], solver)  # type: ignore[arg-type]
+    assert first is not None
+    assert second is None
+    assert "don't add up" in caplog.text
 
 
 def test_of_float32_every_eigenvalue_above_zero_counts() -> None:

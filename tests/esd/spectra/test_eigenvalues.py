@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd import eigenvalues
+from gpuherd.esd.settings import Precision
+from gpuherd.esd.spectra.eigenvalues import eigenvalues_of_slabs
+from gpuherd.esd.spectra.stack import readings
 
 Float64 = npt.NDArray[np.float64]
 
@@ -200,3 +203,26 @@ def test_the_room_opens_without_numpy() -> None:
     code = "import sys, gpuherd.esd; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     source = str(Path(__file__).parents[3] / "src")
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": source})
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(30, 40), (600, 700)])
+def test_where_ranks_do_not_matter_nothing_is_read_again(precision: Precision, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    W = random.standard_normal((shape[0], 3)) @ random.standard_normal((3, shape[1]))
+    reads = 0
+
+    def slabs(most: int) -> Iterator[npt.NDArray[np.float64]]:
+        nonlocal reads
+        reads += 1
+        for start in range(0, shape[1], most):
+            yield W[:, start : start + most]
+
+    expected = np.linalg.svd(W, compute_uv=False)[::-1] ** 2
+    found = eigenvalues_of_slabs(slabs, *shape, precision=precision, resolve=False).evals
+    assert reads == 1
+    (stacked,) = readings([W], precision=precision, resolve=False)
+    for values in (found, stacked.evals):
+        assert (values >= 0).all()
+        tolerance = 1e-5 if precision == "float32" else 1e-13
+        np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance * expected[-1])

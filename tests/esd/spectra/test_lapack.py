@@ -56,6 +56,18 @@ def test_one_stage(library: Lapack, n: int) -> None:
     np.testing.assert_allclose(library.syevd(G), expected, rtol=0, atol=1e-14 * n * expected[-1])
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 65, 200])
+@pytest.mark.parametrize("block", [1, 16, 32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_stage_in_blocks(library: Lapack, n: int, block: int, dtype: type) -> None:
+    G = gram_of(np.random.default_rng(n).standard_normal((n, 2 * n)).astype(dtype))
+    expected = np.linalg.eigvalsh(G.astype(np.float64))
+    diagonal, below = library.to_tridiagonal(G, block)
+    assert (diagonal.shape, below.shape) == ((n,), (n - 1,))
+    eps = float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(library.sterf(diagonal, below), expected, rtol=0, atol=50 * eps * n * expected[-1])
+
+
 @pytest.mark.parametrize(("n", "band"), [(3, 1), (40, 8), (65, 32), (200, 48), (300, 64)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_two_stage(library: Lapack, n: int, band: int, dtype: type) -> None:
@@ -72,7 +84,12 @@ def test_two_stage(library: Lapack, n: int, band: int, dtype: type) -> None:
 def test_what_is_above_the_diagonal_does_not_count(library: Lapack) -> None:
     G = gram_of(np.random.default_rng(0).standard_normal((50, 60)))
     expected = np.linalg.eigvalsh(G)
-    for solve in (library.syevd, lambda A: library.sterf(*library.band_to_tridiagonal(library.to_band(A, 8)))):
+    ways = (
+        library.syevd,
+        lambda A: library.sterf(*library.to_tridiagonal(A, 16)),
+        lambda A: library.sterf(*library.band_to_tridiagonal(library.to_band(A, 8))),
+    )
+    for solve in ways:
         spoilt = aligned((50, 50), np.float64)
         spoilt[...] = np.where(np.triu(np.ones((50, 50)), 1) > 0, np.nan, G)
         np.testing.assert_allclose(solve(spoilt), expected, rtol=0, atol=1e-12 * expected[-1])
@@ -94,7 +111,7 @@ def test_arrays_begin_at_a_cache_line() -> None:
 BENT = """
 #include <stdint.h>
 #define BOTH(name) void s##name##_(void) {} void d##name##_(void) {}
-BOTH(syrk) BOTH(sytrd_sy2sb) BOTH(sytrd_sb2st) BOTH(sterf)
+BOTH(syrk) BOTH(sytrd) BOTH(sytrd_sy2sb) BOTH(sytrd_sb2st) BOTH(sterf)
 static void one(double *work, int32_t *iwork) { work[0] = 8; iwork[0] = 8; }
 void dsyevd_(char *z, char *l, int32_t *n, double *a, int32_t *lda, double *w, double *work, int32_t *lwork,
              int32_t *iwork, int32_t *liwork, int32_t *info) {

@@ -43,6 +43,18 @@ def test_the_band_is_narrower_than_the_matrix() -> None:
     assert all(0 < band_for(n) < n for n in range(TWO_STAGE_FROM, 20_000, 500))
 
 
+@pytest.mark.parametrize("n", [2, 100, 700])
+def test_openblas_takes_narrow_blocks_while_a_matrix_lies_in_a_cache(n: int) -> None:
+    choice = choice_for(n)
+    if choice.library is None or choice.library.maker != "openblas":
+        pytest.skip("this machine has no OpenBLAS, or a better way")
+    assert (choice.way, choice.width) == ("one-stage", 16)
+    W = np.random.default_rng(n).standard_normal((n, n + 5))
+    expected = np.linalg.svd(W, compute_uv=False)[::-1] ** 2
+    found = solvers.symmetric_eigenvalues(np.asfortranarray(W @ W.T))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-15 * n * expected[-1])
+
+
 def test_two_stages_are_taken_and_right(gram: npt.NDArray[np.float64]) -> None:
     n = len(gram)
     if choice_for(n).way == "one-stage":

@@ -41,7 +41,8 @@ class Candidates:
     Attributes:
         tails: of the spectrum.
         first: the first candidate's index.
-        bounds: lower bounds of the distances of all candidates, float64, shape (stop - first,).
+        bounds: lower bounds of the distances of all candidates, float64, shape (stop - first,); inf, so that they are
+            out of every search, for those examined.
         distances: the distances computed in full, by index.
     """
 
@@ -50,7 +51,6 @@ class Candidates:
         self.first = first
         self.bounds = np.zeros(stop - first)
         self.distances: dict[int, float] = {}
-        self._unknown = np.ones(stop - first, dtype=np.bool_)
         self._sampled = False
 
     def least(self) -> tuple[int, float]:
@@ -98,7 +98,7 @@ class Candidates:
         """Computes the distance of ``i`` in full, and sharpens the bounds of ``others`` by where it was reached."""
         distance, reached = self.tails.distance(i)
         self.distances[i] = distance
-        self._unknown[i - self.first] = False
+        self.bounds[i - self.first] = np.inf
         if others is not None:
             others = others[others <= reached]
             self._raise(others, self.tails.sampled(others, np.intp(reached)))
@@ -106,8 +106,7 @@ class Candidates:
 
     def remaining(self, who: Indices, limit: float) -> Indices:
         """Those of ``who`` whose distance is not known in full and can be within ``limit``."""
-        at = who - self.first
-        return who[(self.bounds[at] <= limit + SLACK) & self._unknown[at]]
+        return who[self.bounds[who - self.first] <= limit + SLACK]
 
     def _all(self) -> Indices:
         return np.arange(self.first, self.first + len(self.bounds))
@@ -121,7 +120,7 @@ class Candidates:
             self._sampled = True
 
     def _sample_points(self, who: Indices, places: float | list[float]) -> Indices:
-        points: Indices = who + np.rint((self.tails.n - 1 - who) * np.array(places)).astype(np.intp)
+        points: Indices = who + ((self.tails.n - 1 - who) * np.array(places) + 0.5).astype(np.intp)
         return points
 
     def _examine_most_promising(self, who: Indices) -> float:

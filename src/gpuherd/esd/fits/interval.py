@@ -40,6 +40,7 @@ def alpha_interval(candidates: Candidates, limit: float) -> tuple[float, float]:
 def _outermost(candidates: Candidates, who: Indices, limit: float, side: float, found: int) -> int:
     """The one of ``who`` within the limit whose slope is farthest out on that side (+1: largest); else ``found``."""
     slopes = candidates.tails.slopes
+    who = candidates.remaining(who, limit)
     order = who[np.argsort(-side * slopes[who])]
     start, size = 0, FIRST_LOOK
     while start < len(order):

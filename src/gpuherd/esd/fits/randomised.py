@@ -86,7 +86,13 @@ def compare_with_random_order(
     replicas = REPLICAS_OF_FEW if len(evals) < FEW_EIGENVALUES else 1
     rng = generator(PURPOSE, settings.seed, name)
     spectra = [
-        layer_spectrum([shuffled(each, rng) for each in slices], device=device, conv=conv, precision=settings.precision)
+        layer_spectrum(
+            [shuffled(each, rng) for each in slices],
+            device=device,
+            conv=conv,
+            precision=settings.precision,
+            resolve=False,  # no figure here is a rank
+        )
         for _ in range(replicas)
     ]
     problem = next((each.problem for each in spectra if each.problem is not None), None)

@@ -50,14 +50,15 @@ class Reading:
     zero: bool = False
 
 
-def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float64") -> Float64:
+def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float64", resolve: bool = True) -> Float64:
     """The squared singular values of a matrix, λ_i = σ_i(W)², ascending; not divided by the matrix's size.
 
     Args:
         W: shape (rows, cols), any real type; read, never changed. Nothing is rounded below float64.
         device: ``"cpu"``, or a torch device such as ``"cuda:0"`` for the Gram matrix and its eigenvalues (float64
             there too). Matrices of deficient rank are finished on the CPU.
-        precision: of the arithmetic on the CPU (see ``eigenvalues_of_slabs``).
+        precision: of the arithmetic (see ``eigenvalues_of_slabs``).
+        resolve: see ``eigenvalues_of_slabs``.
 
     Returns:
         float64, shape (min(rows, cols),), no negative value. A value too large for float64 is inf, one too small is 0
@@ -79,15 +80,17 @@ def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float
             yield W[start : start + most] if rows >= columns else W[:, start : start + most]
 
     if device == "cpu":
-        reading = eigenvalues_of_slabs(slabs, *W.shape, precision=precision)
+        reading = eigenvalues_of_slabs(slabs, *W.shape, precision=precision, resolve=resolve)
     else:
-        reading = _on_device(slabs, (W.shape[0], W.shape[1]), device, precision)
+        reading = _on_device(slabs, (W.shape[0], W.shape[1]), device, precision, resolve)
     if reading.bad:
         raise ValueError(f"eigenvalues() takes a finite matrix; {reading.bad} entries of this one are NaN or infinite")
     return reading.evals
 
 
-def eigenvalues_of_slabs(slabs: Slabs, rows: int, columns: int, *, precision: Precision = "float64") -> Reading:
+def eigenvalues_of_slabs(
+    slabs: Slabs, rows: int, columns: int, *, precision: Precision = "float64", resolve: bool = True
+) -> Reading:
     """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
 
     Args:
@@ -95,7 +98,9 @@ def eigenvalues_of_slabs(slabs: Slabs, rows: int, columns: int, *, precision: Pr
             with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
         rows, columns: its shape, 1 or more each.
         precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
-            1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise.
+            1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise. In a square matrix one of them is
+            often noise below 0, and the matrix then takes half as long again as in float64.
+        resolve: False where ranks don't matter: what rounding leaves below 0 is 0, and nothing is done again.
 
     Peak memory: n² float64 for n = min(rows, columns), a panel of 8 MB (128 n values where that is more), and the
     piece as the reader gives it. For matrices of deficient rank about 4 n² float64.
@@ -104,7 +109,9 @@ def eigenvalues_of_slabs(slabs: Slabs, rows: int, columns: int, *, precision: Pr
     if isinstance(found, Reading):
         return found
     values, exponent = found
-    if precision == "float32":
+    if not resolve:
+        values = np.maximum(values, 0.0)
+    elif precision == "float32":
         if values[0] <= 0.0:
             return eigenvalues_of_slabs(slabs, rows, columns)
     elif is_deficient(values):
@@ -187,7 +194,7 @@ def _ascending_svdvals(core: Float64) -> Float64:
     return values
 
 
-def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision) -> Reading:
+def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision, resolve: bool) -> Reading:
     """As ``eigenvalues_of_slabs``, by torch on ``device``. What it can't resolve, or finds unfit, the CPU looks at."""
     import torch
 
@@ -202,5 +209,5 @@ def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Pre
     )
     with ieee_float32():
         gram = gram_on_device(panels, shape, device, arithmetic.gram)
-        values = None if gram is None else eigenvalues_of_grams([gram], arithmetic.solver)[0]
-    return eigenvalues_of_slabs(slabs, *shape) if values is None else Reading(values)
+        values = None if gram is None else eigenvalues_of_grams([gram], arithmetic.solver, resolve=resolve)[0]
+    return eigenvalues_of_slabs(slabs, *shape, resolve=resolve) if values is None else Reading(values)

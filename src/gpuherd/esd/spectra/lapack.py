@@ -30,13 +30,13 @@ Maker = Literal["mkl", "openblas"]
 
 # Prefix and suffix of the Fortran names: those of scipy's and numpy's wheels, of plain builds, of ILP64 builds.
 NAMES = (("scipy_", "_"), ("scipy_", "_64_"), ("", "_"), ("", "_64_"), ("", "64_"))
-ROUTINES = ("syrk", "syevd", "sytrd_sy2sb", "sytrd_sb2st", "sterf")
+ROUTINES = ("syrk", "syevd", "sytrd", "sytrd_sy2sb", "sytrd_sb2st", "sterf")
 
 # BLAS may round otherwise where data begin elsewhere; on a boundary of a cache line they always begin alike.
 ALIGNMENT = 64
 
 # The library is tried on a matrix of this side: large enough for blocked code, and for a band of TRIAL_BAND.
-TRIAL_SIDE, TRIAL_BAND = 80, 8
+TRIAL_SIDE, TRIAL_BAND, TRIAL_BLOCK = 80, 8, 16
 
 
 class LapackError(RuntimeError):
@@ -107,6 +107,22 @@ class Lapack:
         lwork, liwork = int(work[0]), max(1, _low(int(iwork[0])))
         call(np.empty(max(1, lwork), matrix.dtype), lwork, np.empty(liwork, np.int64), liwork)
         return values
+
+    def to_tridiagonal(self, matrix: Real, block: int) -> tuple[Real, Real]:
+        """One stage: diagonal (n,) and subdiagonal (n - 1,) of a tridiagonal matrix of the same eigenvalues.
+
+        Args:
+            matrix: symmetric, Fortran order; its lower triangle is read and overwritten.
+            block: columns reduced at a time, 1 or more. The workspace tells: LAPACK's dsytrd takes as many as fit, at
+                most its own 32.
+        """
+        n, dtype = len(matrix), matrix.dtype
+        diagonal, below, tau = (np.empty(n, dtype) for _ in range(3))
+        work, info = np.empty(block * n, dtype), ctypes.c_int64(0)
+        head = (_whole(n), _address(matrix), _whole(n), _address(diagonal), _address(below), _address(tau))
+        self._call("sytrd", dtype, (b"L",), *head, _address(work), _whole(len(work)), ctypes.byref(info))
+        _check("sytrd", info)
+        return diagonal, below[: n - 1]
 
     def to_band(self, matrix: Real, band: int) -> Real:
         """The first stage: an orthogonal similarity that leaves ``band`` diagonals below the main one.
@@ -270,8 +286,9 @@ def _passes_trial(library: Lapack) -> bool:
         panel = np.asfortranarray(weights.astype(dtype))
         try:
             values = [library.syevd(_trial_gram(library, panel))]
-            diagonal, below = library.band_to_tridiagonal(library.to_band(_trial_gram(library, panel), TRIAL_BAND))
-            values.append(library.sterf(diagonal, np.ascontiguousarray(below)))
+            values.append(library.sterf(*library.to_tridiagonal(_trial_gram(library, panel), TRIAL_BLOCK)))
+            banded = library.to_band(_trial_gram(library, panel), TRIAL_BAND)
+            values.append(library.sterf(*library.band_to_tridiagonal(banded)))
         except LapackError as problem:
             logger.info("%s is not used: %s", library.path, problem)
             return False

@@ -78,7 +78,12 @@ def spectrum_of(
 
 
 def layer_spectrum(
-    slices: Sequence[Matrix], *, device: str = "cpu", conv: bool = False, precision: Precision = "float64"
+    slices: Sequence[Matrix],
+    *,
+    device: str = "cpu",
+    conv: bool = False,
+    precision: Precision = "float64",
+    resolve: bool = True,
 ) -> LayerSpectrum:
     """The pooled spectrum of a matrix, or of a convolution's kh·kw slices of one shape.
 
@@ -86,7 +91,8 @@ def layer_spectrum(
         slices: real matrices of one shape; read, never changed.
         device: where the eigenvalues are computed (see ``eigenvalues``).
         conv: the slices belong to a convolution: every λ is multiplied by 0.5. Also true of a 1x1 kernel.
-        precision: of the arithmetic on the CPU.
+        precision: of the arithmetic.
+        resolve: False where ranks don't matter (see ``eigenvalues_of_slabs``).
     """
     rows, columns = slices[0].shape
     problem = _too_small(rows, columns, len(slices))
@@ -94,7 +100,10 @@ def layer_spectrum(
         problem = _too_large(rows, columns, precision, free_memory())
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
-    read = readings(slices, precision=precision) if device == "cpu" else _on_device(slices, device, precision)
+    if device == "cpu":
+        read: Iterable[Reading] = readings(slices, precision=precision, resolve=resolve)
+    else:
+        read = _on_device(slices, device, precision, resolve)
     return _pooled(read, rows * columns * len(slices), conv=conv)
 
 
@@ -123,10 +132,10 @@ def _pooled(read: Iterable[Reading], weights: int, *, conv: bool) -> LayerSpectr
     return checked(evals * CONV_NORM if conv else evals)
 
 
-def _on_device(slices: Iterable[Matrix], device: str, precision: Precision) -> Iterable[Reading]:
+def _on_device(slices: Iterable[Matrix], device: str, precision: Precision, resolve: bool) -> Iterable[Reading]:
     for W in slices:
         bad = count_non_finite(W)
-        evals = np.empty(0) if bad else eigenvalues(W, device=device, precision=precision)
+        evals = np.empty(0) if bad else eigenvalues(W, device=device, precision=precision, resolve=resolve)
         yield Reading(evals, bad=bad, zero=not bad and not W.any())
 
 

@@ -39,11 +39,17 @@ INTEL = "GenuineIntel"
 
 @dataclass(frozen=True)
 class Choice:
-    """How to solve. ``library`` is None for scipy's own wrapper, where no library can be called directly."""
+    """How to solve.
+
+    Attributes:
+        library: None for scipy's own wrapper, where no library can be called directly.
+        way: to the tridiagonal form.
+        width: of the band between two stages; of the blocks of one stage; 0 where the library's dsyevd decides.
+    """
 
     library: Lapack | None
     way: Way
-    band: int = 0
+    width: int = 0
 
 
 def choose(n: int, loaded: Maker | None, vendor: str, *, mkl: bool) -> tuple[Maker | None, Way]:
@@ -68,6 +74,16 @@ def band_for(n: int) -> int:
     return 48 if n < 3072 else 64
 
 
+def block_for(n: int) -> int:
+    """How many columns OpenBLAS's dsytrd reduces at a time: while the matrix lies in a cache, narrow blocks leave less
+    of the work to products of matrix and vector with the blocks themselves.
+
+    Measured, one thread, the whole solution: 16 columns take 0.86 of the time of LAPACK's 32 at 100, 0.90 at 300, 0.94
+    at 768; equal from 1024 on.
+    """
+    return 16 if n < 1024 else 32
+
+
 def choice_for(n: int) -> Choice:
     """What this process takes for a matrix of side ``n``. An MKL is loaded only where it would be taken."""
     loaded, vendor = loaded_library(), cpu_vendor()
@@ -78,7 +94,9 @@ def choice_for(n: int) -> Choice:
         if found is not None:
             return Choice(found, way)
         _, way = choose(n, maker, vendor, mkl=False)
-    return Choice(loaded, way, band_for(n) if way == "two-stage" else 0)
+    if way == "two-stage":
+        return Choice(loaded, way, band_for(n))
+    return Choice(loaded, way, block_for(n) if maker == "openblas" else 0)
 
 
 def symmetric_eigenvalues(matrix: Real) -> npt.NDArray[np.float64]:
@@ -98,13 +116,15 @@ def symmetric_eigenvalues(matrix: Real) -> npt.NDArray[np.float64]:
     if choice.library is None:
         return _by_scipy(matrix)
     try:
-        if choice.way == "one-stage":
-            return choice.library.syevd(matrix).astype(np.float64, copy=False)
-        banded = choice.library.to_band(matrix, choice.band)
-        diagonal, below = choice.library.band_to_tridiagonal(banded)
-        return choice.library.sterf(diagonal, below).astype(np.float64, copy=False)
+        return _solved(choice.library, choice.way, choice.width, matrix).astype(np.float64, copy=False)
     except LapackError as problem:
         raise np.linalg.LinAlgError(str(problem)) from None
+
+
+def _solved(library: Lapack, way: Way, width: int, matrix: Real) -> Real:
+    if way == "two-stage":
+        return library.sterf(*library.band_to_tridiagonal(library.to_band(matrix, width)))
+    return library.sterf(*library.to_tridiagonal(matrix, width)) if width else library.syevd(matrix)
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues_of_slabs, is_deficient
 from gpuherd.esd.spectra.gram import SAFE
 from gpuherd.esd.spectra.lapack import aligned
-from gpuherd.esd.spectra.solvers import choice_for
+from gpuherd.esd.spectra.solvers import choice_for, symmetric_eigenvalues
 
 if TYPE_CHECKING:
     from gpuherd.esd.settings import Precision
@@ -57,16 +57,16 @@ def eigenvalues_of_stack(stack: Sequence[Matrix] | Matrix, *, precision: Precisi
     return result
 
 
-def readings(stack: Iterable[Matrix], *, precision: Precision = "float64") -> Iterator[Reading]:
-    """One ``Reading`` for each matrix. All are real, of one shape, and neither side is 0."""
+def readings(stack: Iterable[Matrix], *, precision: Precision = "float64", resolve: bool = True) -> Iterator[Reading]:
+    """One ``Reading`` for each matrix (see ``eigenvalues_of_slabs``). All are real, of one shape, and no side is 0."""
     solver: _SmallSolver | None = None
     for W in stack:
         if precision == "float32" or min(W.shape) > SMALL_SIDE or 8 * W.size > SMALL_BYTES:
-            yield eigenvalues_of_slabs(_pieces(W), *W.shape, precision=precision)
+            yield eigenvalues_of_slabs(_pieces(W), *W.shape, precision=precision, resolve=resolve)
             continue
         if solver is None:
             solver = _SmallSolver(*W.shape)
-        yield solver.solve(W)
+        yield solver.solve(W, resolve=resolve)
 
 
 def _pieces(W: Matrix) -> Any:
@@ -88,14 +88,16 @@ class _SmallSolver:
         self._gram = aligned((n, n), np.float64)
         self._library = choice_for(n).library
 
-    def solve(self, W: Matrix) -> Reading:
+    def solve(self, W: Matrix, *, resolve: bool) -> Reading:
         """Its eigenvalues; by singular values where it is of deficient rank, by scaling where its weights are far
         from 1."""
         np.copyto(self._weights, W, casting="unsafe")
         square = float(np.vdot(self._weights, self._weights))
         if square == 0.0 or not 2.0 ** (-2 * _SAFE) <= square <= 2.0 ** (2 * _SAFE):  # also NaN and infinite
-            return eigenvalues_of_slabs(_pieces(W), *W.shape)
+            return eigenvalues_of_slabs(_pieces(W), *W.shape, resolve=resolve)
         values = self._values()
+        if not resolve:
+            return Reading(np.maximum(values, 0.0))
         if is_deficient(values):
             singular = np.linalg.svd(self._weights, compute_uv=False)
             return Reading(np.ascontiguousarray(singular[::-1]) ** 2)
@@ -106,7 +108,7 @@ class _SmallSolver:
             weights = self._weights if self._tall else self._weights.T
             return np.asarray(np.linalg.eigvalsh(weights.T @ weights), np.float64)
         self._library.syrk(self._weights.T, self._gram, transposed=not self._tall, first=True)
-        return np.asarray(self._library.syevd(self._gram), np.float64)
+        return symmetric_eigenvalues(self._gram)
 
 
 _SAFE = SAFE[np.dtype(np.float64)]
