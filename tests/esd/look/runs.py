@@ -52,7 +52,8 @@ def put_model(
             rows.append(analyse_layer(name, [W], options))
         for name in skipped:
             rows.append(LayerRow(longname=name, M=9, N=9, params=81, fit_status="not analysed: embedding"))
-        files.write(Origin(model_id, source, relation, options.convention_columns, version), rows)
+        files.write(Origin(model_id, source, relation, options.convention_columns, version), rows, "tensor\n")
+    files.paths.coverage.unlink()  # no checkpoint, no coverage: as with published results
 
 
 def put_small_run(folder: Path) -> None:

@@ -123,7 +123,6 @@ def test_what_share_of_the_weights_is_covered(small_run: RunResults, run_folder:
         TensorCoverage("a", "30x10", "F32", 300, 1, 300, "analysed", None),
         TensorCoverage("b", "100", "F32", 100, 0, 0, "skipped", "one axis: no matrix"),
     ]
-    (run_folder / "coverage").mkdir()
     (run_folder / "coverage" / "org--base.csv").write_text(coverage_text(lines))
     (run_folder / "coverage" / "org--other.csv").write_text("a,b\n1,2\n")
     assert [model.covered for model in read_results(run_folder).models] == [0.75, None, None, None]

@@ -27,7 +27,7 @@ def test_every_column_of_every_option(tmp_path: Path) -> None:
     rows = [full_row("h.0.q"), full_row("h.1.q")]
     origin = Origin("org/a", None, "", EVERYTHING.convention_columns, "0.3.0")
     with ModelFiles(ESDDirectory(tmp_path), "org/a", ["h.0.q", "h.1.q"], evals_thresh=0.0, save_eigs=False) as files:
-        files.write(origin, rows)
+        files.write(origin, rows, "tensor\n")
     text, typed = read_table(files.paths.stats), read_parquet(files.paths.parquet)
     names = [f.name for f in fields(LayerRow)]
     assert [name for name in text[0] if name in names] == names

@@ -63,7 +63,7 @@ def test_a_model_is_written_without_pandas(tmp_path: Path) -> None:
         "with ModelFiles(folder, 'm', ['a'], evals_thresh=0.0, save_eigs=True) as files:\n"
         "    files.keep_spectrum(0, LayerSpectrum(np.arange(1.0, 9.0)))\n"
         "    origin = Origin('m', None, '', AnalysisOptions().convention_columns, '1')\n"
-        "    files.write(origin, [LayerRow(longname='a', M=8, N=8, params=64, alpha=2.0, fit_status='ok')])\n"
+        "    files.write(origin, [LayerRow(longname='a', M=8, N=8, params=64, alpha=2.0, fit_status='ok')], 'tensor')\n"
         "print('pandas' in sys.modules, len(list(folder.eigs.iterdir())))\n"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -63,7 +63,7 @@ def write(
     with ModelFiles(ESDDirectory(root), "org/a", names, evals_thresh=1e-5, save_eigs=save_eigs) as files:
         for index, spectrum in enumerate(spectra):
             files.keep_spectrum(index, spectrum)
-        files.write(origin, rows)
+        files.write(origin, rows, "tensor\n")
     return files.paths
 
 
@@ -184,7 +184,7 @@ def test_many_matrices_are_written_in_groups_and_each_is_found(tmp_path: Path) -
     with ModelFiles(ESDDirectory(tmp_path), "m", names, evals_thresh=1e-5, save_eigs=True) as files:
         for index in order:
             files.keep_spectrum(index, LayerSpectrum(evals[index]))
-        files.write(ORIGIN, rows)
+        files.write(ORIGIN, rows, "tensor\n")
     assert pq.ParquetFile(files.paths.eigs).num_row_groups > 1
     assert [each.index for each in read_eigs(files.paths.eigs)] == order
     found = read_eigs_of(files.paths.eigs, "h.17")

@@ -66,7 +66,7 @@ class ModelFiles:
 
         with ModelFiles(directory, model_id, names, evals_thresh=1e-5, save_eigs=False) as files:
             rows = analyse_matrices(found, …, on_spectrum=files.keep_spectrum)
-            files.write(origin, rows)
+            files.write(origin, rows, coverage_text(covered))
 
     Args:
         directory: the run's folder; the folders of results in it are made.
