@@ -101,8 +101,8 @@ class FitSettings:
     seed: int = option(0, help="of the bootstrap and the random order", parse=count, metavar="N", group="analysis")
     precision: Precision = option(
         "float64",
-        help="arithmetic of the eigenvalues: float32 halves the time of matrices that are longer than wide, and can move a "
-        "searched alpha by 0.1",
+        help="arithmetic of the eigenvalues: float32 halves the time of matrices that are longer than wide, and can "
+        "move a searched alpha by 0.1",
         choices=PRECISIONS,
         group="analysis",
     )
