@@ -165,3 +165,10 @@ def test_without_a_statement_the_nearest_is_close_or_not() -> None:
     found = kinships([profile("a", [3.0, 3.0]), profile("b", [3.01, 3.0]), profile("c", [5.0, 5.0])])
     assert [each.verdict for each in found] == ["close", "close", "far"]
     assert kinships([profile("a", [3.0, 3.0])])[0].verdict is None
+
+
+def test_a_stated_base_of_other_layers_is_doubted_where_another_is_close() -> None:
+    tuned = profile("t", [3.0, 3.0], source="a", base=False)
+    elsewhere = Profile("a", None, True, ("x.0", "x.1"), np.array([3.0, 3.0]))
+    assert kinships([elsewhere, profile("b", [3.001, 3.0]), tuned])[2].verdict == "other"
+    assert kinships([elsewhere, profile("b", [9.0, 9.0]), tuned])[2].verdict == "far"

@@ -67,29 +67,28 @@ class Kinship:
 
     @property
     def contradicts(self) -> bool:
-        """Whether a base other than the stated one is clearly nearer, and the stated one not close."""
-        return (
-            self.stated is not None
-            and self.nearest is not None
-            and self.nearest.model != self.stated.model
-            and self.stated.distance >= CLOSE
-            and self.nearest.distance <= CLEARLY * self.stated.distance
-        )
+        """Whether a base other than the stated one is clearly nearer, and the stated one not close; or close, where the
+        stated one is in the run and has too few of the layers."""
+        if self.nearest is None or self.parent is None or self.nearest.model == self.parent:
+            return False
+        if self.stated is None:
+            return self.nearest.distance < CLOSE
+        return self.stated.distance >= CLOSE and self.nearest.distance <= CLEARLY * self.stated.distance
 
     @property
     def verdict(self) -> Verdict | None:
         """What the distances say; None where there is nothing to compare with.
 
-        Where a base is stated and can be compared: ``as stated`` it is close; ``stated, far``: it is the nearest, but
-        not close; ``other``: another one contradicts it; ``unclear``: another is a little nearer, none is close. Else
-        ``close`` or ``far``, of the nearest.
+        ``other``: another base contradicts the stated one. Where a base is stated and can be compared: ``as stated`` it
+        is close; ``stated, far``: it is the nearest, but not close; ``unclear``: another is a little nearer, none is
+        close. Else ``close`` or ``far``, of the nearest.
         """
         if self.nearest is None:
             return None
-        if self.stated is None:
-            return "close" if self.nearest.distance < CLOSE else "far"
         if self.contradicts:
             return "other"
+        if self.stated is None:
+            return "close" if self.nearest.distance < CLOSE else "far"
         if self.stated.distance < CLOSE:
             return "as stated"
         return "stated, far" if self.nearest.model == self.stated.model else "unclear"
