@@ -1,8 +1,8 @@
 """Peak memory of the ESD worker over its start, against what its largest matrix needs: n² float64 and one panel.
 
 The start is the peak of the same worker on a model of a few small matrices: Python, its libraries, BLAS buffers. Two
-checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one that is
-Llama-shaped, of 20 GB where the disk has room, else smaller.
+checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one of 20 GB (where
+the disk has room) of a Llama's matrices, deep and of side 1024, so that minutes are enough.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ Shapes = Mapping[str, tuple[int, int]]
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Writes the checkpoints, runs the worker by hand on each, and compares its peaks (all figures in MB)."""
-    hidden, words, inner = (512, 9000, 1024) if quick else (4096, 151_936, 11_008)
-    layers = 1 if quick else llama_layers(hidden, inner, budget=20 * 10**9)
+    hidden, words = (512, 9000) if quick else (4096, 151_936)
+    width, inner = (512, 1024) if quick else (1024, 16_384)
+    layers = 1 if quick else llama_layers(width, inner, budget=20 * 10**9)
     start_mb = measured({"lm_head.weight": (64, 80), "model.layers.0.mlp.up_proj.weight": (64, 64)})["peak_mb"]
     head = measured({"lm_head.weight": (words, hidden)})
-    llama = measured(llama_shapes(layers=layers, hidden=hidden, inner=inner))
-    allowed_mb = hidden * hidden * 8 / MB + PANEL_MB
+    llama = measured(llama_shapes(layers=layers, hidden=width, inner=inner))
     return {
         "start_peak_mb": start_mb,
-        "largest_side": hidden,
-        "allowed_over_start_mb": allowed_mb,
-        "head": {**head, "shape": [words, hidden], "over_start_mb": head["peak_mb"] - start_mb},
-        "llama": {**llama, "layers": layers, "over_start_mb": llama["peak_mb"] - start_mb},
+        "head": {"shape": [words, hidden], **head, **over_start(head["peak_mb"] - start_mb, hidden)},
+        "llama": {"layers": layers, **llama, **over_start(llama["peak_mb"] - start_mb, width)},
     }
+
+
+def over_start(over_mb: float, side: int) -> dict[str, float]:
+    """What was taken over the start, and what the largest matrix of this side may take."""
+    return {"side": side, "over_start_mb": over_mb, "allowed_over_start_mb": side * side * 8 / MB + PANEL_MB}
 
 
 def llama_layers(hidden: int, inner: int, *, budget: int) -> int:
