@@ -1,8 +1,8 @@
 """Peak memory of the ESD worker over its start, against what its largest matrix needs: n² float64 and one panel.
 
 The start is the peak of the same worker on a model of a few small matrices: Python, its libraries, BLAS buffers. Two
-checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one of 20 GB (where
-the disk has room) of a Llama's matrices, deep and of side 1024, so that minutes are enough.
+checkpoints of random bfloat16 weights are written here: one with an output head of 4096 x 151,936, and one of 20 GB
+(where the disk has room) of a Llama's matrices, deep and of side 1024, so that minutes are enough.
 """
 
 from __future__ import annotations
