@@ -7,6 +7,8 @@ The bottom layer: this module imports nothing of gpuherd.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 
 # No path, name or setting that somebody wrote by hand is so long.
@@ -82,6 +84,25 @@ class CudaAlreadyStarted(GpuherdError, RuntimeError):
 
 class MissingExtra(UsageError, ImportError):
     """A part of gpuherd is used whose libraries were not installed with it."""
+
+
+@contextmanager
+def naming_extras(extras: Mapping[str, str], purpose: str = "it needs") -> Iterator[None]:
+    """Tells an import that fails in this block for want of one of these libraries as MissingExtra.
+
+    Args:
+        extras: module, as the import names it -> the extra of gpuherd that brings it.
+        purpose: what the extra brings, as the end of the sentence.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name not in extras:
+            raise
+        library, extra = missing.name.partition(".")[0], extras[missing.name]
+        raise MissingExtra(
+            f"{library} is not installed; pip install 'gpuherd[{extra}]' brings what {purpose}"
+        ) from None
 
 
 class BadModel(GpuherdError):

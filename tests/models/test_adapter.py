@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.blocks import assert_blocks
+from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter, merge
@@ -30,20 +31,13 @@ def train(base_folder: Path, folder: Path, *, auto_class: str = "AutoModelForCau
     Returns the merged model, in float32.
     """
     import transformers
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel
 
     load = getattr(transformers, auto_class).from_pretrained
     torch.manual_seed(11)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adapted = get_peft_model(load(base_folder), LoraConfig(**{"r": 4, "lora_alpha": 6, **settings}))
-        with torch.no_grad():
-            for name, parameter in adapted.named_parameters():
-                if "magnitude" in name:
-                    parameter.mul_(torch.rand_like(parameter) + 0.5)
-                elif parameter.requires_grad:
-                    parameter.normal_(0.0, 0.2)
-        adapted.save_pretrained(folder)
+        save_adapter(load(base_folder), folder, **settings)
         return PeftModel.from_pretrained(load(base_folder), folder).merge_and_unload()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.blocks import assert_blocks
+from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.pipeline import analyse_matrices
@@ -34,7 +35,7 @@ LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 def train(base_folder: Path, folder: Path, **settings: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     """Saves a PEFT adapter with random weights. Returns in float64: merged by PEFT minus base, and PEFT's own s B A of
     each module by the name of its weight."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     def base() -> Any:
@@ -43,14 +44,7 @@ def train(base_folder: Path, folder: Path, **settings: Any) -> tuple[dict[str, A
     torch.manual_seed(11)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adapted = get_peft_model(base(), LoraConfig(**{"r": 4, "lora_alpha": 6, **settings}))
-        with torch.no_grad():
-            for name, parameter in adapted.named_parameters():
-                if "magnitude" in name:
-                    parameter.mul_(torch.rand_like(parameter) + 0.5)
-                elif parameter.requires_grad:
-                    parameter.normal_(0.0, 0.2)
-        adapted.save_pretrained(folder)
+        save_adapter(base(), folder, **settings)
         loaded = PeftModel.from_pretrained(base(), folder, autocast_adapter_dtype=False)
         products = {
             f"{name.removeprefix('base_model.model.')}.weight": module.get_delta_weight("default").detach().numpy()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, MissingExtra, UsageError
+from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras
 from gpuherd.esd.look.plot import KINDS
 from gpuherd.flags import Parser
 
@@ -47,17 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draws and writes the picture."""
-    try:
+    with naming_extras(_EXTRAS):
         drawn, figure = _draw(args)
         from gpuherd.esd.look.plot import check_format, picture_bytes
 
         data = picture_bytes(figure, check_format(args.output.name))
-    except ModuleNotFoundError as missing:
-        if missing.name not in _EXTRAS:
-            raise
-        raise MissingExtra(
-            f"{missing.name} is not installed; pip install 'gpuherd[{_EXTRAS[missing.name]}]' brings what it needs"
-        ) from None
     path = args.output.absolute()
     from gpuherd.jobs.durable import atomic_write
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, MissingExtra
+from gpuherd.errors import CannotWrite, ExitCode, naming_extras
 from gpuherd.flags import Parser
 
 DESCRIPTION = """\
@@ -46,19 +46,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page. Exit code 0, also when models of the run have failed: the page tells."""
-    try:
+    with naming_extras(_EXTRAS):
         from gpuherd.esd.look.page import make_page
         from gpuherd.esd.look.results import read_results
 
         with _progress() as progress:
             results = read_results(Path(args.run_folder), progress("reading"))
             page = make_page(results, on_progress=progress("drawing"))
-    except ModuleNotFoundError as missing:
-        if missing.name not in _EXTRAS:
-            raise
-        raise MissingExtra(
-            f"{missing.name} is not installed; pip install 'gpuherd[{_EXTRAS[missing.name]}]' brings what it needs"
-        ) from None
     path = (args.output or results.directory.root / "report.html").absolute()
     _write(path, page.html)
     told = {

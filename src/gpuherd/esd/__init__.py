@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import MissingExtra
+from gpuherd.errors import naming_extras
 
 if TYPE_CHECKING:
     from gpuherd.esd.api import analyze_matrix, analyze_model
@@ -59,14 +59,8 @@ def __getattr__(name: str) -> Any:
     """Loads a public name from its module. Raises MissingExtra where gpuherd[esd] is not installed."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with naming_extras(dict.fromkeys(_EXTRA, "esd"), "esd needs"):
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    except ModuleNotFoundError as missing:
-        if missing.name not in _EXTRA:
-            raise
-        raise MissingExtra(
-            f"{missing.name} is not installed; pip install 'gpuherd[esd]' brings what esd needs"
-        ) from None
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuherd import __version__
-from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.errors import BadModel, naming_extras
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.settings import FitSettings
@@ -206,11 +206,5 @@ def _slices(weights: Any) -> _Slices:
 
 
 def _need_pandas() -> None:
-    try:
+    with naming_extras({"pandas": "esd,pandas"}, "analyze_model needs"):
         import pandas  # noqa: F401 - said before hours of work, not after
-    except ModuleNotFoundError as missing:
-        if missing.name != "pandas":
-            raise
-        raise MissingExtra(
-            "pandas is not installed; pip install 'gpuherd[esd,pandas]' brings what analyze_model needs"
-        ) from None

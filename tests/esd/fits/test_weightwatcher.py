@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from benchmarks._peers import FOLDER as PEERS
 
 from gpuherd.esd.fits.detx import detx_tail
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
@@ -28,7 +29,6 @@ Float64 = npt.NDArray[np.float64]
 # WeightWatcher takes about half a CPU-second for each of some hundred fits.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-PEERS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "gpuherd-bench-peers"
 FOLDER = os.environ.get("GPUHERD_WEIGHTWATCHER", str(PEERS / "weightwatcher"))
 
 

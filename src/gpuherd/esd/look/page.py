@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.errors import BadModel, MissingExtra, printable
+from gpuherd.errors import BadModel, naming_extras, printable
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.packing import EXACT_BITS, packed_floats, packed_json, packed_spectra
 from gpuherd.esd.look.results import ModelTable, RunResults
@@ -226,10 +226,8 @@ def _hash(text: str) -> str:
 
 def _environment() -> Any:
     """Jinja with autoescape on for everything. Raises MissingExtra."""
-    try:
+    with naming_extras({"jinja2": "page"}, "the page needs"):
         import jinja2
-    except ModuleNotFoundError:
-        raise MissingExtra("Jinja2 is not installed; pip install 'gpuherd[page]' brings what the page needs") from None
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gpuherd.errors import MissingExtra, UsageError, printable
+from gpuherd.errors import UsageError, naming_extras, printable
 from gpuherd.esd.tables.alpha_matrix import alpha_matrix, place_of
 
 if TYPE_CHECKING:
@@ -125,10 +125,8 @@ def picture_bytes(figure: Figure, file_format: str, look: Look = Look()) -> byte
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
+    with naming_extras(dict.fromkeys(("matplotlib", "matplotlib.figure"), "page"), "plots need"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib is not installed; pip install 'gpuherd[page]' brings what plots need") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
