@@ -34,7 +34,7 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow, read_model_list
 from gpuherd.esd.plan import result_file
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.stats import FIT_OK, Origin, stats_text
+from gpuherd.esd.tables.stats import FIT_OK, Origin, stats_rows, table_text
 from gpuherd.jobs.queue import Queue
 from gpuherd.standin.build import compiler
 from gpuherd.standin.machine import Machine
@@ -136,7 +136,7 @@ def _prepare(folder: Path, rows: tuple[ModelRow, ...]) -> None:
     convention = AnalysisOptions(fix_fingers="DKS").convention_columns
     for row in rows:
         origin = Origin(row.model_id, row.source_model, row.relation, convention, "0")
-        prepared(folder, row.model_id).write_text(stats_text(origin, [layer]), encoding="utf-8")
+        prepared(folder, row.model_id).write_text(table_text(stats_rows(origin, [layer])), encoding="utf-8")
 
 
 def _dry_run(folder: Path, models: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.tables.comparison import NOT_OF_ALPHA
 from gpuherd.esd.tables.results import find, read_model
-from gpuherd.esd.tables.stats import Origin, stats_text
+from gpuherd.esd.tables.stats import Origin, stats_rows, table_text
 
 OTHER = AnalysisOptions(fix_fingers="DKS")
 
@@ -45,7 +45,7 @@ def put(
     path = ESDDirectory(root).stats_file(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     origin = Origin(model, None, "", options.convention_columns, "0.3.0")
-    path.write_text(stats_text(origin, rows), encoding="utf-8")
+    path.write_text(table_text(stats_rows(origin, rows)), encoding="utf-8")
     return path
 
 

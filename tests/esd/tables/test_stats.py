@@ -23,7 +23,7 @@ from gpuherd.esd.tables.stats import (
     no_fit_reason,
     plain,
     read_table,
-    stats_text,
+    stats_rows,
     summarise,
     table_text,
 )
@@ -57,19 +57,19 @@ def layer(name: str = "h.0.attn", status: str = "ok", alpha: float | None = 3.0,
 
 def written(tmp_path: Path, *rows: LayerRow, origin: Origin = ORIGIN) -> list[dict[str, str]]:
     path = tmp_path / "stats.csv"
-    path.write_text(stats_text(origin, rows), encoding="utf-8")
+    path.write_text(table_text(stats_rows(origin, rows)), encoding="utf-8")
     return read_table(path)
 
 
 def test_columns_are_lineage_then_figures_then_convention() -> None:
-    header = stats_text(ORIGIN, [layer()]).splitlines()[0].split(",")
+    header = table_text(stats_rows(ORIGIN, [layer()])).splitlines()[0].split(",")
     always = [column.name for column in fields(LayerRow) if "option" not in column.metadata]
     assert header == [*LINEAGE_COLUMNS, *always, *CONVENTION_COLUMNS]
 
 
 def test_columns_of_an_option_are_there_when_it_is_on() -> None:
     convention = AnalysisOptions(bootstrap=10, clip_xmax=True).convention_columns
-    header = stats_text(replace(ORIGIN, convention=convention), [layer()]).splitlines()[0].split(",")
+    header = table_text(stats_rows(replace(ORIGIN, convention=convention), [layer()])).splitlines()[0].split(",")
     assert {"p_value", "num_fingers", "raw_alpha"} <= set(header)
     assert "tpl_alpha" not in header
 
@@ -128,7 +128,7 @@ def test_a_table_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:
-    assert stats_text(ORIGIN, [layer()]) == stats_text(ORIGIN, [layer()])
+    assert table_text(stats_rows(ORIGIN, [layer()])) == table_text(stats_rows(ORIGIN, [layer()]))
 
 
 def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:

@@ -106,11 +106,6 @@ def stats_rows(origin: Origin, rows: Iterable[LayerRow]) -> list[dict[str, Any]]
     return [origin.lineage | row.cells(origin.convention) | origin.last_columns for row in rows]
 
 
-def stats_text(origin: Origin, rows: Iterable[LayerRow]) -> str:
-    """The stats file of one model as CSV text, rows in the order given. There must be at least one row."""
-    return table_text(stats_rows(origin, rows))
-
-
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as CSV text. The columns are those of all rows, in the order in which they first occur."""
     names = list(dict.fromkeys(name for row in rows for name in row))
