@@ -5,6 +5,8 @@ Knows tensors, matrices and rows. Does not compute anything from weights. Light:
 
 from __future__ import annotations
 
+import csv
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
     from gpuherd.models.matrices import WeightMatrix
     from gpuherd.models.source import TensorInfo
+
+logger = logging.getLogger(__name__)
 
 # The status of a matrix of zeros (spectra.pooled).
 ALL_ZERO = "all weights are zero"
@@ -156,6 +160,18 @@ def coverage_text(lines: Sequence[TensorCoverage]) -> str:
 def read_coverage(path: Path) -> list[TensorCoverage]:
     """The lines of a coverage file. Raises OSError, csv.Error, or ValueError for a file of another kind."""
     return [_line_of(cells) for cells in read_table(path)]
+
+
+def stored_share(path: Path) -> float | None:
+    """The share of the weights in matrices with a valid fit, by a coverage file; None where that is not there, or, with
+    a warning in the log, can't be read."""
+    try:
+        return totals(read_coverage(path)).share
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, csv.Error) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return None
 
 
 def _line_of(cells: Mapping[str, str]) -> TensorCoverage:

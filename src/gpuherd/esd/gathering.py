@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, CannotWrite
-from gpuherd.esd.coverage import read_coverage, totals
+from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, result_file
 from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
@@ -165,19 +165,11 @@ def _summary_of(directory: ESDDirectory, model_id: str, extra: Mapping[str, str]
         rows = read_table(stats)
         if not rows:
             raise BadModel(f"{stats} has no rows")
-        return summarise(rows, extra, _share(directory, model_id))
+        return summarise(rows, extra, stored_share(directory.coverage_file(model_id)))
     except KeyError as missing:
         raise BadModel(f"{stats} is no stats file of this gpuherd: it has no column {missing}") from None
     except (OSError, ValueError, csv.Error) as problem:
         raise BadModel(f"{stats} can't be read as a stats file of this gpuherd: {problem}") from None
-
-
-def _share(directory: ESDDirectory, model_id: str) -> float | None:
-    """The share of the model's weights that were analysed, by its coverage table; None where there is none."""
-    try:
-        return totals(read_coverage(directory.coverage_file(model_id))).share
-    except (OSError, ValueError, csv.Error):
-        return None
 
 
 def _read_or_nothing(path: Path) -> list[dict[str, str]]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
-from gpuherd.esd.coverage import read_coverage, totals
+from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
+from gpuherd.esd.tables.results import stats_files
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
 from gpuherd.jobs.reader import QueueReader
 
@@ -121,12 +122,12 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     directory = ESDDirectory(root)
     if not directory.root.is_dir():
         raise UsageError(f"there is no folder {root}; name the --output-dir of a gpuherd esd run")
-    paths = sorted(directory.stats.glob("*.csv")) if directory.stats.is_dir() else []
+    paths = stats_files(directory)
     models: list[ModelTable] = []
     unreadable: list[Failure] = []
     for number, path in enumerate(paths):
         try:
-            models.append(replace(read_model(path), covered=_covered(directory, path.stem)))
+            models.append(replace(read_model(path), covered=stored_share(directory.coverage / path.name)))
         except (OSError, ValueError, KeyError, csv.Error) as problem:
             logger.warning("%s can't be read and is left out: %r", path, problem)
             unreadable.append(Failure(path.stem, NO_RESULT, f"stats/{path.name}: {_told(problem)}"))
@@ -175,7 +176,7 @@ def the_model(directory: ESDDirectory, name: str | None) -> ModelTable:
         MissingModel: no model matches, or several do; names some.
         BadModel: its stats file can't be read.
     """
-    stats = {path.stem: path for path in sorted(directory.stats.glob("*.csv"))}
+    stats = {path.stem: path for path in stats_files(directory)}
     if not stats:
         raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
     if name is None and len(stats) > 1:
@@ -200,17 +201,6 @@ def _stem(name: str) -> str:
 
 def _ids(stems: Sequence[str]) -> str:
     return ", ".join(stem.replace("--", "/") for stem in stems)
-
-
-def _covered(directory: ESDDirectory, stem: str) -> float | None:
-    path = directory.coverage / f"{stem}.csv"
-    try:
-        return totals(read_coverage(path)).share
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, csv.Error) as problem:
-        logger.warning("%s can't be read: %s", path, problem)
-        return None
 
 
 def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
