@@ -1,0 +1,132 @@
+"""A model as the planner sees it: blocks in the order of computation, each with the shapes of its tensors and with what
+it keeps of each sequence. Plain frozen data; no files, no bytes, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Literal
+
+
+class Role(StrEnum):
+    """What a tensor is, as far as its size in memory depends on it."""
+
+    LINEAR = "linear"  # the weight of a Linear or Conv1D module of the body: what bitsandbytes quantises
+    HEAD = "head"  # the weight of the output head: never quantised
+    EMBEDDING = "embedding"
+    OTHER = "other"  # norms, biases, convolutions, experts fused into one parameter, what else there is
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in memory.
+
+    Attributes:
+        name: as transformers names it in the loaded model, ``model.layers.0.self_attn.q_proj.weight``.
+        shape: as the loaded model has it.
+        tied_to: name of the tensor whose storage it shares; its bytes are counted there.
+        keeps_fp32: stays in float32 whatever the precision (transformers' ``_keep_in_fp32_modules``).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role = Role.OTHER
+    tied_to: str | None = None
+    keeps_fp32: bool = False
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What a layer keeps of each sequence while answers are generated, in numbers (not bytes).
+
+    Attributes:
+        per_token: numbers for each token: 2 x key heads x head size for plain attention; both latent parts for MLA.
+        window: no more than so many tokens are kept (sliding-window or chunked attention); None for all.
+        per_sequence: numbers kept whatever the length: convolution and state-space states, linear attention.
+        per_sequence_fp32: the same, but in float32 whatever the precision.
+        per_encoder_token: numbers for each token of an encoder's input: cross-attention.
+    """
+
+    per_token: int = 0
+    window: int | None = None
+    per_sequence: int = 0
+    per_sequence_fp32: int = 0
+    per_encoder_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the model that lies on one GPU as a whole.
+
+    Attributes:
+        name: the module's path, which is also its key in a device map: ``model.layers.7``, ``lm_head``.
+        kind: ``embedding`` (everything before the first layer), ``layer``, ``norm``, ``head``, or ``other`` (a part
+            beside the text model, such as an image encoder).
+    """
+
+    name: str
+    kind: Literal["embedding", "layer", "norm", "head", "other"]
+    tensors: tuple[Tensor, ...]
+    cache: LayerCache | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Everything that a memory plan needs to know of a model.
+
+    Attributes:
+        model: as the user named it.
+        model_type: of its config: ``llama``, ``gpt2``, ...
+        class_name: the transformers class that is loaded, such as ``LlamaForCausalLM``; None if not known.
+        blocks: in the order of computation; encoder first, where there is one.
+        hidden_size, intermediate_size, vocab_size, heads: of the (text) config. ``intermediate_size`` is the widest
+            that one token goes through at once: of a mixture all experts of a token together.
+        layers: how many blocks are layers.
+        is_encoder_decoder: the prompt goes to the encoder; the decoder starts from one token.
+        stored: precision of the checkpoint, or of the config where there is none; None where neither tells.
+        source: what the shapes are taken from: ``weights`` (headers), ``config`` (formulas) or ``known`` (shipped
+            data).
+        assumptions: sentences on what could not be known and was assumed.
+        max_tokens: the longest sequence it was made for, None if its config doesn't say.
+        tensor_parallel: whether transformers can split its layers over GPUs (it has a tensor-parallel plan).
+        tensor_parallel_limit: the largest number of GPUs that divides its heads; None where it can't be split.
+    """
+
+    model: str
+    model_type: str
+    class_name: str | None
+    blocks: tuple[Block, ...]
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    heads: int
+    is_encoder_decoder: bool = False
+    stored: str | None = None
+    source: Literal["weights", "config", "known"] = "config"
+    assumptions: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    tensor_parallel: bool = False
+    tensor_parallel_limit: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return sum(block.kind == "layer" for block in self.blocks)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has, tied ones once."""
+        return sum(tensor.numel for tensor in self.tensors() if tensor.tied_to is None)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors in order, tied ones too."""
+        for block in self.blocks:
+            yield from block.tensors
