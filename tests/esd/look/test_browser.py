@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from tests.esd.look.runs import AddModel, heavy
 
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.spectra_file import read_spectra
+from gpuherd.esd.tables.stats import read_table, table_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -247,6 +250,47 @@ def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
     share = figures["num_pl_spikes"] / figures["num_evals"]
     assert y0 == pytest.approx(high - a_tenth * np.log10(share), abs=0.3)
     assert (y1 - y0) / a_tenth == pytest.approx((figures["alpha"] - 1) * (x1 - x0) / a_decade, rel=0.02)
+
+
+def test_every_shown_digit_is_right(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1, width=40), options=AnalysisOptions(mp_fit=True, randomize=True))
+    file = run_folder / "stats" / "org--a.csv"
+    rows = read_table(file)
+    rows[0] |= {"norm": "34718.9609375", "num_evals": "50257", "alpha_lo": "5.1552460491", "xmin": "0.004491234"}
+    file.write_text(table_text(rows))
+    path = run_folder / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for at, row in enumerate(rows):
+        opened.go(f"#/model/0/{at}")
+        names = opened.page.locator(".figures dt").all_inner_texts()
+        shown = dict(zip(names, opened.page.locator(".figures dd").all_inner_texts(), strict=True))
+        for name in row.keys() & shown.keys():
+            assert abs(float(shown[name]) - float(row[name])) <= 0.51 * _last_digit(shown[name]), (name, row[name])
+    assert len(shown.keys() & rows[0].keys()) > 25
+    opened.go("#/model/0/0")
+    assert ", xmin 0.00449" in opened.page.locator("main").inner_text()
+    assert opened.fine(path)
+
+
+def _last_digit(number: str) -> float:
+    """What one more in the last digit is: 0.01 of "1.25", 0.1 of "1.2e+0"."""
+    digits, _, exponent = number.partition("e")
+    return float(10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])))
+
+
+def test_shares_are_whole_only_where_all_or_nothing_is(
+    browser: Browser, run_folder: Path, small_run: RunResults, tmp_path: Path
+) -> None:
+    for model, analysed in zip(small_run.models, (0, 1, 9_996, 10_000), strict=True):
+        line = TensorCoverage("a", "100x100", "F32", 10_000, 1, analysed, "analysed", None)
+        (run_folder / "coverage" / f"{model.stem}.csv").write_text(coverage_text([line]))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    shown = opened.page.locator("tbody tr td:nth-child(6)").all_inner_texts()
+    assert shown == ["0 %", "< 0.1 %", "> 99.9 %", "100 %"]
+    assert opened.fine(path)
 
 
 def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:

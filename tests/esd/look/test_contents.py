@@ -39,8 +39,8 @@ def test_models_of_one_architecture_share_a_layout(small_run: RunResults) -> Non
 def test_figures_of_a_model_are_those_of_its_rows(small_run: RunResults) -> None:
     by_id = {model["id"]: model for model in Contents(small_run).index()["models"]}
     base, alpha = by_id["org/base"], small_run.models[0].alpha[:4]
-    assert base["median"] == float(f"{np.median(alpha):.5g}")
-    assert (base["min"], base["max"]) == (float(f"{alpha.min():.5g}"), float(f"{alpha.max():.5g}"))
+    assert base["median"] == float(f"{np.median(alpha):.7g}")
+    assert (base["min"], base["max"]) == (float(f"{alpha.min():.7g}"), float(f"{alpha.max():.7g}"))
     assert (base["fitted"], base["skipped"], base["without"]) == (4, 1, 0)
     assert base["params"] == sum(small_run.models[0].params[:4])
     assert (by_id["org/spoilt"]["fitted"], by_id["org/spoilt"]["without"]) == (3, 1)

@@ -263,8 +263,8 @@ def _near(near: Near | None) -> list[Any] | None:
 
 
 def _short(value: Any) -> float | None:
-    """A number in the five digits that a page shows."""
-    return finite_or_none(float(f"{float(value):.5g}"))
+    """A number in two digits more than a page shows: rounding it there once more must not change what is shown."""
+    return finite_or_none(float(f"{float(value):.7g}"))
 
 
 def _many(count: int) -> str:
