@@ -83,10 +83,7 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
         notes=_notes(results, contents, details),
         method=contents.method,
         convention=[(name, printable(value)) for name, value in sorted(contents.convention.items())],
-        failures=[
-            [printable(text) for text in (each.model, each.kind, each.reason)]
-            for each in results.failures[:_MOST_FAILURES]
-        ],
+        failures=contents.failures[:_MOST_FAILURES],
         index=packed_json(contents.index()),
         blobs=blobs,
         script=_markup(script),

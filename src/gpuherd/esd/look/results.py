@@ -53,7 +53,7 @@ class ModelTable:
 
     Attributes:
         model_id: as the model list has it.
-        source_model: what it comes from; None where nobody said.
+        source_model: what it comes from; None where nobody said, or only that it comes from itself.
         relation: ``base``, ``finetune``, ... or "" where nobody said.
         names: the matrices, in the order of the file.
         rows, columns: M and N of each. params: weights of each.
@@ -150,7 +150,7 @@ def read_model(path: Path) -> ModelTable:
     first = rows[0]
     return ModelTable(
         model_id=first["model_id"],
-        source_model=first.get("source_model") or None,
+        source_model=None if first.get("source_model") == first["model_id"] else first.get("source_model") or None,
         relation=first.get("base_model_relation", ""),
         names=tuple(row["longname"] for row in rows),
         rows=tuple(int(row["M"]) for row in rows),
