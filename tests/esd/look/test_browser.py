@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -270,6 +271,66 @@ def test_every_shown_digit_is_right(browser: Browser, run_folder: Path, add_mode
     assert len(shown.keys() & rows[0].keys()) > 25
     opened.go("#/model/0/0")
     assert ", xmin 0.00449" in opened.page.locator("main").inner_text()
+    assert opened.fine(path)
+
+
+def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    for seed in range(5):
+        add_model(f"org/{seed}", heavy(seed))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    boxes = "document.querySelectorAll('td input')"
+    opened.page.evaluate(f"() => {{ for (const box of {boxes}) {{ box.click(); box.click(); }} }}")
+    opened.page.wait_for_timeout(300)
+    assert opened.page.locator("main section").first.locator("svg path").count() == 1  # the run, and no model
+    opened.page.evaluate("() => { location.hash = '#/model/3/1'; location.hash = '#/failures'; }")
+    opened.page.wait_for_timeout(500)
+    assert opened.page.get_by_role("heading", name="Models without a result").is_visible()
+    assert opened.page.locator("a[aria-current]").inner_text().startswith("Failures")
+    assert opened.fine(path)
+
+
+def test_an_address_of_no_matrix_shows_the_model(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+    opened = Opened(browser, page_file)
+    for where in ("#/model/0/0.5", "#/model/0/99", "#/model/0/x", "#/model/0/-1"):
+        opened.go(where)
+        assert opened.page.locator("h2").nth(1).inner_text() == small_run.models[0].names[0]
+    assert opened.fine(page_file)
+
+
+def test_every_relative_can_be_compared_with(browser: Browser, small_run: RunResults, tmp_path: Path) -> None:
+    base = small_run.models[1]
+    many = tuple(replace(base, model_id=f"org/{number:03}") for number in range(410))
+    child = replace(base, model_id="org/child", source_model="org/409", relation="finetune")
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(replace(small_run, models=(*many, child))).html)
+    opened = Opened(browser, path)
+    opened.go("#/model/410/vs/409")
+    assert opened.page.get_by_role("combobox").input_value() == "409"
+    assert opened.page.get_by_role("option", name="org/409 (stated base)").count() == 1
+    assert opened.fine(path)
+
+
+def test_every_reason_for_leaving_out_is_told(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    add_model("org/a", heavy(1), skipped=[f"left{at}" for at in range(60)])
+    file = run_folder / "stats" / "org--a.csv"
+    rows = read_table(file)
+    for at, row in enumerate(rows[4:]):
+        row["fit_status"] = f"not analysed: same as tensor {at}"
+    file.write_text(table_text([row | {"constructor": "1.5"} for row in rows]))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    opened.go("#/failures")
+    assert opened.page.get_by_text("not analysed: same as tensor 59").is_visible()
+    opened.go("#/model/0/0")
+    opened.page.get_by_text("What these figures mean").click()
+    assert "function" not in opened.page.locator(".meanings").inner_text()
     assert opened.fine(path)
 
 
