@@ -334,6 +334,29 @@ def test_every_reason_for_leaving_out_is_told(
     assert opened.fine(path)
 
 
+def test_layers_are_numbered_also_where_all_numbers_are_odd(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    W = heavy(1)["model.layers.0.self_attn.q_proj"]
+    add_model("org/a", {f"h.{layer}.w": W for layer in range(1, 81, 2)})
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path, width=390)
+    opened.page.evaluate(
+        """() => {
+            window.drawn = [];
+            const old = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+                window.drawn.push(String(text));
+                return old.call(this, text, ...place);
+            };
+        }"""
+    )
+    opened.go("#/model/0")
+    assert {"1", "5", "9"} <= set(opened.page.evaluate("window.drawn"))  # every other one, for want of room
+    assert opened.fine(path)
+
+
 def _last_digit(number: str) -> float:
     """What one more in the last digit is: 0.01 of "1.25", 0.1 of "1.2e+0"."""
     digits, _, exponent = number.partition("e")
