@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -209,6 +210,22 @@ def test_hostile_names_are_shown_as_they_are(
         assert opened.page.locator("img, main b b").count() == 0
     assert HOSTILE in opened.page.locator("main").inner_text()
     assert opened.page.evaluate("window.hit") is None
+    assert opened.fine(path)
+
+
+def test_long_names_do_not_widen_the_page(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    base, absent = "org/" + "L" * 90, "org/" + "Q" * 90
+    add_model(base, heavy(1), source=absent, relation="finetune")
+    add_model("org/" + "M" * 90, heavy(1, change=0.001), source=base, relation="finetune")
+    (run_folder / "failures.jsonl").write_text(json.dumps({"title": "T" * 90, "reason": "R" * 400}))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path, width=390)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/1", "model/1/vs/0"):
+        opened.go(f"#/{view}")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390, view
     assert opened.fine(path)
 
 
