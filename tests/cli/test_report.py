@@ -99,6 +99,8 @@ def test_what_can_not_be_drawn_is_told(run_folder: Path) -> None:
         run([*plot, "--model", "org/base", "--layer", "x", "--kind", "alpha"])
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
         run([*plot, "--layer", "x", "--output", "x.gif"])
+    with pytest.raises(UsageError, match=r"model\.embed_tokens has no spectrum: not analysed: embedding"):
+        run([*plot, "--model", "org/base", "--layer", "*embed_tokens"])
     (run_folder / "spectra" / "org--base.npz").unlink()
     with pytest.raises(UsageError, match="holds no spectra of 'org/base'"):
         run([*plot, "--model", "org/base", "--layer", "x"])

@@ -92,6 +92,9 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
             f"{directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
             "analyse it again with gpuherd esd --overwrite"
         )
-    layers = matching(read_spectra(path).layers, args.layer)
+    stored = read_spectra(path).layers
+    drawable = {layer.longname for layer in stored}
+    pairs = zip(model.names, model.status, strict=True)
+    layers = matching(stored, args.layer, {name: status for name, status in pairs if name not in drawable})
     drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
     return drawn, spectra_figure(layers, args.kind, title)

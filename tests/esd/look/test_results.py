@@ -106,15 +106,40 @@ def test_a_model_is_found_by_its_id_or_a_part(small_run: RunResults) -> None:
         the_model(directory, "org/base")
 
 
-def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) -> None:
+def put_queue(run_folder: Path, states: dict[str, tuple[str, str, str | None]]) -> None:
+    """A queue of these jobs: of each its title, its state and the reason."""
     with closing(Queue(run_folder / "queue.sqlite")) as queue:
-        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "org--lost.2", "org--gone.3")])
+        queue.submit([Job(name=name, argv=("true",), title=title) for name, (title, _, _) in states.items()])
     with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
-        db.execute("UPDATE jobs SET state = 'done' WHERE name = 'a.1'")
-        db.execute("UPDATE jobs SET state = 'failed', reason = 'no disk' WHERE name = 'org--lost.2'")
+        for name, (_, state, reason) in states.items():
+            db.execute("UPDATE jobs SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
+
+
+def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) -> None:
+    jobs: dict[str, tuple[str, str, str | None]] = {
+        "a.1": ("org/broken", "done", None),
+        "org--lost.2": ("org/lost", "failed", "no disk"),
+        "org--gone.3": ("org/gone", "waiting", None),
+        "org--base.4": ("org/base", "cancelled", "cancelled by a user"),
+    }
+    put_queue(run_folder, jobs)
     told = {each.model: (each.kind, each.reason) for each in read_results(run_folder).failures}
-    # org/broken was job a.1, which has ended well since; of org--lost.2 failures.jsonl says nothing.
-    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org--lost": ("failed", "no disk")}
+    # org/broken was job a.1, which has ended well since; of org/lost failures.jsonl says nothing; org/base is done.
+    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org/lost": ("failed", "no disk")}
+
+
+def test_an_attempt_that_failed_and_is_tried_again_is_no_failure(run_folder: Path, small_run: RunResults) -> None:
+    records = [
+        {"job": f"org--{name}.7", "title": f"org/{name}", "class": "crash", "reason": "gone", "retried": retried}
+        for name, retried in (("late", True), ("again", True), ("again", False))
+    ]
+    (run_folder / "failures.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    put_queue(
+        run_folder, {"org--late.7": ("org/late", "waiting", None), "org--again.7": ("org/again", "failed", "gone")}
+    )
+    results = read_results(run_folder)
+    assert [(each.model, each.kind) for each in results.failures] == [("org/again", "crash")]
+    assert results.unfinished == {"waiting": 1}
 
 
 def test_what_share_of_the_weights_is_covered(small_run: RunResults, run_folder: Path) -> None:
@@ -135,10 +160,8 @@ def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:
 
 
 def test_a_run_that_is_not_finished_says_so(run_folder: Path) -> None:
-    with closing(Queue(run_folder / "queue.sqlite")) as queue:
-        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "b.2", "c.3")])
-    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
-        db.execute("UPDATE jobs SET state = 'running' WHERE name = 'b.2'")
+    states = {"a.1": "waiting", "b.2": "running", "c.3": "waiting"}
+    put_queue(run_folder, {name: (name, state, None) for name, state in states.items()})
     results = read_results(run_folder)  # no model is done yet: a page all the same
     assert (results.models, results.failures) == ((), ())
     assert results.unfinished == {"running": 1, "waiting": 2}

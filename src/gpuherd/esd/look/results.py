@@ -53,7 +53,7 @@ class ModelTable:
 
     Attributes:
         model_id: as the model list has it.
-        source_model: what it comes from; None where nobody said.
+        source_model: what it comes from; None where nobody said, or only that it comes from itself.
         relation: ``base``, ``finetune``, ... or "" where nobody said.
         names: the matrices, in the order of the file.
         rows, columns: M and N of each. params: weights of each.
@@ -150,7 +150,7 @@ def read_model(path: Path) -> ModelTable:
     first = rows[0]
     return ModelTable(
         model_id=first["model_id"],
-        source_model=first.get("source_model") or None,
+        source_model=None if first.get("source_model") == first["model_id"] else first.get("source_model") or None,
         relation=first.get("base_model_relation", ""),
         names=tuple(row["longname"] for row in rows),
         rows=tuple(int(row["M"]) for row in rows),
@@ -225,17 +225,19 @@ def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
 
 
 def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Failure]:
-    """What failures.jsonl and the queue say of models that have no result: the last word on each."""
+    """What failures.jsonl and the queue say of models that have no result: the last word on each. A job that the queue
+    knows has failed only if the queue says so: an attempt that failed can be followed by another.
+    """
     last: dict[str, Failure] = {}
     told: set[str] = set()
     for record in _records(directory.failures):
         title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
         told.add(str(job))
-        if title not in done and job not in jobs.done:
+        if title not in done and job not in jobs.not_failed:
             last[title] = Failure(title, str(record.get("class") or "failed"), str(record.get("reason") or ""))
-    for job, (state, reason) in jobs.ended.items():
-        if job not in told:
-            last[job] = Failure(job.rpartition(".")[0] or job, state, reason)
+    for job, failure in jobs.failed.items():
+        if job not in told and failure.model not in done:
+            last[failure.model] = failure
     return list(last.values())
 
 
@@ -258,10 +260,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """The queue's jobs: those done, those that failed or were cancelled with state and reason, and how many others."""
+    """The queue's jobs by name: those that failed or were cancelled, and all others; how many of these are not done, by
+    their state.
+    """
 
-    done: frozenset[str] = frozenset()
-    ended: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+    not_failed: frozenset[str] = frozenset()
     unfinished: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -270,16 +274,27 @@ def _jobs(directory: ESDDirectory) -> _Jobs:
         return _Jobs()
     try:
         with closing(QueueReader(directory.queue)) as reader:
-            rows = reader.rows("SELECT name, state, reason FROM jobs")
+            rows = reader.rows("SELECT name, state, reason, spec FROM jobs")
     except (QueueUnreadable, UsageError) as problem:
         logger.warning("%s", problem)
         return _Jobs()
-    done = frozenset(row["name"] for row in rows if row["state"] == "done")
-    ended = {
-        row["name"]: (row["state"], row["reason"] or "") for row in rows if row["state"] in ("failed", "cancelled")
+    failed = {
+        row["name"]: Failure(_title(row["spec"]) or row["name"], row["state"], row["reason"] or "")
+        for row in rows
+        if row["state"] in ("failed", "cancelled")
     }
-    others = (row["state"] for row in rows if row["name"] not in done and row["name"] not in ended)
-    return _Jobs(done, ended, dict(sorted(Counter(others).items())))
+    others = [(row["name"], row["state"]) for row in rows if row["name"] not in failed]
+    waiting = Counter(state for _, state in others if state != "done")
+    return _Jobs(failed, frozenset(name for name, _ in others), dict(sorted(waiting.items())))
+
+
+def _title(spec: str) -> str | None:
+    """The model of a job, as the queue stores its job."""
+    try:
+        title = json.loads(spec).get("title")
+    except (ValueError, AttributeError):
+        return None
+    return title if isinstance(title, str) else None
 
 
 def _run_record(directory: ESDDirectory) -> dict[str, Any]:
