@@ -101,3 +101,35 @@ def test_a_done_model_whose_file_is_damaged_is_told(
     assert failure["model"] == str(model)
     assert str(stats) in failure["reason"]
     assert "remove it to make it anew" in failure["reason"]
+
+
+def test_a_start_killed_before_its_jobs_are_in_the_queue_takes_no_other_results_for_its_own(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    model = make_model("a", layers=1)
+    words = ["esd", "--single-model", str(model), "--output-dir", str(out.root), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    first = out.run_json.read_bytes()
+    assert run([*words, "--overwrite", "--bins", "7"]) == ExitCode.OK
+    # What `--overwrite` with the first options leaves when it is killed right after it has written its record.
+    out.run_json.write_bytes(first)
+    assert run(words) == ExitCode.OK
+    assert {row["bins"] for row in read_table(out.stats_file(str(model)))} == {"100"}
+    assert {row["bins"] for row in read_table(out.summary)} == {"100"}
+
+
+def test_an_adapter_is_analysed_again_when_its_base_is_another_and_then_the_first_one_again(
+    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    bases = [make_model(name, layers=1, seed=seed) for seed, name in enumerate(("one", "other"))]
+    adapter = make_adapter("lora", base=bases[0], layers=1)
+    norms = []
+    for base in (*bases, bases[0]):
+        words = ["esd", "--single-model", str(adapter), "--base-model", str(base), "--device-map", "cpu"]
+        assert run([*words, "--output-dir", str(out.root)]) == ExitCode.OK
+        rows = read_table(out.stats_file(str(adapter)))
+        assert {row["source_model"] for row in rows} == {str(base)}
+        norms.append([row["norm"] for row in rows])
+    assert norms[0] == norms[2] != norms[1]
