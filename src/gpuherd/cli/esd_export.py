@@ -94,15 +94,11 @@ def _model(args: argparse.Namespace) -> StoredModel:
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.tables.results import find, model_in, read_model
 
-    if args.model is not None:
-        if not Path(args.run_words).is_dir():
-            raise UsageError(f"--model goes with the folder of a run, and {args.run_words!r} is none")
+    if Path(args.run_words).is_dir():
         return read_model(model_in(ESDDirectory(args.run_words), args.model))
-    found = find(args.run_words)
-    if len(found) > 1:
-        names = ", ".join(path.stem.replace("--", "/") for path in found[:3])
-        raise UsageError(f"{args.run_words} has {len(found)} models ({names}, …): say which by --model")
-    return read_model(found[0])
+    if args.model is not None:
+        raise UsageError(f"--model goes with the folder of a run, and {args.run_words!r} is none")
+    return read_model(find(args.run_words)[0])
 
 
 def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:

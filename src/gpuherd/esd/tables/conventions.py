@@ -16,7 +16,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.stats import read_table, stored_text
+from gpuherd.esd.tables.stats import first_row, stored_text
 
 # In place of our version, in rows that others computed: by our definitions only where docs/esd.md says so.
 IMPORTED = "imported"
@@ -82,10 +82,9 @@ def _has_jobs(directory: ESDDirectory) -> bool:
 def _of_file(path: Path) -> dict[str, str] | None:
     """The convention of a stats file, None where it can't be read or has none."""
     try:
-        row = next(iter(read_table(path)), {})
+        return as_text(first_row(path)) or None
     except (OSError, ValueError, csv.Error):
         return None
-    return as_text(row) or None
 
 
 def refuse_another(directory: ESDDirectory, convention: Mapping[str, Any], remedy: str) -> None:

@@ -14,7 +14,8 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,21 @@ def stored_text(text: str) -> str:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of one of our CSV files, protection taken off."""
+    return list(_rows_of(path))
+
+
+def first_row(path: Path) -> dict[str, str]:
+    """The first of them, for what all rows repeat; empty where there is none."""
+    with closing(_rows_of(path)) as rows:
+        return next(rows, {})
+
+
+def _rows_of(path: Path) -> Generator[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file, strict=True)
         names = [plain(name) for name in next(reader, [])]
-        return [dict(zip(names, map(plain, cells), strict=True)) for cells in reader]
+        for cells in reader:
+            yield dict(zip(names, map(plain, cells), strict=True))
 
 
 def has_fit(rows: Iterable[LayerRow]) -> bool:
