@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.tables import print_table
+from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser
 
@@ -128,18 +130,13 @@ def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[st
 
 
 def _print_table(model: StoredModel, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from gpuherd.columns import Column, fitted, window
-
     names = [name for name in rows[0] if name != "longname"] if rows else []
     words = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None and name != "method")
     print(printable(f"{model.model_id}: {about['method']}, {words}"))
     columns = [Column("matrix", 0, least=12, middle=True)]
     columns += [Column(name, index + 1, right=name != "excluded") for index, name in enumerate(names)]
     lines = [[printable(row["longname"]), *(_cell(row[name]) for name in names)] for row in rows]
-    for line in fitted(columns, lines, window(Console())).lines:
-        print(line)
+    print_table(columns, lines)
 
 
 def _cell(value: Any) -> str:
