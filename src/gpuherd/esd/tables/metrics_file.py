@@ -84,7 +84,7 @@ def read_hdf5(path: Path) -> StoredMatrix:
             about = {str(name): str(value) for name, value in file.attrs.items() if name != "format_version"}
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as problem:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:
         raise BadModel(f"{path} holds no matrix of alphas: {problem}") from None
     cells = tuple(tuple(None if value != value else value for value in row) for row in values)
     named = all(isinstance(name, str) for name in (*layers, *modules)) and len(numbers) == len(layers)
