@@ -133,3 +133,29 @@ def test_an_adapter_is_analysed_again_when_its_base_is_another_and_then_the_firs
         assert {row["source_model"] for row in rows} == {str(base)}
         norms.append([row["norm"] for row in rows])
     assert norms[0] == norms[2] != norms[1]
+
+
+def test_a_list_of_which_nothing_is_done_leaves_the_other_models_in_the_summary(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    header = "model_id,base_model_relation,source_model,note\n"
+    for name, row in (("good", f"{make_model('a', layers=1)},,,mine\n"), ("refused", "./absent,,,x\n")):
+        (tmp_path / f"{name}.csv").write_text(header + row)
+    (tmp_path / "failing.csv").write_text(header + f"{make_model('zero', layers=1, fill=0.0)},,,y\n")
+    words = ["esd", "--output-dir", str(out.root), "--device-map", "cpu", "--model-list"]
+    assert run([*words, str(tmp_path / "good.csv")]) == ExitCode.OK
+    before = out.summary.read_bytes()
+    assert b"mine" in before
+    for name in ("refused", "failing"):
+        assert run([*words, str(tmp_path / f"{name}.csv")]) == ExitCode.FAILED
+        assert out.summary.read_bytes() == before
+
+
+def test_a_hidden_file_beside_the_stats_is_no_result(tmp_path: Path, make_model: MakeModel) -> None:
+    """macOS puts such files beside others when it copies a folder."""
+    out = ESDDirectory(tmp_path / "out")
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(out.root)]
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+    (out.stats / "._a.csv").write_bytes(b"\0\5\x16\7")
+    assert run([*words, "--device-map", "cpu", "--bins", "7", "--overwrite"]) == ExitCode.OK

@@ -140,13 +140,12 @@ def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> No
 
 
 def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:
-    """Rows of the present summary whose models are not in this list but are done here by the same convention.
+    """Rows of the present summary whose models are not in this list but are done here by the same convention (that of
+    the folder's record, where nothing of this list is done).
 
     Their figures come from their stats files; only the extra columns of their list come from the old summary.
     """
-    if not results:
-        return []
-    convention = _convention_of(results[0].summary)
+    convention = dict(_convention_of(results[0].summary)) if results else recorded(directory)
     present = {result.summary.lineage["model_id"] for result in results}
     done = done_jobs(directory)
     rows = []
@@ -159,7 +158,7 @@ def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> li
         except BadModel as problem:
             logger.warning("left out of the summary: %s", problem)
             continue
-        if _convention_of(summary) == convention:
+        if dict(_convention_of(summary)) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}
             rows.append({name: own[name] for name in LINEAGE_COLUMNS} | extra | own)

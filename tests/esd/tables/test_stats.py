@@ -165,6 +165,12 @@ def test_summary_counts_layers_of_too_much_and_too_little_training(tmp_path: Pat
     assert (columns["alpha_median"], columns["params_share"]) == (2.0, 0.75)
 
 
+def test_a_count_below_zero_is_a_count_too(tmp_path: Path) -> None:
+    rows = written(tmp_path, *(replace(layer(str(gap)), ERG_gap=gap) for gap in (-3, 5)))
+    metrics = summarise(rows, {}).metrics
+    assert (repr(metrics["ERG_gap_min"]), repr(metrics["ERG_gap_max"])) == ("-3", "5")
+
+
 def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
     metrics = summarise(written(tmp_path, layer()), {}).metrics
     assert metrics["alpha_std"] is None

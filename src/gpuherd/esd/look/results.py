@@ -20,7 +20,7 @@ from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
-from gpuherd.esd.tables.results import StoredModel, read_model, stats_files
+from gpuherd.esd.tables.results import StoredModel, read_model
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
 from gpuherd.jobs.reader import QueueReader
 
@@ -121,7 +121,7 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     directory = ESDDirectory(root)
     if not directory.root.is_dir():
         raise UsageError(f"there is no folder {root}; name the --output-dir of a gpuherd esd run")
-    paths = stats_files(directory)
+    paths = directory.stats_files()
     models: list[ModelTable] = []
     unreadable: list[Failure] = []
     for number, path in enumerate(paths):

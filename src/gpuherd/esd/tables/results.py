@@ -83,11 +83,6 @@ def read_model(path: Path) -> StoredModel:
         raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
 
 
-def stats_files(directory: ESDDirectory) -> list[Path]:
-    """The stats files of a folder, by name."""
-    return sorted(path for path in directory.stats.glob("*.csv") if not path.name.startswith("."))
-
-
 def find(words: str) -> list[Path]:
     """The stats files that ``words`` name: a file, ``RUN:model``, or ``RUN`` for all models of its folder.
 
@@ -142,7 +137,7 @@ def model_in(directory: ESDDirectory, model: str | None) -> Path:
 
 def _some(directory: ESDDirectory) -> list[Path]:
     """The stats files of a folder, of which there must be some."""
-    found = stats_files(directory)
+    found = directory.stats_files()
     if not found:
         raise UsageError(f"there are no results in {directory.root} (no stats/*.csv); name the folder of an esd run")
     return found

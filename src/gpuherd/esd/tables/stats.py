@@ -226,7 +226,7 @@ def _sample_deviation(differences: Sequence[float]) -> float | None:
 
 def _number(text: str) -> float:
     """The number in a cell; a count stays a whole number."""
-    return int(text) if text.isdigit() else float(text)
+    return int(text) if text.removeprefix("-").isdigit() else float(text)
 
 
 def _is_number(text: str) -> bool:
