@@ -12,7 +12,9 @@ import pytest
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, NoSuchGpu, UsageError
+from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.tables.stats import read_table
 
 MakeModel = Callable[..., Path]
@@ -159,3 +161,35 @@ def test_a_hidden_file_beside_the_stats_is_no_result(tmp_path: Path, make_model:
     assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
     (out.stats / "._a.csv").write_bytes(b"\0\5\x16\7")
     assert run([*words, "--device-map", "cpu", "--bins", "7", "--overwrite"]) == ExitCode.OK
+
+
+def test_a_start_that_was_refused_leaves_the_record_of_the_results_that_are_there(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(out.root)]
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+    before = out.run_json.read_bytes()
+    with pytest.raises(NoSuchGpu):
+        run([*words, "--overwrite", "--bins", "7", "--gpu-list", "97"])
+    assert out.run_json.read_bytes() == before
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+
+
+def test_two_conventions_that_start_at_once_dont_mix(tmp_path: Path, make_model: MakeModel) -> None:
+    model, out = make_model("a", layers=1), ESDDirectory(tmp_path / "out")
+
+    class Slow(ESDExperiment):
+        """Another run of the folder begins and ends while this one makes its plan."""
+
+        def _build_esd_command(self, row: ModelRow) -> list[str]:
+            if not out.stats_files():
+                words = ["esd", "--single-model", str(model), "--output-dir", str(out.root), "--device-map", "cpu"]
+                assert run(words) == ExitCode.OK
+            return super()._build_esd_command(row)
+
+    config = ExperimentConfig(single_model=model, output_dir=out.root, device_map="cpu", bins=7)
+    with pytest.raises(UsageError, match=r"made with bins=100; these have bins=7"):
+        Slow(config).run()
+    assert json.loads(out.run_json.read_text())["convention"]["bins"] == 100
+    assert {row["bins"] for row in read_table(out.stats_file(str(model)))} == {"100"}

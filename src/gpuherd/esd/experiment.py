@@ -44,7 +44,6 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
-from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
@@ -249,11 +248,14 @@ class ESDExperiment:
 
     def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
         rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
-        # Under the queue's lock, so that the record of a run at work here is not replaced by one that is refused.
-        with closing(DispatcherLock(self.directory.lock)):
-            self.directory.write_run_record(self._run_record())
         with display(self.console) as shown:
-            return run_jobs(jobs, self.config, self.directory, rerun=rerun, display=shown)
+            return run_jobs(jobs, self.config, self.directory, rerun=rerun, before=self._begin, display=shown)
+
+    def _begin(self) -> None:
+        """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""
+        self._check_convention()
+        self._check_others()
+        self.directory.write_run_record(self._run_record())
 
     def _run_record(self) -> dict[str, Any]:
         return {
