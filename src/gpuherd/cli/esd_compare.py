@@ -24,7 +24,8 @@ examples:
   gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
   gpuherd esd compare last-week this-week --json
 
-Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions.
+Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions;
+66 no such model.
 """
 MOST_ROWS = 400
 _OF_ONE = (

@@ -110,6 +110,7 @@ def test_numbers_in_extra_columns_stay_numbers() -> None:
     assert cell_text("-1.5") == "-1.5"
     assert cell_text(-1.5) == "-1.5"
     assert cell_text("=1+1") == "'=1+1"
+    assert cell_text("\uff1d1+1") == "'\uff1d1+1"
 
 
 @given(

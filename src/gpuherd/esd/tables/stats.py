@@ -28,7 +28,8 @@ FIT_OK = "ok"
 SKIPPED = "not analysed: "
 # Alphas below and above these are read as signs of too much and too little training (Martin & Mahoney).
 OVERTRAINED, UNDERTRAINED = 2.0, 6.0
-FORMULA_STARTS = tuple("=+-@\t'")
+# The last four are wide forms of the first, which some spreadsheets take for them.
+FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
 # C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
