@@ -31,12 +31,13 @@ class StoredMatrix:
 
 def about_text(origin: Origin) -> dict[str, str]:
     """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text."""
-    about = {
-        "full_name": stored_text(origin.model_id),
-        "source_model": stored_text(origin.source_model or ""),
-        "base_model_relation": stored_text(origin.relation),
+    lineage = {
+        "full_name": origin.model_id,
+        "source_model": origin.source_model,
+        "base_model_relation": origin.relation,
     }
-    return about | {name: stored_text(str(value)) for name, value in origin.last_columns.items()}
+    about = lineage | origin.last_columns
+    return {name: "" if value is None else stored_text(str(value)) for name, value in about.items()}
 
 
 def hdf5_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
