@@ -151,6 +151,18 @@ def test_what_is_no_matrix(bad: Any) -> None:
         analyze_matrix(bad)
 
 
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (torch.eye(3).to_sparse(), "no array of numbers: .*Sparse"),
+        (np.ma.masked_greater(np.eye(3), 0.5), "no mask"),
+    ],
+)
+def test_what_would_be_read_otherwise_than_meant_is_refused(bad: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        analyze_matrix(bad)
+
+
 def test_a_matrix_without_figures_says_why() -> None:
     assert analyze_matrix(np.zeros((5, 4))).fit_status == "all weights are zero"
     assert "NaN" in analyze_matrix(np.full((5, 4), np.nan)).fit_status

@@ -193,7 +193,12 @@ def _slices(weights: Any) -> _Slices:
 
     if hasattr(weights, "detach"):
         tensor = weights.detach().cpu()
-        weights = (tensor.float() if tensor.element_size() < 4 and tensor.is_floating_point() else tensor).numpy()
+        try:
+            weights = (tensor.float() if tensor.element_size() < 4 and tensor.is_floating_point() else tensor).numpy()
+        except (TypeError, RuntimeError) as problem:  # sparse, packed integers, …
+            raise ValueError(f"this tensor is no array of numbers: {problem}") from None
+    if np.ma.isMaskedArray(weights):
+        raise ValueError("weights have no mask: fill what is masked, or leave it out")
     array = np.asarray(weights)
     if array.dtype.kind not in "fiu" or not 2 <= array.ndim <= 5:
         raise ValueError(f"weights are real numbers on two to five axes, not {array.dtype} on {array.ndim}")

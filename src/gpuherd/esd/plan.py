@@ -155,11 +155,10 @@ def result_file(run: ESDDirectory, row: ModelRow) -> Path:
     return run.stats_file(row.model_id)
 
 
-def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
-    """A name that is the same only for the same model analysed in the same way; where its base counts, on one base."""
-    key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
-    stem = safe_filename(planned.row.model_id)[:100]
-    return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+def job_name(model_id: str) -> str:
+    """The name of a model's job: one a model, as a folder has one file of it. How it is analysed is its identity."""
+    digest = hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{safe_filename(model_id)[:100]}.{digest}"
 
 
 def gpus_needed(config: ExperimentConfig) -> int:
@@ -174,7 +173,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
     gpus = gpus_needed(config)
     memory_mb = None if gpus == 0 else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
     return Job(
-        name=job_name(config, planned),
+        name=job_name(planned.row.model_id),
         argv=tuple(argv),
         gpus=gpus,
         memory_mb=memory_mb,
@@ -184,7 +183,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
         retries=config.retries,
         result=str(result_file(run, planned.row)),
         title=planned.row.model_id,
-        identity=json.dumps([word for word in argv[1:] if not word.startswith(NEUTRAL)]),
+        identity=json.dumps([planned.facts.base, *(word for word in argv[1:] if not word.startswith(NEUTRAL))]),
     )
 
 

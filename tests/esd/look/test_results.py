@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tests.esd.look.runs import AddModel, heavy
 
-from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
-from gpuherd.esd.look.results import RunResults, read_results, the_model
+from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue import Queue
@@ -83,27 +83,6 @@ def test_a_damaged_queue_or_record_does_not_matter(small_run: RunResults, run_fo
     read = read_results(run_folder)
     assert len(read.models) == 4
     assert read.record == {}
-
-
-def test_a_model_is_found_by_its_id_or_a_part(small_run: RunResults) -> None:
-    directory = small_run.directory
-    assert the_model(directory, "org/base").model_id == "org/base"
-    assert the_model(directory, "tun").model_id == "org/tuned"
-    with pytest.raises(MissingModel, match="several models match 'org/'; for example: org/base, org/other"):
-        the_model(directory, "org/")
-    with pytest.raises(MissingModel, match="for example: org/other"):
-        the_model(directory, "org/othr")
-    with pytest.raises(UsageError, match="4 models; say which one"):
-        the_model(directory, None)
-    for stem in ("other", "spoilt", "tuned"):
-        (directory.stats / f"org--{stem}.csv").unlink()
-    assert the_model(directory, None).model_id == "org/base"
-    (directory.stats / "org--base.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(BadModel, match="no column 'model_id'"):
-        the_model(directory, "org/base")
-    (directory.stats / "org--base.csv").unlink()
-    with pytest.raises(UsageError, match="no results"):
-        the_model(directory, "org/base")
 
 
 def put_queue(run_folder: Path, states: dict[str, tuple[str, str, str | None]]) -> None:

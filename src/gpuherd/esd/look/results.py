@@ -6,7 +6,6 @@ can't be read is told among the failures and spoils nothing else.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import math
@@ -21,8 +20,8 @@ from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
-from gpuherd.esd.tables.results import stats_files
-from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
+from gpuherd.esd.tables.results import StoredModel, read_model
+from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
 from gpuherd.jobs.reader import QueueReader
 
 if TYPE_CHECKING:
@@ -122,15 +121,15 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     directory = ESDDirectory(root)
     if not directory.root.is_dir():
         raise UsageError(f"there is no folder {root}; name the --output-dir of a gpuherd esd run")
-    paths = stats_files(directory)
+    paths = directory.stats_files()
     models: list[ModelTable] = []
     unreadable: list[Failure] = []
     for number, path in enumerate(paths):
         try:
-            models.append(replace(read_model(path), covered=stored_share(directory.coverage / path.name)))
-        except (OSError, ValueError, KeyError, csv.Error) as problem:
-            logger.warning("%s can't be read and is left out: %r", path, problem)
-            unreadable.append(Failure(path.stem, NO_RESULT, f"stats/{path.name}: {_told(problem)}"))
+            models.append(replace(table_of(read_model(path)), covered=stored_share(directory.coverage / path.name)))
+        except (BadModel, MissingModel) as problem:
+            logger.warning("left out: %s", problem)
+            unreadable.append(Failure(path.stem, NO_RESULT, str(problem).replace(str(path), f"stats/{path.name}")))
         if on_progress is not None:
             on_progress(number + 1, len(paths))
     done = {model.model_id for model in models}
@@ -142,65 +141,28 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished)
 
 
-def read_model(path: Path) -> ModelTable:
-    """A stats file. Raises OSError, csv.Error, ValueError or KeyError where it is none."""
-    rows = read_table(path)
-    if not rows:
-        raise ValueError("it has no rows")
+def table_of(model: StoredModel) -> ModelTable:
+    """A model's stats file as arrays."""
+    rows = [layer.cells for layer in model.layers]
     first = rows[0]
     return ModelTable(
-        model_id=first["model_id"],
-        source_model=None if first.get("source_model") == first["model_id"] else first.get("source_model") or None,
-        relation=first.get("base_model_relation", ""),
-        names=tuple(row["longname"] for row in rows),
-        rows=tuple(int(row["M"]) for row in rows),
-        columns=tuple(int(row["N"]) for row in rows),
-        params=tuple(int(row["params"]) for row in rows),
-        status=tuple(row["fit_status"] for row in rows),
+        model_id=model.model_id,
+        source_model=None if model.source_model == model.model_id else model.source_model,
+        relation=model.relation,
+        names=tuple(layer.longname for layer in model.layers),
+        rows=tuple(layer.M for layer in model.layers),
+        columns=tuple(layer.N for layer in model.layers),
+        params=tuple(layer.params for layer in model.layers),
+        status=tuple(layer.fit_status for layer in model.layers),
         figures=_figures(rows),
         convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
-        stem=path.stem,
+        stem=model.path.stem,
         notes={
             name: tuple(row[name] for row in rows)
             for name in first
             if name.endswith("_status") and name != "fit_status"
         },
     )
-
-
-def the_model(directory: ESDDirectory, name: str | None) -> ModelTable:
-    """One model of a run: of this id, or the only one whose id contains the name, or, without a name, the only one.
-
-    Raises:
-        UsageError: there are no results here, or several and no name was given.
-        MissingModel: no model matches, or several do; names some.
-        BadModel: its stats file can't be read.
-    """
-    stats = {path.stem: path for path in stats_files(directory)}
-    if not stats:
-        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
-    if name is None and len(stats) > 1:
-        raise UsageError(f"the run has {len(stats)} models; say which one: --model (for example {_ids([*stats][:4])})")
-    exact = None if name is None else stats.get(directory.stats_file(name).stem)
-    found = [exact] if exact is not None else [stats[stem] for stem in stats if _stem(name or "") in stem]
-    if len(found) != 1:
-        import difflib  # slow to import, and seldom needed
-
-        near = [path.stem for path in found] or difflib.get_close_matches(_stem(name or ""), stats, n=3) or [*stats]
-        what = "several models match" if found else "no model of this run matches"
-        raise MissingModel(f"{what} {name!r}; for example: {_ids(near[:4])}")
-    try:
-        return read_model(found[0])
-    except (OSError, ValueError, KeyError, csv.Error) as problem:
-        raise BadModel(f"{found[0]} is no stats file of gpuherd: {_told(problem)}") from None
-
-
-def _stem(name: str) -> str:
-    return name.replace("/", "--")
-
-
-def _ids(stems: Sequence[str]) -> str:
-    return ", ".join(stem.replace("--", "/") for stem in stems)
 
 
 def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
@@ -306,10 +268,6 @@ def _run_record(directory: ESDDirectory) -> dict[str, Any]:
         logger.warning("%s can't be read: %s", directory.run_json, problem)
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _told(problem: Exception) -> str:
-    return f"no column {problem}" if isinstance(problem, KeyError) else str(problem)
 
 
 def finite_or_none(value: float) -> float | None:
