@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpuherd.models.dtypes import READABLE
@@ -21,7 +22,7 @@ SCALES = "scales or codes of "
 
 _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
-    r"token_embd|transformer\.w)\.weight"
+    r"embeddings|token_embd|transformer\.w)\.weight"
 )
 _EMBEDDING = re.compile(
     r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
@@ -40,28 +41,75 @@ _WEIGHT_NORM = re.compile(r"(?:.*\.)?(?:weight_[gv]|parametrizations\.\w+\.origi
 MAX_POSITIONS = 1 << 16
 
 
-def tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str | None]:
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Which tensors are counted in another one.
+
+    Attributes:
+        counted_in: for a tensor with the numbers of another: the one where they are counted.
+        embeddings: output heads that are the input embedding too, and stand for it, since the file has no other.
+    """
+
+    counted_in: Mapping[str, str]
+    embeddings: frozenset[str]
+
+
+def ties_of(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Ties:
+    """The tensors that share their storage, and the output heads that the config says are the input embedding.
+
+    Of a storage with several names the first counts that is an embedding, else the first that holds weights by its
+    name, else the first.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, info in tensors.items():
+        groups.setdefault(info.shares or name, []).append(name)
+    counted: dict[str, str] = {}
+    for names in groups.values():
+        if len(names) > 1:
+            owner = min(names, key=lambda name: _RANKS.get(_kind(tensors[name])[0], 1))
+            counted |= {name: owner for name in names if name != owner}
+    heads = _tied_heads(tensors, config)
+    for head, embedding in heads.items():
+        owner = head if embedding is None else counted.get(embedding, embedding)
+        if owner != head:
+            counted[head] = owner
+    return Ties(counted, frozenset(head for head, embedding in heads.items() if embedding is None))
+
+
+# Which kind of name is preferred for a storage; any other kind: 1.
+_RANKS: Mapping[Kind, int] = {"embedding": 0, "other": 2}
+
+
+def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Mapping[str, str | None]:
     """For each output head that the config says is the input embedding: the embedding's name, None if only the head is
-    in the file (it then is the embedding)."""
+    in the file."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    if not any(part.get("tie_word_embeddings") is True for part in parts):
+    said = [part.get("tie_word_embeddings") for part in parts]
+    if not any(word is True for word in said):
         return {}
+    # A config's parts can contradict each other: Qwen3-VL-MoE's as a whole says no, and its text part, by default, yes.
+    # What stands twice in the file is then taken as two.
+    denied = any(word is False for word in said)
     inputs = {info.shape: name for name, info in tensors.items() if _INPUT_EMBEDDING.fullmatch(name)}
-    return {
-        name: inputs.get(info.shape)
-        for name, info in tensors.items()
-        if _HEAD.fullmatch(name) and (info.shape in inputs or not inputs)
-    }
+    heads = {name: inputs.get(info.shape) for name, info in tensors.items() if _HEAD.fullmatch(name)}
+    if not inputs:
+        return heads if len(heads) == 1 else {}  # several are the outputs of layers
+    return {} if denied else {head: embedding for head, embedding in heads.items() if embedding is not None}
 
 
-def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool) -> tuple[Kind, str | None]:
+def classify(info: TensorInfo, ties: Ties, embeddings: bool) -> tuple[Kind, str | None]:
     """What a tensor of two or more axes is, and why it is not analysed (None if it is)."""
+    if info.name in ties.counted_in:
+        return "other", f"{TIED}{ties.counted_in[info.name]}, counted there"
+    kind, reason = _kind(info)
+    if kind == "linear" and info.name in ties.embeddings:
+        kind = "embedding"
+    return kind, "embedding (use --embeddings)" if kind == "embedding" and not embeddings else reason
+
+
+def _kind(info: TensorInfo) -> tuple[Kind, str | None]:
+    """The same by the tensor alone; for an embedding without a reason."""
     name, axes = info.name, len(info.shape)
-    same_as = tied.get(name) or info.shares
-    if same_as is not None and tied.get(same_as) == name:
-        same_as = None  # a head that comes first in the file is counted as the embedding, not the other way about
-    if same_as:
-        return "other", f"{TIED}{same_as}, counted there"
     if info.dtype not in READABLE and not info.decoded:
         return "other", f"stored as {info.dtype}, no weights"
     if 0 in info.shape:
@@ -70,8 +118,8 @@ def classify(info: TensorInfo, tied: Mapping[str, str | None], embeddings: bool)
         return "other", "a bias"
     if _WEIGHT_NORM.fullmatch(name):
         return "other", "the direction or the length of a weight (weight norm), no matrix as it stands"
-    if axes == 2 and (_EMBEDDING.fullmatch(name) or name in tied):
-        return "embedding", None if embeddings else "embedding (use --embeddings)"
+    if axes == 2 and _EMBEDDING.fullmatch(name):
+        return "embedding", None
     if holds_experts(name) and axes == 3:
         return ("expert", None) if info.shape[0] <= MAX_EXPERTS else ("other", f"{info.shape[0]} experts, too many")
     if holds_stacked_experts(name):

@@ -20,7 +20,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.experts import down_shape, expert_name, part_name, stacked_experts
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
-from gpuherd.models.kinds import Kind, classify, tied_heads
+from gpuherd.models.kinds import Kind, classify, ties_of
 from gpuherd.models.region import Region, Room, code_slabs, read_region, slabs
 from gpuherd.models.source import BlockSource, CodeSource, TensorInfo, TensorSource
 
@@ -123,12 +123,12 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
     weights are left out. Reads headers only.
     """
     tensors, config = source.tensors, source.config
-    tied = tied_heads(tensors, config)
+    ties = ties_of(tensors, config)
     for name in sorted(tensors, key=_natural):
         info = tensors[name]
         if len(info.shape) < 2 or info.scales_of is not None:
             continue
-        kind, reason = classify(info, tied, embeddings)
+        kind, reason = classify(info, ties, embeddings)
         if reason is not None:
             yield _skipped(info, kind, reason)
         elif kind == "expert":
