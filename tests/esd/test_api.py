@@ -110,6 +110,8 @@ def test_an_adapter_on_disk(make_model: MakeModel, make_adapter: MakeModel) -> N
     adapter = make_adapter("lora", base=base)
     merged = analyze_model(adapter)
     assert set(merged["source_model"]) == {str(base)}
+    # As in the worker, what a whole model comes from is told and not looked for.
+    assert set(analyze_model(base, base="/nowhere/older")["source_model"]) == {"/nowhere/older"}
     moved = make_adapter("moved", base="org/gone")
     pd.testing.assert_series_equal(analyze_model(moved, base=base)["alpha"], merged["alpha"])
 

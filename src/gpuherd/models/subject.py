@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import is_adapter, merge
+from gpuherd.models.adapter import adapter_base, is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.kinds import TIED
 from gpuherd.models.lora import ExpertEdit, MatrixEdit
@@ -65,6 +65,16 @@ def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | Path | None) ->
     if spectra_of == "delta" and base is None:
         return "there is no base to compare it with: give it as source_model in the list, or by --base-model"
     return None
+
+
+def base_of(path: Path, given: str | None, spectra_of: SpectraOf) -> str | None:
+    """The name of the base that is wanted to analyse a model: the one ``given``, else that of an adapter's own config.
+
+    None where a whole model is analysed by itself, whatever it comes from, and where nobody names a base.
+    """
+    if is_adapter(path):
+        return given or adapter_base(path)
+    return (given or None) if spectra_of == "delta" else None
 
 
 def open_subject(
