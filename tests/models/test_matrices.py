@@ -255,6 +255,26 @@ def test_tied_by_the_config(tmp_path: Path) -> None:
     assert "tied to backbone.embeddings.weight" in str(skips("true", mamba)["lm_head"])
 
 
+def test_no_two_matrices_have_one_name(tmp_path: Path) -> None:
+    """Names are what results are joined by; each of these would be cut to the same as another."""
+    tensors = {
+        "a.in_proj.weight": torch.randn(6, 2), "a.in_proj_weight": torch.randn(6, 2), "a.in_proj_q": torch.randn(2, 2),
+        "b.weight": torch.randn(3, 3), "b_weight": torch.randn(3, 3, 2), "b": torch.randn(2, 2),
+        "c.weight.weight": torch.randn(3, 3), "c.weight": torch.randn(3, 3), "c": torch.randn(3, 3),
+        "d.experts.up_proj": torch.randn(2, 3, 3), "d.experts.0.up_proj.weight": torch.randn(3, 3),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = open_checkpoint(tmp_path)
+    found = list(matrices(source))
+    names = {m.longname: m.tensor for m in found}
+    assert len(names) == len(found) == 14 and set(names.values()) == tensors.keys()
+    assert names["a.in_proj"] == "a.in_proj.weight" and names["a.in_proj_weight_q"] == "a.in_proj_weight"
+    assert names["d.experts.0.up_proj"] == "d.experts.up_proj"
+    assert names["d.experts.0.up_proj.weight"] == "d.experts.0.up_proj.weight"
+    # What is analysed besides does not change them.
+    assert [m.longname for m in matrices(source, embeddings=True)] == [m.longname for m in found]
+
+
 def test_a_config_that_contradicts_itself_ties_nothing(tmp_path: Path) -> None:
     """Qwen3-VL-MoE's says no, and its text part, by default, yes: its head is one of its own, in memory and saved."""
     from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration

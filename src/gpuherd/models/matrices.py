@@ -120,8 +120,19 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
     """Every tensor of two or more axes, as matrices, in natural order of names (layer 2 before layer 10).
 
     ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once; scales of quantised
-    weights are left out. Reads headers only.
+    weights are left out. Reads headers only. No two have one longname: where ``a.weight`` and ``a_weight`` stand in
+    one checkpoint, the second keeps its name in full.
     """
+    taken: set[str] = set()
+    for matrix in _as_they_are_called(source, embeddings):
+        longname = matrix.longname
+        while longname in taken:
+            longname = _unshortened(matrix) if longname == matrix.longname else f"{longname}_"
+        taken.add(longname)
+        yield matrix if longname == matrix.longname else replace(matrix, longname=longname)
+
+
+def _as_they_are_called(source: TensorSource, embeddings: bool) -> Iterator[WeightMatrix]:
     tensors, config = source.tensors, source.config
     ties = ties_of(tensors, config)
     for name in sorted(tensors, key=_natural):
@@ -147,6 +158,13 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 def _longname(name: str) -> str:
     return name.removesuffix(".weight").removesuffix("_weight")
+
+
+def _unshortened(matrix: WeightMatrix) -> str:
+    """The tensor's own name, with what its parts have added to the shortened one."""
+    piece = f".{matrix.part.piece}" if matrix.kind == "expert" else ""
+    layout = matrix.part.layout
+    return matrix.tensor + piece + ("" if layout is None else f"_{layout.parts[matrix.part.number][0].strip('_')}")
 
 
 def _skipped(info: TensorInfo, kind: Kind, reason: str) -> WeightMatrix:
