@@ -16,9 +16,11 @@ from gpuherd.models.source import TensorInfo
 
 Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
-# How the reasons of what is counted in another tensor begin.
+# How the reasons begin of what is counted in another tensor, or is no weight at all.
 TIED = "tied to "
 SCALES = "scales or codes of "
+BUFFER = "a buffer, no weight: "
+NOT_COUNTED = (TIED, SCALES, BUFFER)
 
 _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
@@ -37,6 +39,17 @@ _HEAD = re.compile(
 _BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_[ih]h(?:_l\d+(?:_reverse)?)?)")
 # torch.nn.utils.weight_norm keeps a weight as its direction and its length, under old and new names.
 _WEIGHT_NORM = re.compile(r"(?:.*\.)?(?:weight_[gv]|parametrizations\.\w+\.original[01])")
+# Numbers that a checkpoint keeps beside its weights and no optimiser changes, by the end of the name.
+_BUFFERS = tuple(
+    (re.compile(rf"(?:.*\.)?(?:{names})"), what)
+    for names, what in (
+        (r"running_mean|running_var|cluster_size|embed_avg", "running statistics"),
+        (r"(?:\w+_)?inv_freq|cos_cached|sin_cached|freqs_cis|rope_freqs\.weight|rope_factors_(?:long|short)\.weight",
+         "rotary frequencies"),
+        (r"(?:\w+_)?mask|masked_bias", "a mask"),
+        (r"final_logits_bias", "an offset of the output"),
+    )
+)  # fmt: skip
 # More kernel positions than this are no convolution; each is a matrix to us.
 MAX_POSITIONS = 1 << 16
 
@@ -97,6 +110,18 @@ def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     return {} if denied else {head: embedding for head, embedding in heads.items() if embedding is not None}
 
 
+def buffer_of(info: TensorInfo) -> str | None:
+    """Why a tensor of floating-point numbers holds no weights, None if it does, or if nothing tells.
+
+    By its name; by its shape only the causal masks of GPT-2 and its kin, which are called ``attn.bias``.
+    """
+    what = next((what for names, what in _BUFFERS if names.fullmatch(info.name)), None)
+    if what is None and info.name.endswith(".bias") and len(info.shape) == 4:
+        square = info.shape[:2] == (1, 1) and info.shape[2] == info.shape[3]
+        what = "a mask" if square else None
+    return None if what is None else f"{BUFFER}{what}"
+
+
 def classify(info: TensorInfo, ties: Ties, embeddings: bool) -> tuple[Kind, str | None]:
     """What a tensor of two or more axes is, and why it is not analysed (None if it is)."""
     if info.name in ties.counted_in:
@@ -114,6 +139,9 @@ def _kind(info: TensorInfo) -> tuple[Kind, str | None]:
         return "other", f"stored as {info.dtype}, no weights"
     if 0 in info.shape:
         return "other", "empty"
+    buffer = buffer_of(info)
+    if buffer is not None:
+        return "other", buffer
     if name.endswith("bias"):
         return "other", "a bias"
     if _WEIGHT_NORM.fullmatch(name):
