@@ -131,6 +131,11 @@ def test_patterns_are_reasons(build: Build) -> None:
     assert told["h.0.mlp.c_fc.weight"] == ("skipped", "not selected by --layers")
     assert told["h.0.attn.c_attn.weight"][0] == "analysed"
     assert "left out by --exclude '*_k'" in str(told["h.0.attn.c_attn.weight"][1])
+    # What failed is told before what was left out.
+    _, lines = analysed(build(mixed()), ("*.c_fc", "*c_attn_[qk]"), ("*_q",))
+    told = {line.tensor: (line.status, line.reason) for line in lines}
+    reason = "3 of 3 matrices without a fit; h.0.attn.c_attn_k: all weights are zero"
+    assert told["h.0.attn.c_attn.weight"] == ("failed", reason)
     _, lines = analysed(build(mixed()), exclude=("h.0.attn.c_attn.weight",))
     told = {line.tensor: (line.status, line.reason) for line in lines}
     assert told["h.0.attn.c_attn.weight"] == ("skipped", "left out by --exclude 'h.0.attn.c_attn.weight'")

@@ -113,13 +113,14 @@ def _is_module(model: Any) -> bool:
 
 def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
     from gpuherd.esd.selection import selected
+    from gpuherd.models.kinds import adapter_factor
     from gpuherd.models.matrices import matrices
     from gpuherd.models.module_source import module_source
 
     if base is not None or options.spectra_of != "weights":
         raise BadModel("a module in memory has no base to compare with: save it, and give its folder and its base")
     source: TensorSource = module_source(module)
-    lora = next((name for name in source.tensors if ".lora_A." in name), None)
+    lora = adapter_factor(source.tensors)
     if lora is not None:
         raise BadModel(f"the module has an adapter that is not merged ({lora}): call its merge_and_unload() first")
     found = selected(

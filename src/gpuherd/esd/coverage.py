@@ -122,15 +122,14 @@ def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) ->
     without = [row for _, row in inside if row.fit_status != FIT_OK]
     if not without:
         return "analysed", None
-    if len(inside) == 1:
-        reason = without[0].fit_status
-    else:
-        first = f"{without[0].longname}: {without[0].fit_status}"
-        reason = f"{len(without)} of {len(inside)} matrices without a fit; {first}"
-    if len(without) < len(inside):
-        return "analysed", reason
-    skipped = all(row.fit_status.startswith(SKIPPED) for row in without)
-    return ("skipped", without[0].fit_status.removeprefix(SKIPPED)) if skipped else ("failed", reason)
+    failed = [row for row in without if not row.fit_status.startswith(SKIPPED)]
+    if not failed and len(without) == len(inside):
+        return "skipped", without[0].fit_status.removeprefix(SKIPPED)
+    told = (failed or without)[0]
+    reason = told.fit_status
+    if len(inside) > 1:
+        reason = f"{len(without)} of {len(inside)} matrices without a fit; {told.longname}: {reason}"
+    return "analysed" if len(without) < len(inside) else "failed", reason
 
 
 def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -108,6 +108,11 @@ def _tied_heads(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     if not inputs:
         return heads if len(heads) == 1 else {}  # several are the outputs of layers
     return {} if denied else {head: embedding for head, embedding in heads.items() if embedding is not None}
+
+
+def adapter_factor(names: Iterable[str]) -> str | None:
+    """The first name of a factor of a LoRA adapter that is not merged, None where there is none."""
+    return next((name for name in names if ".lora_A." in name or ".lora_embedding_A" in name), None)
 
 
 def buffer_of(info: TensorInfo) -> str | None:
