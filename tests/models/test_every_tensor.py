@@ -107,6 +107,12 @@ def test_groups_of_a_convolution_are_one_matrix_as_stored() -> None:
     assert np.array_equal(matrix.slices()[2], wanted)
 
 
+def test_the_convolution_of_one_expert_is_no_mixture() -> None:
+    experts = torch.nn.ModuleDict({"experts": torch.nn.ModuleList([torch.nn.Conv1d(4, 6, 3)])})
+    (matrix,) = analysed(module_source(experts))
+    assert (matrix.longname, matrix.kind, matrix.shape, matrix.params) == ("experts.0", "conv", (6, 4), 72)
+
+
 def test_a_weight_kept_as_direction_and_length_is_told() -> None:
     for normed in (torch.nn.utils.parametrizations.weight_norm, _old_weight_norm):
         reasons = [m.skip for m in matrices(module_source(normed(torch.nn.Conv1d(4, 6, 3))))]
@@ -119,6 +125,8 @@ def _old_weight_norm(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_recurrent_layers() -> None:
+    projected = {m.longname: m.shape for m in analysed(module_source(torch.nn.LSTM(5, 4, proj_size=3)))}
+    assert projected == {"weight_ih_l0": (16, 5), "weight_hh_l0": (16, 3), "weight_hr_l0": (3, 4)}
     layer = torch.nn.LSTM(5, 4, bidirectional=True)
     found = {m.longname: m.shape for m in analysed(module_source(layer))}
     assert found == {

@@ -35,8 +35,8 @@ _HEAD = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
 )
 # Matrices whose names don't end in .weight: those of torch.nn.MultiheadAttention, and of its RNN, LSTM and GRU, whose
-# gates lie below each other.
-_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_[ih]h(?:_l\d+(?:_reverse)?)?)")
+# gates lie below each other (hr: the projection of an LSTM's output).
+_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_(?:[ih]h|hr)(?:_l\d+(?:_reverse)?)?)")
 # torch.nn.utils.weight_norm keeps a weight as its direction and its length, under old and new names.
 _WEIGHT_NORM = re.compile(r"(?:.*\.)?(?:weight_[gv]|parametrizations\.\w+\.original[01])")
 # Numbers that a checkpoint keeps beside its weights and no optimiser changes, by the end of the name.
