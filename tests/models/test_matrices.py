@@ -348,7 +348,7 @@ def test_what_is_no_weight_matrix_is_listed_with_a_reason(tmp_path: Path) -> Non
         "embeddings.patch_embedding",
     }
     assert "norm" not in found and len(found) == 7
-    assert "I64" in str(found["position_ids"].skip) and "bias" in str(found["h.0.attn.bias"].skip)
+    assert "I64" in str(found["position_ids"].skip) and "a mask" in str(found["h.0.attn.bias"].skip)
 
 
 def test_order_is_natural(tmp_path: Path) -> None:
