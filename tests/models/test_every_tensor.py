@@ -107,6 +107,22 @@ def test_groups_of_a_convolution_are_one_matrix_as_stored() -> None:
     assert np.array_equal(matrix.slices()[2], wanted)
 
 
+def test_shared_experts_in_one_tensor_are_taken_apart(tmp_path: Path) -> None:
+    """As Inkling in transformers 5 has them, beside those that are routed."""
+    names = [f"model.layers.0.mlp.shared_experts.{part}_proj" for part in ("down", "gate", "up")]
+    save_file({name: torch.randn(2, 6, 4) for name in names}, tmp_path / "model.safetensors")
+    wanted = {f"model.layers.0.mlp.shared_experts.{n}.{part}_proj" for n in range(2) for part in ("down", "gate", "up")}
+    assert {m.longname for m in analysed(open_checkpoint(tmp_path))} == wanted
+
+
+@pytest.mark.parametrize("name", ["emb", "bert.embeddings.shape_embed", "backbone.embeddings", "wte"])
+def test_embeddings_are_known_by_name(tmp_path: Path, name: str) -> None:
+    """RWKV's own files call it emb; RoCBert has two beside its words."""
+    save_file({f"{name}.weight": torch.randn(9, 4)}, tmp_path / "model.safetensors")
+    (matrix,) = matrices(open_checkpoint(tmp_path))
+    assert (matrix.kind, matrix.skip) == ("embedding", "embedding (use --embeddings)")
+
+
 def test_the_convolution_of_one_expert_is_no_mixture() -> None:
     experts = torch.nn.ModuleDict({"experts": torch.nn.ModuleList([torch.nn.Conv1d(4, 6, 3)])})
     (matrix,) = analysed(module_source(experts))

@@ -18,7 +18,7 @@ MAX_EXPERTS = 1 << 16
 # Below an expert's number stands what belongs to it alone: a convolution, if it has three axes.
 _EXPERTS = re.compile(
     r"(?!.*experts\.\d+\.)(?:.*\.)?"
-    r"(?:(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+|(?:input|output)_linear\.weight)"
+    r"(?:(?:(?:shared_)?experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+|(?:input|output)_linear\.weight)"
 )
 _GGUF = re.compile(r"(?P<stem>(?:.*\.)?ffn_(?:gate_up|gate|up|down))_(?:ch)?exps(?:\.weight)?")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")

@@ -29,7 +29,7 @@ _INPUT_EMBEDDING = re.compile(
 _EMBEDDING = re.compile(
     r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
     r"word_embedding|embed_positions|[\w-]*embeddings?|relative_attention_bias|"
-    r"token_embd|position_embd|token_types|per_layer_token_embd|transformer\.w)\.weight"
+    r"token_embd|position_embd|token_types|per_layer_token_embd|transformer\.w|emb|embeddings\.\w+_embed)\.weight"
 )
 _HEAD = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
