@@ -248,6 +248,8 @@ def test_tied_by_the_config(tmp_path: Path) -> None:
     assert "embedding" in str(skips("true", {"lm_head.weight": torch.ones(9, 4)})["lm_head"])
     other_size = {"model.embed_tokens.weight": torch.ones(9, 4), "lm_head.weight": torch.ones(8, 4)}
     assert skips("true", other_size)["lm_head"] is None
+    longer = {"cpmant.input_embedding.weight": torch.ones(12, 4), "lm_head.weight": torch.ones(9, 4)}
+    assert skips("true", longer)["lm_head"] is None  # CPM-Ant, whose prompts are embedded too
     # Layers may have outputs too, and so may a model whose embedding has a name that is not known.
     outputs = {f"h.{layer}.output.weight": torch.ones(9, 4) for layer in range(2)}
     assert set(skips("true", outputs).values()) == {None}

@@ -93,8 +93,10 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
-    """The row that --single-model and --base-model stand for. A model with a base is an adapter or comes from it, as its
-    files tell; one of the Hub, which they can't yet, is an adapter, or for ``--spectra-of delta`` either.
+    """The row that --single-model and --base-model stand for.
+
+    A model with a base is an adapter of it or made from it, as its files tell; one of the Hub, where they can't be seen
+    yet, is an adapter, or for ``--spectra-of delta`` either.
 
     Raises BadModel for an impossible name.
     """

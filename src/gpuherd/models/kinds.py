@@ -24,7 +24,7 @@ NOT_COUNTED = (TIED, SCALES, BUFFER)
 
 _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
-    r"embeddings|token_embd|transformer\.w)\.weight"
+    r"embeddings|input_embeddings?|token_embd|transformer\.w)\.weight"
 )
 _EMBEDDING = re.compile(
     r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
