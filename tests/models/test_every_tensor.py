@@ -115,12 +115,23 @@ def test_shared_experts_in_one_tensor_are_taken_apart(tmp_path: Path) -> None:
     assert {m.longname for m in analysed(open_checkpoint(tmp_path))} == wanted
 
 
-@pytest.mark.parametrize("name", ["emb", "bert.embeddings.shape_embed", "backbone.embeddings", "wte"])
+@pytest.mark.parametrize(
+    "name",
+    ["emb", "bert.embeddings.shape_embed", "backbone.embeddings", "wte", "visual.pos_embed", "token_type_embeddings"],
+)
 def test_embeddings_are_known_by_name(tmp_path: Path, name: str) -> None:
-    """RWKV's own files call it emb; RoCBert has two beside its words."""
+    """RWKV's own files call it emb; RoCBert has two beside its words, Qwen3-VL one of positions in a picture."""
     save_file({f"{name}.weight": torch.randn(9, 4)}, tmp_path / "model.safetensors")
     (matrix,) = matrices(open_checkpoint(tmp_path))
     assert (matrix.kind, matrix.skip) == ("embedding", "embedding (use --embeddings)")
+
+
+def test_an_embedding_of_patches_is_a_linear_layer(tmp_path: Path) -> None:
+    """SigLIP 2 has it as one; in SigLIP it is a convolution."""
+    for patches in (torch.randn(8, 48), torch.randn(8, 3, 4, 4)):
+        save_file({"vision_model.embeddings.patch_embedding.weight": patches}, tmp_path / "model.safetensors")
+        (matrix,) = matrices(open_checkpoint(tmp_path))
+        assert matrix.skip is None and matrix.params == 8 * 48
 
 
 def test_the_convolution_of_one_expert_is_no_mixture() -> None:

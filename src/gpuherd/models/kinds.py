@@ -26,9 +26,10 @@ _INPUT_EMBEDDING = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|tokens_embed|word_embedding|"
     r"embeddings|input_embeddings?|token_embd|transformer\.w)\.weight"
 )
+# A patch_embedding is a projection of pixels.
 _EMBEDDING = re.compile(
-    r"(?:.*\.)?(?:[\w-]*embed_tokens|wte|wpe|tok_embeddings|embed_in|shared|tokens_embed|positions_embed|"
-    r"word_embedding|embed_positions|[\w-]*embeddings?|relative_attention_bias|"
+    r"(?:.*\.)?(?:[\w-]*embed_tokens|embed_\w+_tokens|wte|wpe|embed_in|shared|tokens_embed|positions_embed|"
+    r"embed_positions|(?:pos|level)_embed|(?!patch_)[\w-]*embeddings?|relative_attention_bias|"
     r"token_embd|position_embd|token_types|per_layer_token_embd|transformer\.w|emb|embeddings\.\w+_embed)\.weight"
 )
 _HEAD = re.compile(
