@@ -19,5 +19,4 @@ def generator(purpose: str, seed: int, name: str) -> np.random.Generator:
         name: of the matrix; any text.
     """
     digest = hashlib.sha256(f"{purpose}\0{name}".encode("utf-8", "surrogatepass")).digest()
-    # SFC64 shuffles in 0.9 of the time that numpy's default, PCG64, takes.
-    return np.random.Generator(np.random.SFC64([seed, *np.frombuffer(digest, dtype="<u4").tolist()]))
+    return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])

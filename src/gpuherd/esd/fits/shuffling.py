@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[Any]
 
-# Numbers that a heap should hold: 512 KB in float64.
+# Numbers that a heap should hold: their order takes 512 KB.
 HEAP = 1 << 16
 MOST_HEAPS = 256
 # Numbers that are dealt to the heaps at a time.
@@ -36,24 +36,18 @@ def shuffled(W: Numbers, rng: np.random.Generator, *, heap: int = HEAP) -> Numbe
     entries = W.reshape(-1)
     heaps = 1 << max(0, min(MOST_HEAPS, W.size // heap).bit_length() - 1)
     if heaps == 1:
-        order = entries.copy()
-        _shuffle(order, rng)
-        return order.reshape(W.shape)
+        return _shuffled_heap(entries, rng).reshape(W.shape)
     order = np.empty_like(entries)
     ends = _deal(entries, _heap_of_each(W.size, heaps, rng), heaps, order)
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        _shuffle(order[start:end], rng)
+        order[start:end] = _shuffled_heap(order[start:end], rng)
     return order.reshape(W.shape)
 
 
-def _shuffle(heap: Numbers, rng: np.random.Generator) -> None:
-    """Shuffles a heap in place. numpy swaps words of 8 bytes faster than shorter ones, so narrow floats are widened."""
-    if heap.dtype.kind != "f" or heap.dtype.itemsize >= 8:
-        rng.shuffle(heap)
-        return
-    wide = heap.astype(np.float64)
-    rng.shuffle(wide)
-    heap[...] = wide
+def _shuffled_heap(heap: Numbers, rng: np.random.Generator) -> Numbers:
+    """A copy in random order: all its entries drawn without replacement, for which numpy shuffles whole numbers in half
+    of the time that its ``shuffle`` takes for float32, and gathers once."""
+    return heap.take(rng.choice(len(heap), len(heap), replace=False))
 
 
 def _heap_of_each(size: int, heaps: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
