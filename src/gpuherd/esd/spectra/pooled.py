@@ -159,7 +159,9 @@ def _too_large(rows: int, columns: int, precision: Precision, free: int | None) 
 def _spectrum_problem(evals: Float64) -> str | None:
     if len(evals) < 2:
         return f"too small: {len(evals)} eigenvalues were given, a fit needs 2"
-    if not math.isfinite(float(evals.sum())):
+    with np.errstate(over="ignore"):
+        total = float(evals.sum())
+    if not math.isfinite(total):
         return "the eigenvalues are too large for float64"
     if evals[-1] == 0.0:
         return "all eigenvalues are zero: the weights are too small for float64"
