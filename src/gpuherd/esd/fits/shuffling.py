@@ -30,7 +30,7 @@ def shuffled(W: Numbers, rng: np.random.Generator, *, heap: int = HEAP) -> Numbe
 
     Args:
         W: any shape and type.
-        rng: the same state gives the same order, on any machine.
+        rng: the same state gives the same order, on any machine with the same numpy.
         heap: how many numbers a heap should hold.
     """
     entries = W.reshape(-1)
