@@ -121,7 +121,8 @@ def exponential_integral(p: float, z: npt.ArrayLike) -> Float64:
     values = np.asarray(z, dtype=np.float64)
     out = np.empty(values.shape)
     small = (values < FRACTION_FROM) & (p < FRACTION_FROM_ORDER)
-    out[small] = _by_recurrence(p, values[small])
+    if small.any():
+        out[small] = _by_recurrence(p, values[small])
     out[~small] = _by_fraction(p, values[~small])
     return out
 
