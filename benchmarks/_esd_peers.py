@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,10 +142,3 @@ def farms(W: Float32) -> float:
     ]
     evals = torch.cat(parts).sort().values
     return tempbalance_fit(evals[evals > 1e-5])
-
-
-def timed(work: Any) -> tuple[float, Any]:
-    """CPU-seconds of one call, and what it returned."""
-    start = time.process_time()
-    result = work()
-    return time.process_time() - start, result

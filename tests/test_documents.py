@@ -45,7 +45,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    linked = set(re.findall(r"\(docs/([^)]+)\)", PAGES[0].read_text(encoding="utf-8")))
+    linked = set(re.findall(r"\(docs/([^)]+\.md)\)", PAGES[0].read_text(encoding="utf-8")))
     assert linked == {page.name for page in (ROOT / "docs").glob("*.md")}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuherd.cli.main import run
-from gpuherd.errors import BadModel, ExitCode, UsageError
+from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError
 from gpuherd.esd.config import CONVENTION, AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import LayerRow
@@ -146,12 +146,23 @@ def test_how_results_are_named(tmp_path: Path) -> None:
     assert find(f"{tmp_path / 'run:1'}:org--a") == [path]
     local = put(tmp_path / "run:1", "/data/models/tuned", layers(2.0))
     assert find(f"{tmp_path / 'run:1'}:/data/models/tuned") == find(f"{tmp_path / 'run:1'}:tuned") == [local]
-    with pytest.raises(UsageError, match=r"no model 'org/b' in .*; did you mean org/a\?"):
+    with pytest.raises(MissingModel, match=r"no model 'org/b' in .*; did you mean org/a\?"):
         find(f"{tmp_path / 'run:1'}:org/b")
     with pytest.raises(UsageError, match="no stats file, no folder of a run"):
         find("absent")
     with pytest.raises(UsageError, match=r"no results in"):
         find(str(tmp_path))
+    tuned = put(tmp_path / "run:1", "/data/models/tuned-lora", layers(2.0))
+    assert find(f"{tmp_path / 'run:1'}:tuned") == [local]
+    assert find(f"{tmp_path / 'run:1'}:lora") == [tuned]
+    with pytest.raises(MissingModel, match=r"several models of .* match 'tune': /data/models/tuned.*, /data/models/"):
+        find(f"{tmp_path / 'run:1'}:tune")
+    with pytest.raises(MissingModel, match=r"did you mean /data/models/tuned\?"):
+        find(f"{tmp_path / 'run:1'}:/data/model/tuned")
+    tuned.write_text("a,b\n")
+    with pytest.raises(MissingModel, match=r"no model .none. in .*; for example org/a, /data/models/tuned, tuned-lo"):
+        find(f"{tmp_path / 'run:1'}:none")
+    tuned.unlink()
     models = [read_model(path).model_id for path in find(str(tmp_path / "run:1"))]
     assert models == ["org/a", "/data/models/tuned"]
 
@@ -200,7 +211,7 @@ def test_what_export_refuses(tmp_path: Path, words: list[str], told: str) -> Non
     put(tmp_path, "org/a", layers(2.0, 3.0))
     put(tmp_path, "other", layers(2.0, 3.0))
     where = str(tmp_path) if "models" in told or "mean" in told else f"{tmp_path}:org/a"
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises((UsageError, MissingModel)) as refused:
         run(["esd", "export", where, *words])
     assert told in str(refused.value)
 

@@ -67,6 +67,8 @@ def test_a_run_goes_on_from_anywhere(
     [
         (["--fix-fingers", "xmin_mid"], "another convention"),
         (["--bins", "51"], "--bins 50, not 51"),
+        (["--seed", "7"], "--seed 0, not 7"),
+        (["--tpl"], "--tpl off, not on"),
         (["--layers", "*q_proj"], r"--layers \(none\), not \*q_proj"),
         (["--model-list", "other.csv"], "another list"),
         (["--single-model", "org/a"], "another list"),
@@ -89,6 +91,19 @@ def test_the_same_words_again_are_no_contradiction(
     record(tmp_path, model_list="models.csv", fix_fingers="DKS", bins=50)
     words = ["--fix-fingers", "DKS", "--bins", "50", "--model-list", "models.csv", "--dry-run"]
     assert run(["esd", "--resume", str(tmp_path), *words]) == ExitCode.OK
+
+
+def test_a_list_is_the_same_by_whatever_path_it_is_named(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    shutil.copy(tmp_path / "models.csv", tmp_path / "other" / "models.csv")
+    with pytest.raises(UsageError, match="another list"):
+        run(["esd", "--resume", str(begun), "--model-list", "models.csv"])
+    for name in (str(tmp_path / "models.csv"), "../models.csv"):
+        monkeypatch.chdir(tmp_path / "other")
+        assert run(["esd", "--resume", str(begun), "--model-list", name, "--dry-run"]) == ExitCode.OK
 
 
 @pytest.mark.parametrize(

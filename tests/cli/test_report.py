@@ -91,14 +91,16 @@ def test_what_can_not_be_drawn_is_told(run_folder: Path) -> None:
     plot = ["esd", "plot", str(run_folder)]
     with pytest.raises(UsageError, match="say which layers"):
         run(plot)
-    with pytest.raises(UsageError, match="4 models; say which one"):
+    with pytest.raises(UsageError, match="4 models: say which by --model, for example org/base"):
         run([*plot, "--layer", "x"])
-    with pytest.raises(MissingModel, match="no model of this run matches 'nobody'"):
+    with pytest.raises(MissingModel, match=r"there is no model 'nobody' in .*; for example org/base"):
         run([*plot, "--model", "nobody", "--layer", "x"])
     with pytest.raises(UsageError, match="leave --layer out"):
         run([*plot, "--model", "org/base", "--layer", "x", "--kind", "alpha"])
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
         run([*plot, "--layer", "x", "--output", "x.gif"])
+    with pytest.raises(UsageError, match=r"model\.embed_tokens has no spectrum: not analysed: embedding"):
+        run([*plot, "--model", "org/base", "--layer", "*embed_tokens"])
     (run_folder / "spectra" / "org--base.npz").unlink()
     with pytest.raises(UsageError, match="holds no spectra of 'org/base'"):
         run([*plot, "--model", "org/base", "--layer", "x"])

@@ -105,11 +105,21 @@ def test_an_adapter_in_memory_is_to_be_merged_first() -> None:
         analyze_model(Adapted())
 
 
+def test_an_embedding_with_an_unmerged_adapter_is_refused_too() -> None:
+    net = Net()
+    factors = torch.nn.ParameterDict({"default": torch.randn(2, 40)})
+    net.embed_tokens.lora_embedding_A = factors
+    with pytest.raises(BadModel, match=r"embed_tokens\.lora_embedding_A\.default.*merge_and_unload"):
+        analyze_model(net)
+
+
 def test_an_adapter_on_disk(make_model: MakeModel, make_adapter: MakeModel) -> None:
     base = make_model("base")
     adapter = make_adapter("lora", base=base)
     merged = analyze_model(adapter)
     assert set(merged["source_model"]) == {str(base)}
+    # As in the worker, what a whole model comes from is told and not looked for.
+    assert set(analyze_model(base, base="/nowhere/older")["source_model"]) == {"/nowhere/older"}
     moved = make_adapter("moved", base="org/gone")
     pd.testing.assert_series_equal(analyze_model(moved, base=base)["alpha"], merged["alpha"])
 
@@ -148,6 +158,18 @@ def test_a_convolution() -> None:
 @pytest.mark.parametrize("bad", [np.ones(3), np.ones((1,) * 6), np.ones((2, 2), complex), [["a"]], np.float64(3)])
 def test_what_is_no_matrix(bad: Any) -> None:
     with pytest.raises(ValueError, match="real numbers on two to five axes"):
+        analyze_matrix(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (torch.eye(3).to_sparse(), "no array of numbers: .*Sparse"),
+        (np.ma.masked_greater(np.eye(3), 0.5), "no mask"),
+    ],
+)
+def test_what_would_be_read_otherwise_than_meant_is_refused(bad: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
         analyze_matrix(bad)
 
 

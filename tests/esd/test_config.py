@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.flags import Parser, add_options, build, words_of
 
 
 def test_the_guides_example_runs_as_written() -> None:
@@ -63,6 +64,13 @@ def test_an_unknown_keyword_is_a_type_error() -> None:
         ({"single_model": "gpt2", "evals_thresh": -1.0}, "evals_thresh"),
         ({"single_model": "gpt2", "evals_thresh": float("nan")}, "evals_thresh"),
         ({"single_model": "gpt2", "bins": 0}, "bins"),
+        ({"single_model": "gpt2", "bins": 10**12}, "bins"),
+        ({"single_model": "gpt2", "bins": 100.5}, "bins=100.5 is no int, as 100 is"),
+        ({"single_model": "gpt2", "xmin_pos": "2"}, "xmin_pos='2' is no float, as 2.0 is"),
+        ({"single_model": "gpt2", "evals_thresh": 10**400}, "evals_thresh"),
+        ({"single_model": "gpt2", "farms": "no"}, "farms='no' is no bool, as False is"),
+        ({"single_model": "gpt2", "embeddings": None}, "embeddings"),
+        ({"single_model": "gpt2", "seed": 2**63}, "seed"),
         ({"single_model": "gpt2", "limit": 0}, "limit"),
         ({"single_model": "gpt2", "retries": -1}, "retries"),
         ({"single_model": "gpt2", "max_gpus": 0}, "max_gpus"),
@@ -111,6 +119,18 @@ def test_the_convention_is_what_the_figures_depend_on(one: ExperimentConfig, oth
         return config.fix_fingers, config.evals_thresh, config.bins, config.embeddings
 
     assert (one.convention == other.convention) == (figures(one) == figures(other))
+
+
+def test_one_number_in_three_types_is_one_convention() -> None:
+    one = ExperimentConfig(single_model="x", xmin_pos=2, evals_thresh=0, delta=-0.0, bins=50, tpl=True)
+    two: dict[str, Any] = {"xmin_pos": np.float32(2), "bins": np.int64(50), "tpl": np.bool_(True)}
+    other = ExperimentConfig(single_model="x", evals_thresh=0.0, delta=0.0, **two)
+    words = "--single-model x --xmin-pos 2 --evals-thresh 0 --delta 0 --bins 50 --tpl"
+    typed = parsed(*words.split())
+    assert one == other == typed
+    assert one.convention == other.convention == typed.convention
+    assert words_of(other, AnalysisOptions) == words_of(typed, AnalysisOptions)
+    assert json.loads(json.dumps(other.to_dict())) == typed.to_dict()
 
 
 def parsed(*words: str) -> ExperimentConfig:

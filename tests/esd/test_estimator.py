@@ -195,6 +195,7 @@ def test_options() -> None:
     wrong: list[dict[str, Any]] = [
         {"fix_fingers": "median"},
         {"max_workers": 0},
+        {"device_ids": []},
         {"conv_norm": 0.0},
         {"conv_norm": math.nan},
         {"bins": 0},

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
-from gpuherd.esd.plan import job_name
+from gpuherd.esd.plan import make_job, worker_command
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
@@ -119,12 +120,25 @@ def test_a_file_alone_is_no_result(tmp_path: Path, make_model: MakeModel) -> Non
     config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
     experiment = ESDExperiment(config, console=quiet())
     experiment.run()
-    names = {job_name(config, planned): planned for planned in experiment.plan.models}
-    assert len(gather(experiment.directory, names).results) == 1
+    (planned,) = experiment.plan.models
+    run = experiment.directory
+    pairs = [(make_job(config, planned, worker_command(config, planned.row, run), run), planned)]
+    assert len(gather(run, pairs).results) == 1
     with sqlite3.connect(experiment.directory.queue) as queue:
         queue.execute("UPDATE jobs SET state = 'failed'")
     queue.close()
-    assert gather(experiment.directory, names).results == ()
+    assert gather(run, pairs).results == ()
+
+
+def test_what_a_worker_of_an_earlier_run_made_by_other_options_is_told(tmp_path: Path, make_model: MakeModel) -> None:
+    """One that was running when its dispatcher died goes on, and its end is that of the model's job."""
+    config = ExperimentConfig(single_model=make_model("a"), output_dir=tmp_path / "out", device_map="cpu")
+    experiment = ESDExperiment(config, console=quiet())
+    experiment.run()
+    (planned,), run, other = experiment.plan.models, experiment.directory, replace(config, bins=7)
+    found = gather(run, [(make_job(other, planned, worker_command(other, planned.row, run), run), planned)])
+    assert found.results == ()
+    assert "other options" in found.others[0].reason
 
 
 def test_a_folder_at_work_is_left_alone(tmp_path: Path, make_model: MakeModel) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, NoSuchGpu, UsageError
+from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.tables.stats import read_table
 
 MakeModel = Callable[..., Path]
@@ -101,3 +103,93 @@ def test_a_done_model_whose_file_is_damaged_is_told(
     assert failure["model"] == str(model)
     assert str(stats) in failure["reason"]
     assert "remove it to make it anew" in failure["reason"]
+
+
+def test_a_start_killed_before_its_jobs_are_in_the_queue_takes_no_other_results_for_its_own(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    model = make_model("a", layers=1)
+    words = ["esd", "--single-model", str(model), "--output-dir", str(out.root), "--device-map", "cpu"]
+    assert run(words) == ExitCode.OK
+    first = out.run_json.read_bytes()
+    assert run([*words, "--overwrite", "--bins", "7"]) == ExitCode.OK
+    # What `--overwrite` with the first options leaves when it is killed right after it has written its record.
+    out.run_json.write_bytes(first)
+    assert run(words) == ExitCode.OK
+    assert {row["bins"] for row in read_table(out.stats_file(str(model)))} == {"100"}
+    assert {row["bins"] for row in read_table(out.summary)} == {"100"}
+
+
+def test_an_adapter_is_analysed_again_when_its_base_is_another_and_then_the_first_one_again(
+    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    bases = [make_model(name, layers=1, seed=seed) for seed, name in enumerate(("one", "other"))]
+    adapter = make_adapter("lora", base=bases[0], layers=1)
+    norms = []
+    for base in (*bases, bases[0]):
+        words = ["esd", "--single-model", str(adapter), "--base-model", str(base), "--device-map", "cpu"]
+        assert run([*words, "--output-dir", str(out.root)]) == ExitCode.OK
+        rows = read_table(out.stats_file(str(adapter)))
+        assert {row["source_model"] for row in rows} == {str(base)}
+        norms.append([row["norm"] for row in rows])
+    assert norms[0] == norms[2] != norms[1]
+
+
+def test_a_list_of_which_nothing_is_done_leaves_the_other_models_in_the_summary(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    header = "model_id,base_model_relation,source_model,note\n"
+    for name, row in (("good", f"{make_model('a', layers=1)},,,mine\n"), ("refused", "./absent,,,x\n")):
+        (tmp_path / f"{name}.csv").write_text(header + row)
+    (tmp_path / "failing.csv").write_text(header + f"{make_model('zero', layers=1, fill=0.0)},,,y\n")
+    words = ["esd", "--output-dir", str(out.root), "--device-map", "cpu", "--model-list"]
+    assert run([*words, str(tmp_path / "good.csv")]) == ExitCode.OK
+    before = out.summary.read_bytes()
+    assert b"mine" in before
+    for name in ("refused", "failing"):
+        assert run([*words, str(tmp_path / f"{name}.csv")]) == ExitCode.FAILED
+        assert out.summary.read_bytes() == before
+
+
+def test_a_hidden_file_beside_the_stats_is_no_result(tmp_path: Path, make_model: MakeModel) -> None:
+    """macOS puts such files beside others when it copies a folder."""
+    out = ESDDirectory(tmp_path / "out")
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(out.root)]
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+    (out.stats / "._a.csv").write_bytes(b"\0\5\x16\7")
+    assert run([*words, "--device-map", "cpu", "--bins", "7", "--overwrite"]) == ExitCode.OK
+
+
+def test_a_start_that_was_refused_leaves_the_record_of_the_results_that_are_there(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    out = ESDDirectory(tmp_path / "out")
+    words = ["esd", "--single-model", str(make_model("a", layers=1)), "--output-dir", str(out.root)]
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+    before = out.run_json.read_bytes()
+    with pytest.raises(NoSuchGpu):
+        run([*words, "--overwrite", "--bins", "7", "--gpu-list", "97"])
+    assert out.run_json.read_bytes() == before
+    assert run([*words, "--device-map", "cpu"]) == ExitCode.OK
+
+
+def test_two_conventions_that_start_at_once_dont_mix(tmp_path: Path, make_model: MakeModel) -> None:
+    model, out = make_model("a", layers=1), ESDDirectory(tmp_path / "out")
+
+    class Slow(ESDExperiment):
+        """Another run of the folder begins and ends while this one makes its plan."""
+
+        def _build_esd_command(self, row: ModelRow) -> list[str]:
+            if not out.stats_files():
+                words = ["esd", "--single-model", str(model), "--output-dir", str(out.root), "--device-map", "cpu"]
+                assert run(words) == ExitCode.OK
+            return super()._build_esd_command(row)
+
+    config = ExperimentConfig(single_model=model, output_dir=out.root, device_map="cpu", bins=7)
+    with pytest.raises(UsageError, match=r"made with bins=100; these have bins=7"):
+        Slow(config).run()
+    assert json.loads(out.run_json.read_text())["convention"]["bins"] == 100
+    assert {row["bins"] for row in read_table(out.stats_file(str(model)))} == {"100"}

@@ -188,6 +188,7 @@ def with_entry(value: float) -> Float64:
         (np.ones((1, 1)), "too small: 1x1 gives 1 eigenvalue, a fit needs 2"),
         (np.ones((0, 4)), "too small: 0x4 gives 0 eigenvalues, a fit needs 2"),
         (np.diag([1e200, 2e200]), "the eigenvalues are too large for float64"),
+        (np.diag([1.2e154, 1.3e154]), "the eigenvalues are too large for float64"),  # only their sum is
         (np.diag([1e-200, 2e-200]), "all eigenvalues are zero: the weights are too small for float64"),
     ],
 )

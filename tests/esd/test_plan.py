@@ -27,6 +27,7 @@ from gpuherd.esd.plan import (
     single_row,
     worker_command,
 )
+from gpuherd.jobs.job import Job
 from gpuherd.models.preflight import Preflight
 
 MakeModel = Callable[..., Path]
@@ -36,17 +37,23 @@ PLANNED = PlannedModel(ModelRow(line=2, model_id="org/a"), FACTS)
 CONFIG = ExperimentConfig(single_model="org/a")
 
 
-def test_a_job_is_the_same_only_for_the_same_model_base_and_convention() -> None:
-    name = job_name(CONFIG, PLANNED)
-    assert name.startswith("org--a.")
-    assert job_name(replace(CONFIG, max_gpus=2, device_map="cpu"), PLANNED) == name
-    others = {
-        job_name(CONFIG, replace(PLANNED, facts=replace(FACTS, base="org/other"))),
-        job_name(CONFIG, replace(PLANNED, row=replace(PLANNED.row, model_id="org/b"))),
-        job_name(replace(CONFIG, bins=50), PLANNED),
-        job_name(replace(CONFIG, embeddings=True), PLANNED),
-    }
-    assert len(others | {name}) == 5
+def test_a_model_has_one_job_whose_identity_tells_model_base_and_convention() -> None:
+    def job_of(config: ExperimentConfig, planned: PlannedModel) -> Job:
+        run = ESDDirectory("out")
+        return make_job(config, planned, worker_command(config, planned.row, run), run)
+
+    job = job_of(CONFIG, PLANNED)
+    assert job.name == job_name("org/a")
+    assert job.name.startswith("org--a.")
+    assert job_of(replace(CONFIG, max_gpus=2, device_map="cpu"), PLANNED).identity == job.identity
+    assert job_of(CONFIG, replace(PLANNED, row=replace(PLANNED.row, model_id="org/b"))).name != job.name
+    others = [
+        job_of(CONFIG, replace(PLANNED, facts=replace(FACTS, base="org/other"))),
+        job_of(replace(CONFIG, bins=50), PLANNED),
+        job_of(replace(CONFIG, embeddings=True), PLANNED),
+    ]
+    assert {other.name for other in others} == {job.name}
+    assert len({other.identity for other in (job, *others)}) == 4
 
 
 def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
@@ -158,11 +165,14 @@ def test_a_single_model_with_a_base(make_model: MakeModel, make_adapter: MakeMod
         row = single_row(ExperimentConfig(single_model=model, base_model=base, spectra_of=spectra_of))
         return row.relation, row.source_model
 
-    assert relation(tuned, "delta") == ("finetune", base)
+    assert relation(tuned, "delta") == relation(tuned, "weights") == ("finetune", base)
     assert relation(adapter, "delta") == ("adapter", base)
     assert relation(adapter, "ba") == relation("org/a", "ba") == ("adapter", base)
     assert relation("org/a", "delta") == ("", base)
     assert single_row(ExperimentConfig(single_model=tuned)).relation == ""
+    # A whole model is analysed as what it is: where it comes from is told, and wanted for nothing else.
+    plan = make_plan(ExperimentConfig(single_model=tuned, base_model="org/gone"), lambda rows, _: rows)
+    assert (plan.models[0].row.source_model, plan.models[0].facts.base) == ("org/gone", None)
 
 
 def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:

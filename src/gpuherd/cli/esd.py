@@ -71,8 +71,9 @@ def _take_over(args: argparse.Namespace) -> None:
     if args.resume and named is not None and Path(args.resume).absolute() != Path(named).absolute():
         raise UsageError(f"--resume {args.resume} and --output-dir {named} are two folders; name one")
     earlier = earlier_run(ESDDirectory(args.resume or named or str(ExperimentConfig.output_dir)))
-    if "log_dir" in given:
-        given["log_dir"] = str(Path(given["log_dir"]).absolute())
+    for name in ("log_dir", "model_list"):
+        if name in given:
+            given[name] = str(Path(given[name]).absolute())
     for name, value in resumed(earlier, given).items():
         setattr(args, name, value)
     try:

@@ -7,6 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.tables import print_table
+from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser
 
@@ -22,9 +24,22 @@ examples:
   gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
   gpuherd esd compare last-week this-week --json
 
-Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions.
+Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions;
+66 no such model.
 """
 MOST_ROWS = 400
+_OF_ONE = (
+    Column("matrix", 0, least=12, middle=True),
+    Column("alpha A", 2, right=True),
+    Column("alpha B", 3, right=True),
+    Column("delta", 1, right=True),
+)
+_OF_MANY = (
+    Column("model", 0, least=12, middle=True),
+    Column("matrices", 3, right=True),
+    Column("median |delta|", 1, right=True),
+    Column("largest", 2, right=True),
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -69,23 +84,14 @@ def _as_json(done: list[Comparison], match: Match) -> dict[str, object]:
 
 
 def _print_one(comparison: Comparison) -> None:
-    from rich.console import Console
-
-    from gpuherd.columns import Column, fitted, window
-
-    columns = (
-        Column("matrix", 0, least=12, middle=True),
-        Column("alpha A", 2, right=True),
-        Column("alpha B", 3, right=True),
-        Column("delta", 1, right=True),
-    )
+    print(f"A  {printable(comparison.a)}")
+    print(f"B  {printable(comparison.b)}")
+    _print_conventions([comparison])
     rows = [
         [printable(pair.longname), _figure(pair.a), _figure(pair.b), _figure(pair.delta, sign=True)]
         for pair in comparison.pairs
     ]
-    _print_heading(comparison)
-    for line in fitted(columns, rows[:MOST_ROWS], window(Console())).lines:
-        print(line)
+    print_table(_OF_ONE, rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
         print(f"… and {len(rows) - MOST_ROWS} more matrices; --json has all")
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
@@ -95,14 +101,24 @@ def _print_one(comparison: Comparison) -> None:
     print(_verdict(comparison))
 
 
-def _print_heading(comparison: Comparison) -> None:
-    print(f"A  {printable(comparison.a)}")
-    print(f"B  {printable(comparison.b)}")
-    if comparison.conventions is not None:
-        print(
-            "two conventions, so that a difference is not of the models alone: "
-            f"A {printable(comparison.conventions[0])}; B {printable(comparison.conventions[1])}"
-        )
+def _print_many(done: list[Comparison], match: Match) -> None:
+    _print_conventions(done)
+    rows = [
+        [
+            printable(each.a),
+            str(len(each.deltas)),
+            _figure(each.median),
+            _figure(None if each.largest is None else each.largest.delta, sign=True),
+        ]
+        for each in done
+    ]
+    print_table(_OF_MANY, rows)
+    print(f"{len(done)} models in both, {len(match.only_a)} only in A, {len(match.only_b)} only in B")
+
+
+def _print_conventions(done: list[Comparison]) -> None:
+    for a, b in dict.fromkeys(each.conventions for each in done if each.conventions is not None):
+        print(f"two conventions, so that a difference is not of the models alone: A {printable(a)}; B {printable(b)}")
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -113,33 +129,6 @@ def _verdict(comparison: Comparison) -> str:
         f"{len(comparison.deltas)} matrices with a fit in both: median |delta| {comparison.median:.4g}, "
         f"largest {_figure(largest.delta, sign=True)} at {printable(largest.longname)}"
     )
-
-
-def _print_many(done: list[Comparison], match: Match) -> None:
-    from rich.console import Console
-
-    from gpuherd.columns import Column, fitted, window
-
-    columns = (
-        Column("model", 0, least=12, middle=True),
-        Column("matrices", 3, right=True),
-        Column("median |delta|", 1, right=True),
-        Column("largest", 2, right=True),
-    )
-    rows = [
-        [
-            printable(each.a),
-            str(len(each.deltas)),
-            _figure(each.median),
-            _figure(None if each.largest is None else each.largest.delta, sign=True),
-        ]
-        for each in done
-    ]
-    for told in dict.fromkeys(each.conventions for each in done if each.conventions is not None):
-        print(printable(f"two conventions: A {told[0]}; B {told[1]}"))
-    for line in fitted(columns, rows, window(Console())).lines:
-        print(line)
-    print(f"{len(done)} models in both, {len(match.only_a)} only in A, {len(match.only_b)} only in B")
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.tables import print_table
+from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser
 
@@ -94,15 +96,11 @@ def _model(args: argparse.Namespace) -> StoredModel:
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.tables.results import find, model_in, read_model
 
-    if args.model is not None:
-        if not Path(args.run_words).is_dir():
-            raise UsageError(f"--model goes with the folder of a run, and {args.run_words!r} is none")
+    if Path(args.run_words).is_dir():
         return read_model(model_in(ESDDirectory(args.run_words), args.model))
-    found = find(args.run_words)
-    if len(found) > 1:
-        names = ", ".join(path.stem.replace("--", "/") for path in found[:3])
-        raise UsageError(f"{args.run_words} has {len(found)} models ({names}, …): say which by --model")
-    return read_model(found[0])
+    if args.model is not None:
+        raise UsageError(f"--model goes with the folder of a run, and {args.run_words!r} is none")
+    return read_model(find(args.run_words)[0])
 
 
 def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -132,18 +130,13 @@ def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[st
 
 
 def _print_table(model: StoredModel, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from gpuherd.columns import Column, fitted, window
-
     names = [name for name in rows[0] if name != "longname"] if rows else []
     words = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None and name != "method")
     print(printable(f"{model.model_id}: {about['method']}, {words}"))
     columns = [Column("matrix", 0, least=12, middle=True)]
     columns += [Column(name, index + 1, right=name != "excluded") for index, name in enumerate(names)]
     lines = [[printable(row["longname"]), *(_cell(row[name]) for name in names)] for row in rows]
-    for line in fitted(columns, lines, window(Console())).lines:
-        print(line)
+    print_table(columns, lines)
 
 
 def _cell(value: Any) -> str:

@@ -70,13 +70,14 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """What is drawn, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.look.plot import alpha_figure, check_format, matching, spectra_figure, title_of
-    from gpuherd.esd.look.results import finite_or_none, the_model
+    from gpuherd.esd.look.results import finite_or_none, table_of
+    from gpuherd.esd.tables.results import model_in, read_model
 
     check_format(args.output.name)
     if args.kind != "alpha" and args.layer is None:
         raise UsageError("say which layers: --layer '*.q_proj' (or --kind alpha for all alphas)")
     directory = ESDDirectory(args.run_folder)
-    model = the_model(directory, args.model)
+    model = table_of(read_model(model_in(directory, args.model)))
     title = title_of(model.model_id, model.convention)
     if args.kind == "alpha":
         if args.layer is not None:
@@ -92,6 +93,9 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
             f"{directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
             "analyse it again with gpuherd esd --overwrite"
         )
-    layers = matching(read_spectra(path).layers, args.layer)
+    stored = read_spectra(path).layers
+    drawable = {layer.longname for layer in stored}
+    pairs = zip(model.names, model.status, strict=True)
+    layers = matching(stored, args.layer, {name: status for name, status in pairs if name not in drawable})
     drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
     return drawn, spectra_figure(layers, args.kind, title)

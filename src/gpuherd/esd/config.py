@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.settings import FitSettings
+from gpuherd.esd.settings import FitSettings, of_one_type
 from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
 from gpuherd.options import accepts_aliases, option
 from gpuherd.quantities import duration_s
@@ -63,6 +63,7 @@ class AnalysisOptions(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        of_one_type(self, AnalysisOptions)
         for name in ("layers", "exclude"):
             object.__setattr__(self, name, _patterns(name, getattr(self, name)))
         if self.spectra_of not in SPECTRA_OF:

@@ -176,16 +176,18 @@ def _counts(module: torch.nn.Module | None, shape: Sequence[int]) -> bool:
 def _devices(parallel: bool, device_ids: Sequence[int] | None, max_workers: int | None) -> tuple[str, ...]:
     if max_workers is not None and max_workers < 1:
         raise UsageError(f"max_workers={max_workers}; the least is 1")
+    if device_ids is not None and not device_ids:
+        raise UsageError("device_ids is empty; None means all, parallel=False the CPU")
     if not parallel:
         return ("cpu",)
     devices, _ = choose_devices("auto", cuda_devices(), torch_problem, all_gpus=True)
     if devices == ("cpu",):
         return devices
-    chosen = tuple(f"cuda:{index}" for index in device_ids or range(len(devices)))
+    chosen = devices if device_ids is None else tuple(f"cuda:{index}" for index in device_ids)
     unknown = [device for device in chosen if device not in devices]
     if unknown:
         raise UsageError(f"device_ids: there is no {unknown[0]}; there are {', '.join(devices)}")
-    return chosen[:max_workers]
+    return tuple(dict.fromkeys(chosen))[:max_workers]
 
 
 def _untold(done: int) -> None:

@@ -26,14 +26,13 @@ from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, gather, write_summary
+from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     Plan,
     PlannedModel,
     Refusal,
     gpus_needed,
-    job_name,
     make_job,
     make_plan,
     result_file,
@@ -43,9 +42,8 @@ from gpuherd.esd.plan import (
 from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
-from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
-from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
@@ -130,9 +128,9 @@ class ESDExperiment:
             self._check_others()
             self._report_refused()
             jobs = [self._job(planned) for planned in self.plan.models]
-            done_before = len(self._done_before())
+            done_before = len(self._done_before(jobs))
             outcome = self._run_jobs(jobs) if jobs else None
-            found = self._collect()
+            found = self._collect(jobs)
             self._tidy(began)
             self.outcome = ExperimentOutcome(outcome, self.plan.refused, found.results, done_before, found.others)
             logger.info("%s; log: %s", self.headline(), log)
@@ -250,11 +248,14 @@ class ESDExperiment:
 
     def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
         rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
-        # Under the queue's lock, so that the record of a run at work here is not replaced by one that is refused.
-        with closing(DispatcherLock(self.directory.lock)):
-            self.directory.write_run_record(self._run_record())
         with display(self.console) as shown:
-            return run_jobs(jobs, self.config, self.directory, rerun=rerun, display=shown)
+            return run_jobs(jobs, self.config, self.directory, rerun=rerun, before=self._begin, display=shown)
+
+    def _begin(self) -> None:
+        """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""
+        self._check_convention()
+        self._check_others()
+        self.directory.write_run_record(self._run_record())
 
     def _run_record(self) -> dict[str, Any]:
         return {
@@ -267,12 +268,11 @@ class ESDExperiment:
             "versions": {"gpuherd": __version__, "python": platform.python_version()},
         }
 
-    def _collect(self) -> Gathered:
+    def _collect(self, jobs: Sequence[Job]) -> Gathered:
         """Rebuilds the summary file from the queue and the stats files. Returns this list's models that are done."""
         if not self.directory.queue.exists():
             return Gathered((), ())
-        names = {job_name(self.config, planned): planned for planned in self.plan.models}
-        found = gather(self.directory, names)
+        found = gather(self.directory, list(zip(jobs, self.plan.models, strict=True)))
         write_summary(self.directory, found.results)
         return found
 
@@ -300,7 +300,8 @@ class ESDExperiment:
         print_plan(self.console, lines, refused, headline)
 
     def _plan_lines(self) -> list[PlanLine]:
-        done = self._done_before()
+        jobs = [self._job(planned) for planned in self.plan.models]
+        done = self._done_before(jobs)
         gpus = gpus_needed(self.config)
         return [
             PlanLine(
@@ -311,19 +312,17 @@ class ESDExperiment:
                 matrices=planned.facts.num_matrices,
                 share=planned.facts.share,
                 gpus=gpus,
-                state="done" if job_name(self.config, planned) in done else "to do",
+                state="done" if job.name in done else "to do",
             )
-            for planned in self.plan.models
+            for job, planned in zip(jobs, self.plan.models, strict=True)
         ]
 
-    def _done_before(self) -> set[str]:
-        """Names of this plan's jobs that would be skipped."""
+    def _done_before(self, jobs: Sequence[Job]) -> set[str]:
+        """Names of those of this plan's jobs that would be skipped."""
         if self.config.overwrite or not self.directory.queue.exists():
             return set()
-        with closing(Queue(self.directory.queue)) as queue:
-            states = queue.states()
-        jobs = [self._job(planned) for planned in self.plan.models]
-        return {job.name for job in jobs if states.get(job.name) is JobState.DONE and Path(str(job.result)).exists()}
+        done = done_jobs(self.directory)
+        return {job.name for job in jobs if is_done(job, done) and Path(str(job.result)).exists()}
 
 
 def _with_log(failure: Failure) -> str:

@@ -33,6 +33,10 @@ class ESDDirectory(RunDirectory):
         """A model's stats file. ``/`` in an id is ``--``; the exact id stands in the file."""
         return self.stats / f"{safe_filename(model_id)}.csv"
 
+    def stats_files(self) -> list[Path]:
+        """The stats files that are there, by name."""
+        return sorted(path for path in self.stats.glob("*.csv") if not path.name.startswith("."))
+
     def model_file(self, folder: Path, model_id: str, suffix: str) -> Path:
         """A model's file in one of the folders; ``suffix`` with its dot."""
         return folder / f"{safe_filename(model_id)}{suffix}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpuherd.errors import BadModel, CannotWrite
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.plan import PlannedModel, result_file
+from gpuherd.esd.plan import PlannedModel, job_name, result_file
 from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
 from gpuherd.esd.tables.stats import (
     LINEAGE_COLUMNS,
@@ -27,10 +27,9 @@ from gpuherd.esd.tables.stats import (
     table_text,
 )
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
-from gpuherd.models.names import safe_filename
 
 logger = logging.getLogger(__name__)
 
@@ -65,25 +64,41 @@ class Gathered:
     others: tuple[OtherResult, ...]
 
 
-def gather(directory: ESDDirectory, models: Mapping[str, PlannedModel]) -> Gathered:
-    """The models that are done, in the order of ``models`` (job name to model)."""
+def done_jobs(directory: ESDDirectory) -> dict[str, str | None]:
+    """The jobs of the folder's queue that have succeeded: name to identity, by which they were last submitted."""
     with closing(Queue(directory.queue)) as queue:
         states = queue.states()
+        return {job.name: job.identity for job in queue.jobs() if states[job.name] is JobState.DONE}
+
+
+def is_done(job: Job, done: Mapping[str, str | None]) -> bool:
+    """Whether this very analysis is among the ``done_jobs``; one of the same model by other options is not it."""
+    return job.name in done and done[job.name] == job.identity
+
+
+def gather(directory: ESDDirectory, models: Sequence[tuple[Job, PlannedModel]]) -> Gathered:
+    """The models that are done, in the order of ``models``."""
+    done = done_jobs(directory)
+    with closing(Queue(directory.queue)) as queue:
         made = {row.job: row for row in queue.attempts() if row.state is AttemptState.DONE}
-    results, unreadable = [], []
-    for name, planned in models.items():
-        if states.get(name) is not JobState.DONE:
+    results, others = [], []
+    for job, planned in models:
+        if job.name not in done:
+            continue
+        if not is_done(job, done):
+            reason = "a worker of an earlier run, with other options, was still at work; the same command makes it anew"
+            others.append(OtherResult(planned.row.model_id, reason))
             continue
         try:
             summary = _summary_of(directory, planned.row.model_id, planned.row.extra)
         except BadModel as problem:
-            unreadable.append(OtherResult(planned.row.model_id, f"{problem}; remove it to make it anew"))
+            others.append(OtherResult(planned.row.model_id, f"{problem}; remove it to make it anew"))
             continue
-        attempt = made.get(name)
+        attempt = made.get(job.name)
         seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
         results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
     found = _of_one_convention(results, recorded(directory))
-    return Gathered(found.results, (*found.others, *unreadable))
+    return Gathered(found.results, (*found.others, *others))
 
 
 def _of_one_convention(results: Sequence[ModelResult], ours: Mapping[str, str] | None) -> Gathered:
@@ -125,28 +140,25 @@ def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> No
 
 
 def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:
-    """Rows of the present summary whose models are not in this list but are done here by the same convention.
+    """Rows of the present summary whose models are not in this list but are done here by the same convention (that of
+    the folder's record, where nothing of this list is done).
 
     Their figures come from their stats files; only the extra columns of their list come from the old summary.
     """
-    if not results:
-        return []
-    convention = _convention_of(results[0].summary)
+    convention = dict(_convention_of(results[0].summary)) if results else recorded(directory)
     present = {result.summary.lineage["model_id"] for result in results}
-    with closing(Queue(directory.queue)) as queue:
-        done = {name.rpartition(".")[0] for name, state in queue.states().items() if state is JobState.DONE}
+    done = done_jobs(directory)
     rows = []
     for old in _read_or_nothing(directory.summary):
         model_id = old.get("model_id", "")
-        stem = safe_filename(model_id)
-        if model_id in present or stem[:100] not in done:
+        if model_id in present or job_name(model_id) not in done:
             continue
         try:
             summary = _summary_of(directory, model_id, {})
         except BadModel as problem:
             logger.warning("left out of the summary: %s", problem)
             continue
-        if _convention_of(summary) == convention:
+        if dict(_convention_of(summary)) == convention:
             own = summary.columns()
             extra = {name: text for name, text in old.items() if name not in own}
             rows.append({name: own[name] for name in LINEAGE_COLUMNS} | extra | own)

@@ -93,17 +93,21 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
-    """The row that --single-model and --base-model stand for. A model with a base is an adapter, or for
-    ``--spectra-of delta`` a whole model to compare with it. Raises BadModel for an impossible name."""
+    """The row that --single-model and --base-model stand for.
+
+    A model with a base is an adapter of it or made from it, as its files tell; one of the Hub, where they can't be seen
+    yet, is an adapter, or for ``--spectra-of delta`` either.
+
+    Raises BadModel for an impossible name.
+    """
     model, base = str(config.single_model), None if config.base_model is None else str(config.base_model)
-    kind = Relation.BASE if base is None else Relation.ADAPTER
-    if base is not None and config.spectra_of == "delta":
-        path = parse_model(model).path
-        if path is None:  # a model of the Hub: the worker will see what it is
-            return ModelRow(line=None, model_id=model, source_model=base)
-        kind = Relation.ADAPTER if is_adapter(path) else Relation.FINETUNE
-    relation = "" if base is None else kind.value
-    return ModelRow(line=None, model_id=model, source_model=base, relation=relation, kind=kind)
+    if base is None:
+        return ModelRow(line=None, model_id=model, source_model=None)
+    path = parse_model(model).path
+    if path is None and config.spectra_of == "delta":  # the worker will see what it is
+        return ModelRow(line=None, model_id=model, source_model=base)
+    kind = Relation.ADAPTER if path is None or is_adapter(path) else Relation.FINETUNE
+    return ModelRow(line=None, model_id=model, source_model=base, relation=kind.value, kind=kind)
 
 
 def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
@@ -155,11 +159,10 @@ def result_file(run: ESDDirectory, row: ModelRow) -> Path:
     return run.stats_file(row.model_id)
 
 
-def job_name(config: ExperimentConfig, planned: PlannedModel) -> str:
-    """A name that is the same only for the same model analysed in the same way; where its base counts, on one base."""
-    key = f"{planned.row.model_id}\n{planned.facts.base or ''}\n{config.convention}"
-    stem = safe_filename(planned.row.model_id)[:100]
-    return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+def job_name(model_id: str) -> str:
+    """The name of a model's job: one a model, as a folder has one file of it. How it is analysed is its identity."""
+    digest = hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{safe_filename(model_id)[:100]}.{digest}"
 
 
 def gpus_needed(config: ExperimentConfig) -> int:
@@ -174,7 +177,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
     gpus = gpus_needed(config)
     memory_mb = None if gpus == 0 else gpu_memory_mb(planned.facts, parallel=not config.no_parallel_gpu)
     return Job(
-        name=job_name(config, planned),
+        name=job_name(planned.row.model_id),
         argv=tuple(argv),
         gpus=gpus,
         memory_mb=memory_mb,
@@ -184,7 +187,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
         retries=config.retries,
         result=str(result_file(run, planned.row)),
         title=planned.row.model_id,
-        identity=json.dumps([word for word in argv[1:] if not word.startswith(NEUTRAL)]),
+        identity=json.dumps([planned.facts.base, *(word for word in argv[1:] if not word.startswith(NEUTRAL))]),
     )
 
 

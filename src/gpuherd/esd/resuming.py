@@ -6,6 +6,7 @@ Knows which options a run keeps and which may be other ones this time. Starts no
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -67,7 +68,7 @@ def resumed(earlier: EarlierRun, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the run that goes on, by name: those of the earlier one, with what was given this time.
 
     Args:
-        given: options by name, those alone that were said.
+        given: options by name, those alone that were said; ``model_list`` as an absolute path.
 
     Raises:
         UsageError: another list, other analysis options, or ``overwrite``: that would be another run.
@@ -76,23 +77,29 @@ def resumed(earlier: EarlierRun, given: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError("--resume goes on with what is there and --overwrite does it anew; leave one of them out")
     for name in (*OF_THE_LIST, *CONVENTION):
         was = earlier.options.get(name, _default(name))
-        if name in given and _plain(given[name]) != _plain(was):
+        if name in given and _plain(name, given[name], earlier) != _plain(name, was, earlier):
             kind = "another list" if name in OF_THE_LIST else "another convention, whose results don't mix"
             raise UsageError(
                 f"the run in {earlier.root} has {_flag(name)} {_shown(was)}, not {_shown(given[name])}: that would be "
                 f"{kind}; leave {_flag(name)} out, or take another --output-dir"
             )
     kept = {name: value for name, value in earlier.options.items() if name not in OF_THE_MOMENT}
-    return kept | dict(given) | {"output_dir": str(earlier.root)}
+    changed = {name: value for name, value in given.items() if name not in OF_THE_LIST}
+    return kept | changed | {"output_dir": str(earlier.root)}
 
 
-def _plain(value: Any) -> Any:
-    """A value so that JSON's list and our tuple, and a path and its text, are the same."""
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+def _plain(name: str, value: Any, earlier: EarlierRun) -> Any:
+    """A value so that JSON's list and our tuple, and two ways to name one list, are the same."""
+    if name == "model_list" and value is not None:
+        return os.path.normpath(earlier.cwd / value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:
-    return printable(" ".join(value) if isinstance(value, list | tuple) and value else str(value or "(none)"))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    text = " ".join(value) if isinstance(value, list | tuple) else "" if value is None else str(value)
+    return printable(text or "(none)")
 
 
 def _default(name: str) -> Any:

@@ -7,8 +7,10 @@ docs/esd-numerics.md has the definitions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import count, positive_int
@@ -20,6 +22,8 @@ KS = Literal["one-sided", "two-sided"]
 KS_KINDS: tuple[KS, ...] = get_args(KS)
 Precision = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# A histogram of so many bins has one for any two eigenvalues that a plot could tell apart.
+MOST_BINS = 1_000_000
 
 
 def nonnegative(word: str) -> float:
@@ -31,6 +35,45 @@ def nonnegative(word: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{word!r} is not a finite number of 0 or more")
     return value
+
+
+def of_one_type(options: Any, config_type: type) -> None:
+    """Gives each number and each yes or no of ``options`` the type of its default: 2, 2.0 and NumPy's 2.0 are one and
+    the same option, which is told and compared as text. Raises UsageError for a value of another kind.
+
+    Args:
+        options: a frozen dataclass that is being made.
+        config_type: the dataclass that declares the options.
+    """
+    for declared in fields(config_type):
+        convert = _CONVERSIONS.get(type(declared.default))
+        if convert is None:
+            continue
+        value = getattr(options, declared.name)
+        try:
+            object.__setattr__(options, declared.name, convert(value))
+        except (TypeError, ValueError, OverflowError):
+            kind = type(declared.default).__name__
+            raise UsageError(f"{declared.name}={value!r} is no {kind}, as {declared.default!r} is") from None
+
+
+def _yes_or_no(value: Any) -> bool:
+    if value not in (True, False):
+        raise ValueError
+    return bool(value)
+
+
+def _whole(value: Any) -> int:
+    return int(operator.index(value))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError
+    return float(value) + 0.0  # of -0.0 too
+
+
+_CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _yes_or_no, int: _whole, float: _number}
 
 
 @dataclass(frozen=True)
@@ -108,19 +151,20 @@ class FitSettings:
     )
 
     def __post_init__(self) -> None:
+        of_one_type(self, FitSettings)
         for name, allowed in (("fix_fingers", METHODS), ("ks", KS_KINDS), ("precision", PRECISIONS)):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name}={getattr(self, name)!r} is unknown; possible: {', '.join(allowed)}")
         for name in ("evals_thresh", "delta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be a finite number, 0 or more")
-        if self.bins < 1:
-            raise UsageError(f"bins={self.bins!r} must be 1 or more")
+        if not 1 <= self.bins <= MOST_BINS:
+            raise UsageError(f"bins={self.bins!r} must be from 1 to {MOST_BINS}")
         if not 1 <= self.xmin_pos < math.inf:
             raise UsageError(f"xmin_pos={self.xmin_pos!r} must be a finite number, 1 or more")
         for name in ("bootstrap", "seed"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)!r} must be 0 or more")
+            if not 0 <= getattr(self, name) < 2**63:  # the most that a column of a table holds
+                raise UsageError(f"{name}={getattr(self, name)!r} must be 0 or more, and less than 2^63")
 
     @property
     def needs_weights(self) -> bool:

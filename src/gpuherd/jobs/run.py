@@ -35,6 +35,7 @@ def run_jobs(
     run: RunDirectory,
     *,
     rerun: Collection[str] = (),
+    before: Callable[[], None] = lambda: None,
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
     grace_s: float = GRACE_S,
@@ -50,6 +51,8 @@ def run_jobs(
         jobs: all the work; waiting jobs of earlier calls that are not among them are cancelled.
         options: GPUs to use, and when one counts as free.
         run: the run folder, made if it is not there.
+        before: called when nobody else can begin here and nothing refuses the start any more, before the queue is
+            changed; what it raises is the last that could.
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.live.display``).
         grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
@@ -63,12 +66,17 @@ def run_jobs(
 
     A start that is refused has changed nothing in the queue.
     """
+
+    def prepare(queue: Queue) -> None:
+        before()
+        queue.submit(jobs, rerun)
+
     return _run(
         run,
         options,
         display,
         on_event,
-        prepare=lambda queue: queue.submit(jobs, rerun),
+        prepare=prepare,
         jobs=jobs,
         grace_s=grace_s,
     )

@@ -9,7 +9,7 @@ import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, peak_of, spectrum
 
 from gpuherd.esd import fit_power_law
-from gpuherd.esd.fits.peak import peak_window
+from gpuherd.esd.fits.peak import PeakMethod, peak_window
 from gpuherd.esd.settings import Method
 
 
@@ -94,3 +94,13 @@ def test_the_two_names_differ_where_it_matters() -> None:
             assert narrow.xmin >= 0.95 * peak_of(x, 100)
             differ += narrow.alpha != wide.alpha
     assert differ >= 5
+
+
+@pytest.mark.parametrize("method", ["xmin_peak", "xmin_peak_wide"])
+@pytest.mark.parametrize(("x", "bins"), [([1e5, 1e5 + 2e-10], 100), ([2.0, 2.0 + 6e-15, 2.0 + 2e-14], 3000)])
+def test_values_too_close_together_for_a_histogram(method: PeakMethod, x: list[float], bins: int) -> None:
+    """numpy makes no histogram of them; all lie in the window whichever bin is the fullest."""
+    values = np.array(x)
+    assert peak_window(values, bins, method)[1] == pytest.approx(1.5 * x[0])
+    fit, searched = fit_power_law(values, method, bins=bins), fit_power_law(values, "DKS")
+    assert (fit.status, fit.alpha, fit.xmin) == ("ok", searched.alpha, searched.xmin)

@@ -154,3 +154,9 @@ def test_float32_arithmetic_is_taken_where_it_is_asked_for(deficient: bool) -> N
     )
     assert exact != rounded
     assert exact == pytest.approx(rounded, rel=1e-4)
+
+
+def test_distance_of_what_is_next_to_nothing() -> None:
+    """Half of the least number of float64 is 0: the mean of two shares can be, where one is not."""
+    least = np.array([5e-324, 1.0])
+    assert jensen_shannon_distance(least, np.array([0.0, 1.0])) == 0.0

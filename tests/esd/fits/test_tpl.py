@@ -139,3 +139,10 @@ def test_an_experiment_is_refused_before_anything_is_started(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "powerlaw 2.0.0 is installed" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_integral_of_a_huge_order_takes_no_time() -> None:
+    """E_p(z) is close to e^-z / (p + z) for large p; a step for each whole number would take years."""
+    z = np.array([1e-9, 0.01, 0.5])
+    np.testing.assert_allclose(exponential_integral(1e15, z), np.exp(-z) / 1e15, rtol=1e-12)
+    np.testing.assert_allclose(exponential_integral(1000.0, z), exponential_integral(999.9999999, z), rtol=1e-9)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,12 @@ import numpy as np
 import pytest
 from tests.esd.look.runs import AddModel, heavy
 
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.spectra_file import read_spectra
+from gpuherd.esd.tables.stats import read_table, table_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -208,6 +213,22 @@ def test_hostile_names_are_shown_as_they_are(
     assert opened.fine(path)
 
 
+def test_long_names_do_not_widen_the_page(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    base, absent = "org/" + "L" * 90, "org/" + "Q" * 90
+    add_model(base, heavy(1), source=absent, relation="finetune")
+    add_model("org/" + "M" * 90, heavy(1, change=0.001), source=base, relation="finetune")
+    (run_folder / "failures.jsonl").write_text(json.dumps({"title": "T" * 90, "reason": "R" * 400}))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path, width=390)
+    for view in ("models", "lineage", "outliers", "failures", "model/0", "model/1", "model/1/vs/0"):
+        opened.go(f"#/{view}")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390, view
+    assert opened.fine(path)
+
+
 def test_a_tall_map_keeps_its_headings_and_scrolls_to_the_chosen_cell(
     browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
@@ -247,6 +268,130 @@ def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
     share = figures["num_pl_spikes"] / figures["num_evals"]
     assert y0 == pytest.approx(high - a_tenth * np.log10(share), abs=0.3)
     assert (y1 - y0) / a_tenth == pytest.approx((figures["alpha"] - 1) * (x1 - x0) / a_decade, rel=0.02)
+
+
+def test_every_shown_digit_is_right(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1, width=40), options=AnalysisOptions(mp_fit=True, randomize=True))
+    file = run_folder / "stats" / "org--a.csv"
+    rows = read_table(file)
+    rows[0] |= {"norm": "34718.9609375", "num_evals": "50257", "alpha_lo": "5.1552460491", "xmin": "0.004491234"}
+    file.write_text(table_text(rows))
+    path = run_folder / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    for at, row in enumerate(rows):
+        opened.go(f"#/model/0/{at}")
+        names = opened.page.locator(".figures dt").all_inner_texts()
+        shown = dict(zip(names, opened.page.locator(".figures dd").all_inner_texts(), strict=True))
+        for name in row.keys() & shown.keys():
+            assert abs(float(shown[name]) - float(row[name])) <= 0.51 * _last_digit(shown[name]), (name, row[name])
+    assert len(shown.keys() & rows[0].keys()) > 25
+    opened.go("#/model/0/0")
+    assert ", xmin 0.00449" in opened.page.locator("main").inner_text()
+    assert opened.fine(path)
+
+
+def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    for seed in range(5):
+        add_model(f"org/{seed}", heavy(seed))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    boxes = "document.querySelectorAll('td input')"
+    opened.page.evaluate(f"() => {{ for (const box of {boxes}) {{ box.click(); box.click(); }} }}")
+    opened.page.wait_for_timeout(300)
+    assert opened.page.locator("main section").first.locator("svg path").count() == 1  # the run, and no model
+    opened.page.evaluate("() => { location.hash = '#/model/3/1'; location.hash = '#/failures'; }")
+    opened.page.wait_for_timeout(500)
+    assert opened.page.get_by_role("heading", name="Models without a result").is_visible()
+    assert opened.page.locator("a[aria-current]").inner_text().startswith("Failures")
+    assert opened.fine(path)
+
+
+def test_an_address_of_no_matrix_shows_the_model(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+    opened = Opened(browser, page_file)
+    for where in ("#/model/0/0.5", "#/model/0/99", "#/model/0/x", "#/model/0/-1"):
+        opened.go(where)
+        assert opened.page.locator("h2").nth(1).inner_text() == small_run.models[0].names[0]
+    assert opened.fine(page_file)
+
+
+def test_every_relative_can_be_compared_with(browser: Browser, small_run: RunResults, tmp_path: Path) -> None:
+    base = small_run.models[1]
+    many = tuple(replace(base, model_id=f"org/{number:03}") for number in range(410))
+    child = replace(base, model_id="org/child", source_model="org/409", relation="finetune")
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(replace(small_run, models=(*many, child))).html)
+    opened = Opened(browser, path)
+    opened.go("#/model/410/vs/409")
+    assert opened.page.get_by_role("combobox").input_value() == "409"
+    assert opened.page.get_by_role("option", name="org/409 (stated base)").count() == 1
+    assert opened.fine(path)
+
+
+def test_every_reason_for_leaving_out_is_told(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    add_model("org/a", heavy(1), skipped=[f"left{at}" for at in range(60)])
+    file = run_folder / "stats" / "org--a.csv"
+    rows = read_table(file)
+    for at, row in enumerate(rows[4:]):
+        row["fit_status"] = f"not analysed: same as tensor {at}"
+    file.write_text(table_text([row | {"constructor": "1.5"} for row in rows]))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    opened.go("#/failures")
+    assert opened.page.get_by_text("not analysed: same as tensor 59").is_visible()
+    opened.go("#/model/0/0")
+    opened.page.get_by_text("What these figures mean").click()
+    assert "function" not in opened.page.locator(".meanings").inner_text()
+    assert opened.fine(path)
+
+
+def test_layers_are_numbered_also_where_all_numbers_are_odd(
+    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+) -> None:
+    W = heavy(1)["model.layers.0.self_attn.q_proj"]
+    add_model("org/a", {f"h.{layer}.w": W for layer in range(1, 81, 2)})
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path, width=390)
+    opened.page.evaluate(
+        """() => {
+            window.drawn = [];
+            const old = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+                window.drawn.push(String(text));
+                return old.call(this, text, ...place);
+            };
+        }"""
+    )
+    opened.go("#/model/0")
+    assert {"1", "5", "9"} <= set(opened.page.evaluate("window.drawn"))  # every other one, for want of room
+    assert opened.fine(path)
+
+
+def _last_digit(number: str) -> float:
+    """What one more in the last digit is: 0.01 of "1.25", 0.1 of "1.2e+0"."""
+    digits, _, exponent = number.partition("e")
+    return float(10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])))
+
+
+def test_shares_are_whole_only_where_all_or_nothing_is(
+    browser: Browser, run_folder: Path, small_run: RunResults, tmp_path: Path
+) -> None:
+    for model, analysed in zip(small_run.models, (0, 1, 9_996, 10_000), strict=True):
+        line = TensorCoverage("a", "100x100", "F32", 10_000, 1, analysed, "analysed", None)
+        (run_folder / "coverage" / f"{model.stem}.csv").write_text(coverage_text([line]))
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(read_results(run_folder)).html)
+    opened = Opened(browser, path)
+    shown = opened.page.locator("tbody tr td:nth-child(6)").all_inner_texts()
+    assert shown == ["0 %", "< 0.1 %", "> 99.9 %", "100 %"]
+    assert opened.fine(path)
 
 
 def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -13,6 +13,7 @@ from tests.esd.look.runs import AddModel, heavy
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.look import contents
 from gpuherd.esd.look.contents import Contents
+from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.stats import read_table, table_text
 
@@ -39,8 +40,8 @@ def test_models_of_one_architecture_share_a_layout(small_run: RunResults) -> Non
 def test_figures_of_a_model_are_those_of_its_rows(small_run: RunResults) -> None:
     by_id = {model["id"]: model for model in Contents(small_run).index()["models"]}
     base, alpha = by_id["org/base"], small_run.models[0].alpha[:4]
-    assert base["median"] == float(f"{np.median(alpha):.5g}")
-    assert (base["min"], base["max"]) == (float(f"{alpha.min():.5g}"), float(f"{alpha.max():.5g}"))
+    assert base["median"] == float(f"{np.median(alpha):.7g}")
+    assert (base["min"], base["max"]) == (float(f"{alpha.min():.7g}"), float(f"{alpha.max():.7g}"))
     assert (base["fitted"], base["skipped"], base["without"]) == (4, 1, 0)
     assert base["params"] == sum(small_run.models[0].params[:4])
     assert (by_id["org/spoilt"]["fitted"], by_id["org/spoilt"]["without"]) == (3, 1)
@@ -130,3 +131,31 @@ def test_signs_that_turn_a_line_round_are_written_out(run_folder: Path, add_mode
     text = json.dumps({**Contents(read_results(run_folder)).index(), "layouts": []}, ensure_ascii=False)
     assert "\\u202eevil" in json.loads(text)["models"][0]["id"]
     assert not set(text) & {"\u202e", "\u2066", "\u200b"}
+
+
+def test_no_folder_of_this_machine_is_on_the_page(small_run: RunResults, run_folder: Path) -> None:
+    reason = f"{run_folder}/models/x/model.safetensors is truncated" + " and so on" * 100
+    (run_folder / "failures.jsonl").write_text(json.dumps({"title": "org/x", "class": "bad input", "reason": reason}))
+    results = read_results(run_folder)
+    told = Contents(results).index()["failures"]
+    assert told[0][2].startswith("model.safetensors is truncated and so on")
+    html = make_page(results).html.decode()
+    assert str(run_folder) not in html
+    assert told[0][2] in html  # for readers without a script the same, as long
+
+
+def test_a_model_that_is_said_to_come_from_itself_is_a_base(run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/a", heavy(1), source="org/a")
+    model = Contents(read_results(run_folder)).index()["models"][0]
+    assert (model["source"], model["parent"]) == (None, None)
+
+
+def test_a_model_that_comes_from_another_is_no_base_of_others(run_folder: Path, add_model: AddModel) -> None:
+    add_model("org/one", heavy(1), source="org/absent", relation="")
+    add_model("org/two", heavy(1, change=0.001), source="org/absent", relation="")
+    assert [model["nearest"] for model in Contents(read_results(run_folder)).index()["models"]] == [None, None]
+
+
+def test_when_it_was_started_is_told_with_its_zone(small_run: RunResults, run_folder: Path) -> None:
+    (run_folder / "run.json").write_text('{"started": "2026-11-21T22:14:09+00:00"}')
+    assert ("started", "2026-11-21 22:14 UTC", "") in Contents(read_results(run_folder)).facts()

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tests.esd.look.runs import AddModel, heavy
 
-from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
-from gpuherd.esd.look.results import RunResults, read_results, the_model
+from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue import Queue
@@ -85,36 +85,40 @@ def test_a_damaged_queue_or_record_does_not_matter(small_run: RunResults, run_fo
     assert read.record == {}
 
 
-def test_a_model_is_found_by_its_id_or_a_part(small_run: RunResults) -> None:
-    directory = small_run.directory
-    assert the_model(directory, "org/base").model_id == "org/base"
-    assert the_model(directory, "tun").model_id == "org/tuned"
-    with pytest.raises(MissingModel, match="several models match 'org/'; for example: org/base, org/other"):
-        the_model(directory, "org/")
-    with pytest.raises(MissingModel, match="for example: org/other"):
-        the_model(directory, "org/othr")
-    with pytest.raises(UsageError, match="4 models; say which one"):
-        the_model(directory, None)
-    for stem in ("other", "spoilt", "tuned"):
-        (directory.stats / f"org--{stem}.csv").unlink()
-    assert the_model(directory, None).model_id == "org/base"
-    (directory.stats / "org--base.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(BadModel, match="no column 'model_id'"):
-        the_model(directory, "org/base")
-    (directory.stats / "org--base.csv").unlink()
-    with pytest.raises(UsageError, match="no results"):
-        the_model(directory, "org/base")
+def put_queue(run_folder: Path, states: dict[str, tuple[str, str, str | None]]) -> None:
+    """A queue of these jobs: of each its title, its state and the reason."""
+    with closing(Queue(run_folder / "queue.sqlite")) as queue:
+        queue.submit([Job(name=name, argv=("true",), title=title) for name, (title, _, _) in states.items()])
+    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
+        for name, (_, state, reason) in states.items():
+            db.execute("UPDATE jobs SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
 
 
 def test_the_queue_has_the_last_word(run_folder: Path, small_run: RunResults) -> None:
-    with closing(Queue(run_folder / "queue.sqlite")) as queue:
-        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "org--lost.2", "org--gone.3")])
-    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
-        db.execute("UPDATE jobs SET state = 'done' WHERE name = 'a.1'")
-        db.execute("UPDATE jobs SET state = 'failed', reason = 'no disk' WHERE name = 'org--lost.2'")
+    jobs: dict[str, tuple[str, str, str | None]] = {
+        "a.1": ("org/broken", "done", None),
+        "org--lost.2": ("org/lost", "failed", "no disk"),
+        "org--gone.3": ("org/gone", "waiting", None),
+        "org--base.4": ("org/base", "cancelled", "cancelled by a user"),
+    }
+    put_queue(run_folder, jobs)
     told = {each.model: (each.kind, each.reason) for each in read_results(run_folder).failures}
-    # org/broken was job a.1, which has ended well since; of org--lost.2 failures.jsonl says nothing.
-    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org--lost": ("failed", "no disk")}
+    # org/broken was job a.1, which has ended well since; of org/lost failures.jsonl says nothing; org/base is done.
+    assert told == {"org/odd": ("refused", "unknown relation 'cousin'"), "org/lost": ("failed", "no disk")}
+
+
+def test_an_attempt_that_failed_and_is_tried_again_is_no_failure(run_folder: Path, small_run: RunResults) -> None:
+    records = [
+        {"job": f"org--{name}.7", "title": f"org/{name}", "class": "crash", "reason": "gone", "retried": retried}
+        for name, retried in (("late", True), ("again", True), ("again", False))
+    ]
+    (run_folder / "failures.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    put_queue(
+        run_folder, {"org--late.7": ("org/late", "waiting", None), "org--again.7": ("org/again", "failed", "gone")}
+    )
+    results = read_results(run_folder)
+    assert [(each.model, each.kind) for each in results.failures] == [("org/again", "crash")]
+    assert results.unfinished == {"waiting": 1}
 
 
 def test_what_share_of_the_weights_is_covered(small_run: RunResults, run_folder: Path) -> None:
@@ -135,10 +139,8 @@ def test_progress_is_told(small_run: RunResults, run_folder: Path) -> None:
 
 
 def test_a_run_that_is_not_finished_says_so(run_folder: Path) -> None:
-    with closing(Queue(run_folder / "queue.sqlite")) as queue:
-        queue.submit([Job(name=name, argv=("true",)) for name in ("a.1", "b.2", "c.3")])
-    with closing(sqlite3.connect(run_folder / "queue.sqlite")) as db, db:
-        db.execute("UPDATE jobs SET state = 'running' WHERE name = 'b.2'")
+    states = {"a.1": "waiting", "b.2": "running", "c.3": "waiting"}
+    put_queue(run_folder, {name: (name, state, None) for name, state in states.items()})
     results = read_results(run_folder)  # no model is done yet: a page all the same
     assert (results.models, results.failures) == ((), ())
     assert results.unfinished == {"running": 1, "waiting": 2}

@@ -117,6 +117,13 @@ def test_float32_takes_large_and_small_weights() -> None:
         assert not np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("factor", [1e120, 1e-120])
+def test_float32_takes_float64_weights_that_it_could_not_hold(factor: float) -> None:
+    W = np.random.default_rng(1).standard_normal((30, 60))
+    found = eigenvalues(W * factor, precision="float32") / factor / factor
+    np.testing.assert_allclose(found, eigenvalues(W), rtol=0, atol=1e-5 * found[-1])
+
+
 @pytest.mark.parametrize(
     "W", [np.eye(3, dtype=np.int64) * 2**62, np.ones((4, 2), np.longdouble), np.eye(2, dtype="u1")]
 )

@@ -150,6 +150,15 @@ def test_our_results_and_theirs_dont_share_a_folder(tmp_path: Path, capsys: pyte
     assert not (ours / "stats" / "org--a.csv").exists()
 
 
+def test_our_own_results_are_no_published_ones(tmp_path: Path) -> None:
+    """They would come in as float32 and DKS, whatever they are."""
+    run(["esd", "import", str(write(tmp_path / "zoo" / "a.csv", ROW).parent), "--output-dir", str(tmp_path / "out")])
+    about = read_alphas(ESDDirectory(tmp_path / "out"), "org/a").about
+    assert (about["fix_fingers"], about["xmin_pos"], about["gpuherd_version"]) == ("DKS", "", "imported")
+    with pytest.raises(BadModel, match=r"org--a\.csv is a stats file of gpuherd"):
+        read_published(tmp_path / "out" / "stats" / "org--a.csv")
+
+
 def test_a_folder_without_files_or_none(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="no stats files"):
         run(["esd", "import", str(tmp_path), "--output-dir", str(tmp_path / "out")])

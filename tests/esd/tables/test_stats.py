@@ -110,6 +110,7 @@ def test_numbers_in_extra_columns_stay_numbers() -> None:
     assert cell_text("-1.5") == "-1.5"
     assert cell_text(-1.5) == "-1.5"
     assert cell_text("=1+1") == "'=1+1"
+    assert cell_text("\uff1d1+1") == "'\uff1d1+1"
 
 
 @given(
@@ -163,6 +164,12 @@ def test_summary_counts_layers_of_too_much_and_too_little_training(tmp_path: Pat
     columns = summarise(rows, {}, 0.75).columns()
     assert (columns["layers_alpha_below_2"], columns["layers_alpha_above_6"]) == (2, 1)
     assert (columns["alpha_median"], columns["params_share"]) == (2.0, 0.75)
+
+
+def test_a_count_below_zero_is_a_count_too(tmp_path: Path) -> None:
+    rows = written(tmp_path, *(replace(layer(str(gap)), ERG_gap=gap) for gap in (-3, 5)))
+    metrics = summarise(rows, {}).metrics
+    assert (repr(metrics["ERG_gap_min"]), repr(metrics["ERG_gap_max"])) == ("-3", "5")
 
 
 def test_one_layer_has_no_deviation(tmp_path: Path) -> None:

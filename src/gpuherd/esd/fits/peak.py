@@ -25,12 +25,19 @@ def peak_window(x: Float64, bins: int, method: PeakMethod) -> tuple[float, float
       compare eigenvalues with a logarithm. For p < 1.05 that is negative, and the window has no lower end. (The
       powerlaw package, which searches for WeightWatcher, also leaves out the last value of a window.)
 
+    Where the values lie so close together that float64 has no ``bins`` numbers between their logarithms, every edge is
+    the least value within rounding, and p is that.
+
     Args:
         x: ascending, positive, finite, two values at least.
         bins: at least 1.
         method: one of the two.
     """
-    counts, edges = np.histogram(np.log10(x), bins=bins)
-    peak = 10.0 ** float(edges[int(counts.argmax())])
+    logs = np.log10(x)
+    edges = np.linspace(logs[0], logs[-1], bins + 1)
+    peak = float(x[0])
+    if bool((edges[1:] > edges[:-1]).all()):  # else numpy makes no histogram
+        counts, edges = np.histogram(logs, bins=bins)
+        peak = 10.0 ** float(edges[int(counts.argmax())])
     low = math.log10(0.95 * peak) if method == "xmin_peak_wide" else 0.95 * peak
     return low, 1.5 * peak

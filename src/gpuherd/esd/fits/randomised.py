@@ -130,6 +130,6 @@ def jensen_shannon_distance(p: Float64, q: Float64) -> float:
 
 
 def _divergence(p: Float64, m: Float64) -> float:
-    """Kullback-Leibler divergence of p from m; where p is 0 it adds 0."""
-    positive = p > 0
-    return float((p[positive] * np.log(p[positive] / m[positive])).sum())
+    """Kullback-Leibler divergence of p from m; where p is 0, or so small that its half is, it adds 0."""
+    counted = (p > 0) & (m > 0)
+    return float((p[counted] * np.log(p[counted] / m[counted])).sum())

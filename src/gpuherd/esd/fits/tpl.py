@@ -28,6 +28,10 @@ EPS = float(np.finfo(np.float64).eps)
 # From here on the continued fraction of E_p converges fast; below, the recurrence loses no digits.
 FRACTION_FROM = 1.0
 
+# From this order on the fraction converges fast for every z, and the recurrence, a step for each whole number, does not
+# end: the optimiser tries orders of 1e15 on values that are nearly equal.
+FRACTION_FROM_ORDER = 1000.0
+
 # At z = 1, the slowest, it takes about 50 steps for p near 1 and fewer for larger p.
 MOST_STEPS = 200
 
@@ -116,8 +120,9 @@ def exponential_integral(p: float, z: npt.ArrayLike) -> Float64:
     """
     values = np.asarray(z, dtype=np.float64)
     out = np.empty(values.shape)
-    small = values < FRACTION_FROM
-    out[small] = _by_recurrence(p, values[small])
+    small = (values < FRACTION_FROM) & (p < FRACTION_FROM_ORDER)
+    if small.any():
+        out[small] = _by_recurrence(p, values[small])
     out[~small] = _by_fraction(p, values[~small])
     return out
 

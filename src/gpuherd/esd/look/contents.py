@@ -16,13 +16,13 @@ from gpuherd.errors import printable
 from gpuherd.esd.look.glossary import MEANINGS
 from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
 from gpuherd.esd.look.outliers import medians, outlying
+from gpuherd.esd.look.reasons import shown
 from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
 from gpuherd.esd.tables.alpha_matrix import WHOLE, place_of
 from gpuherd.esd.tables.conventions import IMPORTED
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED
 
 _MOST_OUTLIERS = 1000
-_MOST_REASON = 300  # characters of a reason
 _CORE = ("alpha", "D")
 # Not what a figure depends on: results of two versions are shown side by side.
 _VERSION = "gpuherd_version"
@@ -102,8 +102,14 @@ class Contents:
         if failures:
             facts.append(("failed or refused", f"{len(failures):,}", "#/failures"))
         if isinstance(started := self._results.record.get("started"), str):
-            facts.append(("started", printable(started[:16].replace("T", " ")), ""))
+            zone = " UTC" if started.endswith("+00:00") else ""
+            facts.append(("started", printable(started[:16].replace("T", " ")) + zone, ""))
         return facts
+
+    @cached_property
+    def failures(self) -> list[list[str]]:
+        """Models without a result: (model, kind, reason)."""
+        return [[printable(each.model), printable(each.kind), shown(each.reason)] for each in self._results.failures]
 
     def index(self) -> dict[str, Any]:
         """All but the arrays of the models."""
@@ -117,16 +123,13 @@ class Contents:
         return {
             "models": told,
             "layouts": self._told_layouts(),
-            "figures": list(self._figures),
+            "figures": [printable(name) for name in self._figures],
             "meanings": {name: MEANINGS[name] for name in (*_CORE, *self._figures) if name in MEANINGS},
-            "reasons": [printable(reason) for reason in reasons],
+            "reasons": [shown(reason) for reason in reasons],
             "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
             "pooled": _histogram([model.alpha for model in models]),
             "outliers": self._outliers(medians_),
-            "failures": [
-                [printable(text[:_MOST_REASON]) for text in (each.model, each.kind, each.reason)]
-                for each in self._results.failures
-            ],
+            "failures": self.failures,
         }
 
     @cached_property
@@ -137,7 +140,7 @@ class Contents:
         for model in self._results.models:
             if model.names not in shared:
                 shared[model.names] = common_names(model.names)
-            is_base = model.relation in ("", "base")
+            is_base = model.relation == "base" or (model.relation == "" and model.source_model is None)
             profiles.append(Profile(model.model_id, model.source_model, is_base, shared[model.names], model.alpha))
         return kinships(profiles)
 
@@ -169,7 +172,7 @@ class Contents:
             "left_out": number in self.left_out,
             "stored": number in self.stored,
             "bad": [
-                [at, reasons.setdefault(status[:_MOST_REASON], len(reasons))]
+                [at, reasons.setdefault(status, len(reasons))]
                 for at, status in enumerate(model.status)
                 if status != FIT_OK
             ],
@@ -179,7 +182,7 @@ class Contents:
     def _notes(self, model: ModelTable, reasons: dict[str, int]) -> list[list[Any]]:
         """Why a matrix has no truncated power law, Marchenko-Pastur fit, ...: (its index, the column, the reason)."""
         return [
-            [at, name, reasons.setdefault(status[:_MOST_REASON], len(reasons))]
+            [at, name, reasons.setdefault(status, len(reasons))]
             for name, statuses in model.notes.items()
             for at, status in enumerate(statuses)
             if status not in ("", FIT_OK) and model.status[at] == FIT_OK
@@ -263,8 +266,8 @@ def _near(near: Near | None) -> list[Any] | None:
 
 
 def _short(value: Any) -> float | None:
-    """A number in the five digits that a page shows."""
-    return finite_or_none(float(f"{float(value):.5g}"))
+    """A number in two digits more than a page shows: rounding it there once more must not change what is shown."""
+    return finite_or_none(float(f"{float(value):.7g}"))
 
 
 def _many(count: int) -> str:

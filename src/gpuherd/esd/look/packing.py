@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _LEVEL = 6
-# Of the 23 bits of a float32's fraction: an error of 3e-5 relative, a tenth of what a page shows; and of 5e-7, for what
-# is subtracted from each other.
-SHOWN_BITS, EXACT_BITS = 14, 20
+# Of the 23 bits of a float32's fraction: an error of 5e-7 relative, and counts to two million exactly. A page shows
+# five digits of a figure, differences of alpha, and counts to a million in full.
+_BITS = 20
 
 
 def packed_json(value: Any) -> str:
@@ -32,15 +32,17 @@ def packed_json(value: Any) -> str:
     return _text(text.encode("utf-8", "surrogatepass"))
 
 
-def packed_floats(values: Floats, bits: int = SHOWN_BITS) -> str:
-    """Numbers as float32 of so many bits (NaN stays NaN): 14 are enough for a page that shows four digits."""
+def packed_floats(values: Floats) -> str:
+    """Numbers as float32, to 5e-7 relative; NaN stays NaN, and so becomes what no float32 holds (above 3.4e38)."""
     import numpy as np
 
-    words = np.asarray(values, np.float32).view(np.uint32)
-    drop = 23 - bits
-    rounded = (words + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF ^ ((1 << drop) - 1))
+    with np.errstate(over="ignore"):
+        words = np.asarray(values, np.float32).view(np.uint32)
+    drop = 23 - _BITS
     # A carry out of the fraction rounds the exponent up, as it should; NaN must not become infinite.
-    return _text(_by_weight(np.where(np.isnan(values), np.uint32(0x7FC00000), rounded).astype("<u4")))
+    rounded = (words + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF ^ ((1 << drop) - 1))
+    known = np.isfinite(words.view(np.float32)) & np.isfinite(rounded.view(np.float32))
+    return _text(_by_weight(np.where(known, rounded, np.uint32(0x7FC00000)).astype("<u4")))
 
 
 def packed_spectra(sketches: Sequence[Sketch | None], points: int) -> str:

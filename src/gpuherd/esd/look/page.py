@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.errors import BadModel, naming_extras, printable
 from gpuherd.esd.look.contents import Contents
-from gpuherd.esd.look.packing import EXACT_BITS, packed_floats, packed_json, packed_spectra
+from gpuherd.esd.look.packing import packed_floats, packed_json, packed_spectra
 from gpuherd.esd.look.results import ModelTable, RunResults
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
         notes=_notes(results, contents, details),
         method=contents.method,
         convention=[(name, printable(value)) for name, value in sorted(contents.convention.items())],
-        failures=[
-            [printable(text) for text in (each.model, each.kind, each.reason)]
-            for each in results.failures[:_MOST_FAILURES]
-        ],
+        failures=contents.failures[:_MOST_FAILURES],
         index=packed_json(contents.index()),
         blobs=blobs,
         script=_markup(script),
@@ -154,8 +151,8 @@ def _details(
 
 
 def _packed_core(model: ModelTable) -> str:
-    """alpha, which is compared between models, and D."""
-    return f"{packed_floats(model.figures['alpha'], EXACT_BITS)} {packed_floats(model.figures['D'])}"
+    """alpha and D."""
+    return f"{packed_floats(model.figures['alpha'])} {packed_floats(model.figures['D'])}"
 
 
 def _packed_figures(model: ModelTable, contents: Contents) -> str:

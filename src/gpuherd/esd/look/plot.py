@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gpuherd.errors import UsageError, naming_extras, printable
@@ -261,17 +262,31 @@ def check_format(name: str) -> str:
     return ending
 
 
-def matching(layers: Sequence[StoredSpectrum], pattern: str) -> list[StoredSpectrum]:
-    """The layers whose names match a shell pattern, or, where none does, contain it. Raises UsageError, naming the
-    nearest.
+def matching(
+    layers: Sequence[StoredSpectrum], pattern: str, without: Mapping[str, str] = MappingProxyType({})
+) -> list[StoredSpectrum]:
+    """The layers whose names match a shell pattern, or, where none does, contain it.
+
+    Args:
+        without: the matrices that have no spectrum, and why.
+
+    Raises:
+        UsageError: none does; says why where a matrix without a spectrum does, else names the nearest.
     """
     import difflib
-    from fnmatch import fnmatchcase
 
     names = [layer.longname for layer in layers]
-    found = [layer for layer in layers if fnmatchcase(layer.longname, pattern)]
-    found = found or [layer for layer in layers if pattern in layer.longname]
-    if not found:
+    wanted = _matching(names, pattern)
+    if not wanted:
+        if others := _matching([*without], pattern):
+            raise UsageError(f"{others[0]} has no spectrum: {without[others[0]]}")
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
         raise UsageError(f"no layer matches {pattern!r}; for example: {', '.join(near)}")
-    return found
+    kept = set(wanted)
+    return [layer for layer in layers if layer.longname in kept]
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[str]:
+    from fnmatch import fnmatchcase
+
+    return [name for name in names if fnmatchcase(name, pattern)] or [name for name in names if pattern in name]

@@ -6,7 +6,6 @@ can't be read is told among the failures and spoils nothing else.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import math
@@ -21,8 +20,8 @@ from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
-from gpuherd.esd.tables.results import stats_files
-from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED, read_table
+from gpuherd.esd.tables.results import StoredModel, read_model
+from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
 from gpuherd.jobs.reader import QueueReader
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class ModelTable:
 
     Attributes:
         model_id: as the model list has it.
-        source_model: what it comes from; None where nobody said.
+        source_model: what it comes from; None where nobody said, or only that it comes from itself.
         relation: ``base``, ``finetune``, ... or "" where nobody said.
         names: the matrices, in the order of the file.
         rows, columns: M and N of each. params: weights of each.
@@ -122,15 +121,15 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     directory = ESDDirectory(root)
     if not directory.root.is_dir():
         raise UsageError(f"there is no folder {root}; name the --output-dir of a gpuherd esd run")
-    paths = stats_files(directory)
+    paths = directory.stats_files()
     models: list[ModelTable] = []
     unreadable: list[Failure] = []
     for number, path in enumerate(paths):
         try:
-            models.append(replace(read_model(path), covered=stored_share(directory.coverage / path.name)))
-        except (OSError, ValueError, KeyError, csv.Error) as problem:
-            logger.warning("%s can't be read and is left out: %r", path, problem)
-            unreadable.append(Failure(path.stem, NO_RESULT, f"stats/{path.name}: {_told(problem)}"))
+            models.append(replace(table_of(read_model(path)), covered=stored_share(directory.coverage / path.name)))
+        except (BadModel, MissingModel) as problem:
+            logger.warning("left out: %s", problem)
+            unreadable.append(Failure(path.stem, NO_RESULT, str(problem).replace(str(path), f"stats/{path.name}")))
         if on_progress is not None:
             on_progress(number + 1, len(paths))
     done = {model.model_id for model in models}
@@ -142,65 +141,28 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished)
 
 
-def read_model(path: Path) -> ModelTable:
-    """A stats file. Raises OSError, csv.Error, ValueError or KeyError where it is none."""
-    rows = read_table(path)
-    if not rows:
-        raise ValueError("it has no rows")
+def table_of(model: StoredModel) -> ModelTable:
+    """A model's stats file as arrays."""
+    rows = [layer.cells for layer in model.layers]
     first = rows[0]
     return ModelTable(
-        model_id=first["model_id"],
-        source_model=first.get("source_model") or None,
-        relation=first.get("base_model_relation", ""),
-        names=tuple(row["longname"] for row in rows),
-        rows=tuple(int(row["M"]) for row in rows),
-        columns=tuple(int(row["N"]) for row in rows),
-        params=tuple(int(row["params"]) for row in rows),
-        status=tuple(row["fit_status"] for row in rows),
+        model_id=model.model_id,
+        source_model=None if model.source_model == model.model_id else model.source_model,
+        relation=model.relation,
+        names=tuple(layer.longname for layer in model.layers),
+        rows=tuple(layer.M for layer in model.layers),
+        columns=tuple(layer.N for layer in model.layers),
+        params=tuple(layer.params for layer in model.layers),
+        status=tuple(layer.fit_status for layer in model.layers),
         figures=_figures(rows),
         convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
-        stem=path.stem,
+        stem=model.path.stem,
         notes={
             name: tuple(row[name] for row in rows)
             for name in first
             if name.endswith("_status") and name != "fit_status"
         },
     )
-
-
-def the_model(directory: ESDDirectory, name: str | None) -> ModelTable:
-    """One model of a run: of this id, or the only one whose id contains the name, or, without a name, the only one.
-
-    Raises:
-        UsageError: there are no results here, or several and no name was given.
-        MissingModel: no model matches, or several do; names some.
-        BadModel: its stats file can't be read.
-    """
-    stats = {path.stem: path for path in stats_files(directory)}
-    if not stats:
-        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
-    if name is None and len(stats) > 1:
-        raise UsageError(f"the run has {len(stats)} models; say which one: --model (for example {_ids([*stats][:4])})")
-    exact = None if name is None else stats.get(directory.stats_file(name).stem)
-    found = [exact] if exact is not None else [stats[stem] for stem in stats if _stem(name or "") in stem]
-    if len(found) != 1:
-        import difflib  # slow to import, and seldom needed
-
-        near = [path.stem for path in found] or difflib.get_close_matches(_stem(name or ""), stats, n=3) or [*stats]
-        what = "several models match" if found else "no model of this run matches"
-        raise MissingModel(f"{what} {name!r}; for example: {_ids(near[:4])}")
-    try:
-        return read_model(found[0])
-    except (OSError, ValueError, KeyError, csv.Error) as problem:
-        raise BadModel(f"{found[0]} is no stats file of gpuherd: {_told(problem)}") from None
-
-
-def _stem(name: str) -> str:
-    return name.replace("/", "--")
-
-
-def _ids(stems: Sequence[str]) -> str:
-    return ", ".join(stem.replace("--", "/") for stem in stems)
 
 
 def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
@@ -225,17 +187,19 @@ def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
 
 
 def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Failure]:
-    """What failures.jsonl and the queue say of models that have no result: the last word on each."""
+    """What failures.jsonl and the queue say of models that have no result: the last word on each. A job that the queue
+    knows has failed only if the queue says so: an attempt that failed can be followed by another.
+    """
     last: dict[str, Failure] = {}
     told: set[str] = set()
     for record in _records(directory.failures):
         title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
         told.add(str(job))
-        if title not in done and job not in jobs.done:
+        if title not in done and job not in jobs.not_failed:
             last[title] = Failure(title, str(record.get("class") or "failed"), str(record.get("reason") or ""))
-    for job, (state, reason) in jobs.ended.items():
-        if job not in told:
-            last[job] = Failure(job.rpartition(".")[0] or job, state, reason)
+    for job, failure in jobs.failed.items():
+        if job not in told and failure.model not in done:
+            last[failure.model] = failure
     return list(last.values())
 
 
@@ -258,10 +222,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """The queue's jobs: those done, those that failed or were cancelled with state and reason, and how many others."""
+    """The queue's jobs by name: those that failed or were cancelled, and all others; how many of these are not done, by
+    their state.
+    """
 
-    done: frozenset[str] = frozenset()
-    ended: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+    not_failed: frozenset[str] = frozenset()
     unfinished: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -270,16 +236,27 @@ def _jobs(directory: ESDDirectory) -> _Jobs:
         return _Jobs()
     try:
         with closing(QueueReader(directory.queue)) as reader:
-            rows = reader.rows("SELECT name, state, reason FROM jobs")
+            rows = reader.rows("SELECT name, state, reason, spec FROM jobs")
     except (QueueUnreadable, UsageError) as problem:
         logger.warning("%s", problem)
         return _Jobs()
-    done = frozenset(row["name"] for row in rows if row["state"] == "done")
-    ended = {
-        row["name"]: (row["state"], row["reason"] or "") for row in rows if row["state"] in ("failed", "cancelled")
+    failed = {
+        row["name"]: Failure(_title(row["spec"]) or row["name"], row["state"], row["reason"] or "")
+        for row in rows
+        if row["state"] in ("failed", "cancelled")
     }
-    others = (row["state"] for row in rows if row["name"] not in done and row["name"] not in ended)
-    return _Jobs(done, ended, dict(sorted(Counter(others).items())))
+    others = [(row["name"], row["state"]) for row in rows if row["name"] not in failed]
+    waiting = Counter(state for _, state in others if state != "done")
+    return _Jobs(failed, frozenset(name for name, _ in others), dict(sorted(waiting.items())))
+
+
+def _title(spec: str) -> str | None:
+    """The model of a job, as the queue stores its job."""
+    try:
+        title = json.loads(spec).get("title")
+    except (ValueError, AttributeError):
+        return None
+    return title if isinstance(title, str) else None
 
 
 def _run_record(directory: ESDDirectory) -> dict[str, Any]:
@@ -291,10 +268,6 @@ def _run_record(directory: ESDDirectory) -> dict[str, Any]:
         logger.warning("%s can't be read: %s", directory.run_json, problem)
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _told(problem: Exception) -> str:
-    return f"no column {problem}" if isinstance(problem, KeyError) else str(problem)
 
 
 def finite_or_none(value: float) -> float | None:

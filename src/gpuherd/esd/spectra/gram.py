@@ -118,10 +118,11 @@ class GramSum:
         if self._buffer is None or self._buffer.size < slab.size:
             self._buffer = aligned((max(slab.size, self._length * self._n),), self._dtype)
         panel = self._buffer[: slab.size].reshape(slab.shape)
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(panel, slab, casting="unsafe")
-        if self.exponent:
-            np.ldexp(panel, -self.exponent, out=panel)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            if self.exponent:  # before the numbers are narrowed, which can take them out of the range
+                np.ldexp(slab, -self.exponent, out=panel, casting="unsafe")
+            else:
+                np.copyto(panel, slab, casting="unsafe")
         return panel
 
     def _syrk(self, panel: Real) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
+from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked, too_small
 
 Float64 = npt.NDArray[np.float64]
 Factor = npt.NDArray[np.floating[Any]]
@@ -33,10 +33,10 @@ def low_rank_spectrum(products: Sequence[tuple[Factor, Factor]], *, conv: bool =
         min(M, N) eigenvalues for each product, zeros with them; or the reason why there are none.
     """
     (rows, _), (_, columns) = products[0][0].shape, products[0][1].shape
-    count = min(rows, columns) * len(products)
     nothing = np.empty(0)
-    if count < 2:
-        return LayerSpectrum(nothing, f"too small: {rows}x{columns} gives {count} eigenvalues, a fit needs 2")
+    problem = too_small(rows, columns, len(products))
+    if problem is not None:
+        return LayerSpectrum(nothing, problem)
     if not all(np.isfinite(factor).all() for product in products for factor in product):
         return LayerSpectrum(nothing, "the adapter's factors have NaN or infinite entries")
     if not any(left.any() and right.any() for left, right in products):

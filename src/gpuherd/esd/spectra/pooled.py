@@ -70,7 +70,7 @@ def spectrum_of(
     rows, columns = matrix.shape
     if matrix.kind == "conv" or device != "cpu":
         return layer_spectrum(matrix.slices(), device=device, conv=matrix.kind == "conv", precision=precision)
-    problem = _too_small(rows, columns, 1) or _too_large(rows, columns, precision, free())
+    problem = too_small(rows, columns, 1) or _too_large(rows, columns, precision, free())
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
     reading = eigenvalues_of_slabs(matrix.slabs, rows, columns, precision=precision)
@@ -95,7 +95,7 @@ def layer_spectrum(
         resolve: False where ranks don't matter (see ``eigenvalues_of_slabs``).
     """
     rows, columns = slices[0].shape
-    problem = _too_small(rows, columns, len(slices))
+    problem = too_small(rows, columns, len(slices))
     if problem is None and device == "cpu":
         problem = _too_large(rows, columns, precision, free_memory())
     if problem is not None:
@@ -139,7 +139,7 @@ def _on_device(slices: Iterable[Matrix], device: str, precision: Precision, reso
         yield Reading(evals, bad=bad, zero=not bad and not W.any())
 
 
-def _too_small(rows: int, columns: int, slices: int) -> str | None:
+def too_small(rows: int, columns: int, slices: int) -> str | None:
     """Why a matrix, or a convolution, of this shape has no spectrum to fit, or None."""
     count = min(rows, columns) * slices
     if count >= 2:
@@ -159,7 +159,9 @@ def _too_large(rows: int, columns: int, precision: Precision, free: int | None) 
 def _spectrum_problem(evals: Float64) -> str | None:
     if len(evals) < 2:
         return f"too small: {len(evals)} eigenvalues were given, a fit needs 2"
-    if not math.isfinite(float(evals.sum())):
+    with np.errstate(over="ignore"):
+        total = float(evals.sum())
+    if not math.isfinite(total):
         return "the eigenvalues are too large for float64"
     if evals[-1] == 0.0:
         return "all eigenvalues are zero: the weights are too small for float64"

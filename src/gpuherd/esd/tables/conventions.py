@@ -16,7 +16,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.stats import read_table, stored_text
+from gpuherd.esd.tables.stats import first_row, stored_text
 
 # In place of our version, in rows that others computed: by our definitions only where docs/esd.md says so.
 IMPORTED = "imported"
@@ -55,7 +55,7 @@ def _told(convention: Mapping[str, str], name: str) -> str:
 def recorded(directory: ESDDirectory) -> dict[str, str] | None:
     """The convention of the results that a folder holds or is to hold, None where there are none (a start that was
     refused leaves none): as its run.json says, or where that is gone or of no use, as the first of its stats files."""
-    stats = sorted(directory.stats.glob("*.csv"))
+    stats = directory.stats_files()
     if not stats and not _has_jobs(directory):
         return None
     try:
@@ -82,10 +82,9 @@ def _has_jobs(directory: ESDDirectory) -> bool:
 def _of_file(path: Path) -> dict[str, str] | None:
     """The convention of a stats file, None where it can't be read or has none."""
     try:
-        row = next(iter(read_table(path)), {})
+        return as_text(first_row(path)) or None
     except (OSError, ValueError, csv.Error):
         return None
-    return as_text(row) or None
 
 
 def refuse_another(directory: ESDDirectory, convention: Mapping[str, Any], remedy: str) -> None:
@@ -108,7 +107,7 @@ def refuse_to_mix(directory: ESDDirectory, convention: Mapping[str, Any], anew: 
     """
     theirs, ours = recorded(directory), as_text(convention)
     names = () if theirs is None else differing(theirs, ours)
-    others = sorted(path.stem for path in directory.stats.glob("*.csv") if path not in anew) if names else []
+    others = [path.stem for path in directory.stats_files() if path not in anew] if names else []
     if theirs is not None and others:
         raise UsageError(
             f"{directory.root} also holds results that this would not make anew ({len(others)}: "

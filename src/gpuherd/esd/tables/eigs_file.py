@@ -103,7 +103,7 @@ def read_eigs(path: Path) -> Iterator[StoredEigs]:
                 yield StoredEigs(index.as_py(), name.as_py(), evals.values.to_numpy(zero_copy_only=False))
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, pa.ArrowException) as problem:
+    except (OSError, KeyError, ValueError, pa.ArrowException) as problem:
         raise BadModel(f"{path} is no file of eigenvalues of gpuherd: {problem}") from None
 
 

@@ -47,9 +47,9 @@ def import_published(source: Path, directory: ESDDirectory) -> Iterator[Imported
     """
     files = published_files(source)
     convention = dict(CONVENTION_OF_IMPORTS) | {ORIGIN: IMPORTED}
-    refuse_another(directory, convention, "Choose another --output-dir")
     directory.create()
     with closing(DispatcherLock(directory.lock)):
+        refuse_another(directory, convention, "Choose another --output-dir")
         directory.write_run_record(
             {
                 "imported_from": str(source.absolute()),

@@ -31,12 +31,13 @@ class StoredMatrix:
 
 def about_text(origin: Origin) -> dict[str, str]:
     """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text."""
-    about = {
-        "full_name": stored_text(origin.model_id),
-        "source_model": stored_text(origin.source_model or ""),
-        "base_model_relation": stored_text(origin.relation),
+    lineage = {
+        "full_name": origin.model_id,
+        "source_model": origin.source_model,
+        "base_model_relation": origin.relation,
     }
-    return about | {name: stored_text(str(value)) for name, value in origin.last_columns.items()}
+    about = lineage | origin.last_columns
+    return {name: "" if value is None else stored_text(str(value)) for name, value in about.items()}
 
 
 def hdf5_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
@@ -84,7 +85,7 @@ def read_hdf5(path: Path) -> StoredMatrix:
             about = {str(name): str(value) for name, value in file.attrs.items() if name != "format_version"}
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as problem:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:
         raise BadModel(f"{path} holds no matrix of alphas: {problem}") from None
     cells = tuple(tuple(None if value != value else value for value in row) for row in values)
     named = all(isinstance(name, str) for name in (*layers, *modules)) and len(numbers) == len(layers)

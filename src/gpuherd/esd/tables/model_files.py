@@ -18,7 +18,7 @@ from gpuherd.errors import CannotWrite, MissingExtra
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.alpha_matrix import alpha_matrix
 from gpuherd.esd.tables.stats import Origin, stats_rows, stored_text, table_text
-from gpuherd.jobs.durable import replacing
+from gpuherd.jobs.durable import replacing, sync_folder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -205,6 +205,9 @@ def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack 
         for path in (paths.stats, *(path for path in paths.results if path not in written)):
             with _told(path):
                 path.unlink(missing_ok=True)
+        # Gone also after a power cut, before the first of the others is there.
+        with _told(paths.stats):
+            sync_folder(paths.stats.parent)
 
 
 def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:

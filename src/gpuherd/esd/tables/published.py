@@ -17,7 +17,7 @@ from typing import Any
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.conventions import IMPORTED
+from gpuherd.esd.tables.conventions import IMPORTED, ORIGIN
 from gpuherd.esd.tables.stats import FIT_OK, Origin
 
 # What their published runs say of themselves; what they don't say is left open.
@@ -68,6 +68,8 @@ def read_published(path: Path) -> PublishedModel:
     missing = [name for name in NEEDED if not rows or rows[0].get(name) is None]
     if missing:
         raise BadModel(f"{path} is no published stats file: it has no {'rows' if not rows else 'column ' + missing[0]}")
+    if ORIGIN in rows[0]:
+        raise BadModel(f"{path} is a stats file of gpuherd, by a convention of its own: name it or its run as it is")
     ids = {row["model_id"] for row in rows}
     if len(ids) > 1 or not next(iter(ids)):
         raise BadModel(f"{path} should be of one model, not of {len(ids)}: {', '.join(sorted(ids)[:3])}")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError, printable
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.conventions import as_text
-from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table
+from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, first_row, read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +77,24 @@ def read_model(path: Path) -> StoredModel:
             convention=as_text(rows[0]),
             layers=tuple(_layer(row) for row in rows),
         )
-    except (KeyError, ValueError) as problem:
-        raise BadModel(f"{path} is no stats file of gpuherd: {problem!r}") from None
-
-
-def stats_files(directory: ESDDirectory) -> list[Path]:
-    """The stats files of a folder, by name."""
-    return sorted(path for path in directory.stats.glob("*.csv") if not path.name.startswith("."))
+    except KeyError as missing:
+        raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing}") from None
+    except ValueError as problem:
+        raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
 
 
 def find(words: str) -> list[Path]:
     """The stats files that ``words`` name: a file, ``RUN:model``, or ``RUN`` for all models of its folder.
 
     Raises:
-        UsageError: nothing is there, with the nearest names of models.
+        UsageError: nothing is there.
+        MissingModel: the run has no such model, or several.
     """
     path = Path(words)
     if path.is_file():
         return [path]
     if path.is_dir():
-        directory = ESDDirectory(path)
-        found = stats_files(directory)
-        if not found:
-            raise UsageError(f"there are no results in {path}: no stats/*.csv")
-        return found
+        return _some(ESDDirectory(path))
     folder, colon, model = words.rpartition(":")
     while colon and not Path(folder).is_dir():
         folder, colon, rest = folder.rpartition(":")
@@ -110,25 +104,56 @@ def find(words: str) -> list[Path]:
     return [model_in(ESDDirectory(folder), model)]
 
 
-def model_in(directory: ESDDirectory, model: str) -> Path:
-    """The stats file of a model by its id, by the name of its file, or for a model on disk by the name of its folder
-    where no other model of the run has that. Raises UsageError with the nearest names."""
-    found = {path.stem: path for path in stats_files(directory)}
-    ours = directory.stats_file(model)
-    if ours.is_file():
-        return ours
-    if model in found:
-        return found[model]
-    # A path's file name is its last part, a plus and a digest (models.names.safe_filename).
-    on_disk = [path for stem, path in found.items() if stem.rpartition("+")[0] == model]
-    if len(on_disk) == 1:
-        return on_disk[0]
+def model_in(directory: ESDDirectory, model: str | None) -> Path:
+    """The stats file of one model of a run: of this id; else of this file name; else the only one whose id ends in it
+    behind a slash (a folder on this disk); else the only one whose id contains it. Without a name, of the only model.
+
+    Raises:
+        UsageError: there are no results here, or several and no name was given.
+        MissingModel: no model matches, or several do; with the nearest ids.
+    """
+    found = _some(directory)
+    if model is None and len(found) == 1:
+        return found[0]
+    if model is None:
+        raise UsageError(f"{directory.root} has {len(found)} models: say which by --model, for example {_ids(found)}")
+    for stem in (directory.stats_file(model).stem, model):
+        exact = directory.stats / f"{stem}.csv"
+        if exact in found:
+            return exact
+    ids = {path: _id_of(path) for path in found}
+    ending = [path for path in found if ids[path].rstrip("/").rpartition("/")[2] == model]
+    matching = ending or [path for path in found if model in ids[path]]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise MissingModel(f"several models of {directory.root} match {model!r}: {_ids(matching)}")
     import difflib  # slow to import, and seldom needed
 
-    # An id and its file name differ in their slash.
-    nearest = difflib.get_close_matches(model.replace("/", "--"), found, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0].replace('--', '/')}?" if nearest else ""
-    raise UsageError(f"there is no model {model!r} in {directory.root}{hint}")
+    nearest = difflib.get_close_matches(model, ids.values(), n=1, cutoff=0.4)
+    hint = f"did you mean {printable(nearest[0])}?" if nearest else f"for example {_ids(found)}"
+    raise MissingModel(f"there is no model {model!r} in {directory.root}; {hint}")
+
+
+def _some(directory: ESDDirectory) -> list[Path]:
+    """The stats files of a folder, of which there must be some."""
+    found = directory.stats_files()
+    if not found:
+        raise UsageError(f"there are no results in {directory.root} (no stats/*.csv); name the folder of an esd run")
+    return found
+
+
+def _id_of(path: Path) -> str:
+    """The model's id as it stands in its stats file; made of the file's name where that can't be read."""
+    try:
+        return first_row(path)["model_id"]
+    except (OSError, ValueError, KeyError, csv.Error):
+        return path.stem.replace("--", "/")
+
+
+def _ids(paths: Sequence[Path]) -> str:
+    """A few of their models, as words for people."""
+    return ", ".join(printable(_id_of(path)) for path in paths[:4]) + (", …" if len(paths) > 4 else "")
 
 
 def _layer(row: Mapping[str, str]) -> StoredLayer:

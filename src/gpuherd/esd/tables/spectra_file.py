@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,13 @@ from gpuherd.esd.tables.sketch import HISTOGRAM_BINS, Sketch
 from gpuherd.esd.tables.stats import stored_text
 
 Float64 = npt.NDArray[np.float64]
+
+# What NumPy and zipfile raise for a damaged archive. RuntimeError: its head says that it is encrypted, or of a later
+# version of the format.
+_DAMAGED = (
+    *(OSError, ValueError, KeyError, EOFError, IndexError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, RuntimeError),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +99,7 @@ def read_spectra(path: Path) -> StoredSpectra:
             return _from_arrays({name: arrays[name] for name in arrays.files})
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, IndexError, TypeError) as problem:
+    except _DAMAGED as problem:
         raise BadModel(f"{path} is no file of spectra of gpuherd: {problem}") from None
 
 

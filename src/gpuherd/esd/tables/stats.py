@@ -14,7 +14,8 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ FIT_OK = "ok"
 SKIPPED = "not analysed: "
 # Alphas below and above these are read as signs of too much and too little training (Martin & Mahoney).
 OVERTRAINED, UNDERTRAINED = 2.0, 6.0
-FORMULA_STARTS = tuple("=+-@\t'")
+# The last four are wide forms of the first, which some spreadsheets take for them.
+FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
 # C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -142,10 +144,21 @@ def stored_text(text: str) -> str:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of one of our CSV files, protection taken off."""
+    return list(_rows_of(path))
+
+
+def first_row(path: Path) -> dict[str, str]:
+    """The first of them, for what all rows repeat; empty where there is none."""
+    with closing(_rows_of(path)) as rows:
+        return next(rows, {})
+
+
+def _rows_of(path: Path) -> Generator[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file, strict=True)
         names = [plain(name) for name in next(reader, [])]
-        return [dict(zip(names, map(plain, cells), strict=True)) for cells in reader]
+        for cells in reader:
+            yield dict(zip(names, map(plain, cells), strict=True))
 
 
 def has_fit(rows: Iterable[LayerRow]) -> bool:
@@ -214,7 +227,7 @@ def _sample_deviation(differences: Sequence[float]) -> float | None:
 
 def _number(text: str) -> float:
     """The number in a cell; a count stays a whole number."""
-    return int(text) if text.isdigit() else float(text)
+    return int(text) if text.removeprefix("-").isdigit() else float(text)
 
 
 def _is_number(text: str) -> bool:

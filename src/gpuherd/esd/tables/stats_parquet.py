@@ -52,7 +52,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pq.ParquetFile(path).read().to_pylist()
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as problem:
+    except (OSError, ValueError, pa.ArrowException) as problem:
         raise BadModel(f"{path} is no Parquet file that can be read: {problem}") from None
     return rows
 

@@ -22,7 +22,9 @@ async function floats(text) {
 
 async function readIndex() {
   const bytes = await inflate(document.getElementById("index").textContent);
-  return JSON.parse(new TextDecoder().decode(bytes));
+  const found = JSON.parse(new TextDecoder().decode(bytes));
+  Object.setPrototypeOf(found.meanings, null); // a stranger's column may be called like a method
+  return found;
 }
 
 // A model's arrays: {alpha, D, figures: Map name -> Float32Array | null, spectra: [ {x, y} | null ] | null}.

@@ -29,10 +29,16 @@ function figure(value, digits = 3) {
   const size = Math.abs(value);
   if (value === 0 || Number.isInteger(value) && size < 1e6) return String(value);
   if (size >= 1e5 || size < 1e-3) return value.toExponential(2);
-  return size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(Math.min(2, digits)) : value.toFixed(digits);
+  if (size < 0.1) return value.toPrecision(digits);
+  return size >= 1e4 ? value.toFixed(0) : size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(Math.min(2, digits)) : value.toFixed(digits);
 }
 
-const percent = (value) => present(value) ? `${(100 * value).toFixed(value > 0.9995 || value < 0.0005 ? 0 : 1)} %` : "–";
+// 100 % is all, and 0 % is nothing.
+function percent(value) {
+  if (!present(value)) return "–";
+  if (value === 0 || value === 1) return `${100 * value} %`;
+  return value < 0.0005 ? "< 0.1 %" : value >= 0.9995 ? "> 99.9 %" : `${(100 * value).toFixed(1)} %`;
+}
 
 function many(value) {
   if (!present(value)) return "–";

@@ -88,11 +88,12 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
     context.textAlign = "center";
     within(context, size.left - 8, 0, () => {
       const step = Math.ceil(22 / size.cell);
+      const first = depths[0] === null ? 1 : 0;
       for (let column = columns[0]; column < columns[1]; column++) {
         const depth = depths[column];
         const x = corner([column, 0])[0] + size.cell / 2;
         if (depth === null) context.fillText("–", x, 22);
-        else if (depth % step === 0) context.fillText(depth, x, 22);
+        else if ((column - first) % step === 0) context.fillText(depth, x, 22);
       }
     });
     context.fillStyle = colour("ink");

@@ -2,6 +2,7 @@
 
 let index = null;
 let redraw = null;
+let asked = 0; // how often a view was asked for: one that is ready late must not replace a later one
 
 const VIEWS = [
   ["models", "Models", () => index.models.length, modelsView],
@@ -17,11 +18,12 @@ function numbers(words) {
   const about = index.models[Number(number)];
   if (!about || (against !== null && !index.models[against])) return null;
   const most = index.layouts[about.layout].names.length;
-  return [about.number, layer !== undefined && Number(layer) >= 0 && Number(layer) < most ? Number(layer) : null, against];
+  return [about.number, /^\d+$/.test(layer) && Number(layer) < most ? Number(layer) : null, against];
 }
 
 async function show() {
   hideTip();
+  const turn = ++asked;
   const words = location.hash.replace(/^#\/?/, "").split("/");
   const main = document.getElementById("main");
   const place = words[0] === "model" ? numbers(words) : null;
@@ -31,6 +33,7 @@ async function show() {
   redraw = null;
   if (place) {
     const made = await modelView(...place);
+    if (turn !== asked) return;
     main.replaceChildren(...made.nodes);
     made.placed();
     redraw = made.placed;

@@ -60,7 +60,7 @@ async function modelView(number, layer, against) {
   }
 
   function compare() {
-    const possible = index.models.filter((m) => m.number !== number && (m.layout === about.layout || m.number === about.parent || about.nearest?.[0] === m.number || m.parent === number || m.number === against)).slice(0, 400);
+    const possible = index.models.filter((m) => m.number !== number && (m.layout === about.layout || m.number === about.parent || about.nearest?.[0] === m.number || m.parent === number || m.number === against));
     if (!possible.length) return null;
     const select = make("select", { "aria-label": "compare with", onchange: () => { location.hash = `#/model/${number}${select.value === "" ? `/${current}` : `/vs/${select.value}/${current}`}`; } },
       make("option", { value: "" }, "compare with …"),

@@ -8,6 +8,7 @@ function link(number, word = null, layer = null) {
 
 function modelsView() {
   const overlay = make("div");
+  let drawn = 0;
   const columns = [
     ...(index.models.length > 1 ? [{ word: "", cell: (m) => pick(m), class: "pick" }] : []),
     { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
@@ -37,10 +38,12 @@ function modelsView() {
   }
 
   async function drawOverlay() {
+    const turn = ++drawn;
     const shown = [...chosenModels].slice(-LINES.length);
     const pooled = index.models.length > 1;
     const series = pooled ? [{ counts: index.pooled, colour: "var(--soft)", fill: true }] : [];
     const opened = await Promise.all(shown.map(model));
+    if (turn !== drawn) return; // other models were ticked meanwhile
     opened.forEach((each, at) => series.push({ counts: alphaCounts(each.alpha), colour: LINES[at] }));
     const keys = [...(pooled ? [[`all ${index.models.length} models`, "var(--soft)"]] : []), ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
     overlay.replaceChildren(...[alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
@@ -107,7 +110,7 @@ function lineageView() {
 
   const out = [];
   out.push(make("section", { class: "card" }, make("h3", {}, "Stated lineage"),
-    make("p", { class: "note" }, `Base, what was made of it, and by how much alpha changed: each bar is a layer, up where alpha grew, of full height from a change of ${figure(most)} on. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75.`),
+    make("p", { class: "note" }, `Base, what was made of it, and by how much alpha changed: each bar is a matrix, up where alpha grew, of full height from a change of ${figure(most)} on. A fine-tune's median |Δalpha| is typically below 0.01, that of an unrelated model near 0.75.`),
     families.length ? tree : make("p", { class: "soft" }, "No model of this run is said to come from another."), rest));
   const near = index.models.filter((m) => m.verdict).sort((a, b) => VERDICTS[a.verdict].rank - VERDICTS[b.verdict].rank);
   if (near.length) {
@@ -198,6 +201,10 @@ function failuresView() {
     { word: "matrix", key: (r) => nameOf(r), cell: (r) => link(r[0], nameOf(r), r[1]), class: "name" },
     { word: "reason", key: (r) => r[2], cell: (r) => r[2], class: "name" },
   ];
+  const leftColumns = [
+    { word: "reason", key: (r) => r[0], cell: (r) => r[0], class: "name" },
+    { word: "matrices", key: (r) => r[1], cell: (r) => r[1].toLocaleString("en"), num: true },
+  ];
   return [
     make("section", { class: "card" }, make("h3", {}, "Models without a result"),
       index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }).root : make("p", { class: "soft" }, "Every model has a result.")),
@@ -207,7 +214,7 @@ function failuresView() {
       make("p", { class: "note" }, "These matrices have an alpha; what is named has no value."),
       table({ columns: [...layerColumns.slice(0, 2), { word: "fit", key: (r) => r[3], cell: (r) => r[3] }, layerColumns[2]], rows: notes, label: "further fits that failed", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[3]} ${r[2]}` }).root) : null,
     left.size ? make("section", { class: "card" }, make("h3", {}, "Left out on purpose"),
-      make("ul", {}, ...[...left].sort((a, b) => b[1] - a[1]).slice(0, 50).map(([reason, count]) => make("li", {}, `${count} × ${index.reasons[reason]}`)))) : null,
+      table({ columns: leftColumns, rows: [...left].map(([reason, count]) => [index.reasons[reason], count]), sort: 1, descending: true, label: "left out on purpose" }).root) : null,
   ].filter(Boolean);
 }
 
