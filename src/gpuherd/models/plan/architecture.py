@@ -28,7 +28,13 @@ class Tensor:
         name: as transformers names it in the loaded model, ``model.layers.0.self_attn.q_proj.weight``.
         shape: as the loaded model has it.
         tied_to: name of the tensor whose storage it shares; its bytes are counted there.
-        keeps_fp32: stays in float32 whatever the precision (transformers' ``_keep_in_fp32_modules``).
+        keeps_fp32: stays in float32 whatever the precision (transformers' ``_keep_in_fp32_modules_strict``).
+        fp32_in_fp16: stays in float32 where the rest is float16, and is never quantised (transformers'
+            ``_keep_in_fp32_modules``, such as ``wo`` of T5).
+        transposed: the weight of a Conv1D, whose shape is (in, out): its output rows are the last dimension.
+        stored_bytes: what it takes as its checkpoint stores it quantised (codes, scales, zero points), which is what
+            lies in memory when it is loaded as it is; None where the checkpoint has plain numbers.
+        split: transformers' tensor-parallel plan divides it evenly over the GPUs; False: each GPU has all of it.
     """
 
     name: str
@@ -36,6 +42,10 @@ class Tensor:
     role: Role = Role.OTHER
     tied_to: str | None = None
     keeps_fp32: bool = False
+    fp32_in_fp16: bool = False
+    transposed: bool = False
+    stored_bytes: int | None = None
+    split: bool = False
 
     @property
     def numel(self) -> int:

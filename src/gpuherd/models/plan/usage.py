@@ -1,0 +1,183 @@
+"""What a run of blocks takes on one GPU: weights, quantisation, cache, workspace, context and reserve. Pure.
+
+``CostTable`` answers for any run of blocks and any batch without walking over tensors: sums are kept as prefix sums,
+and what is the greatest of its blocks by how often each distinct need occurs. Tensors of one storage are counted once
+on a GPU, and once more on each further GPU that holds one of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gpuherd.models.plan.architecture import Architecture, Block, Tensor
+from gpuherd.models.plan.cache import CacheSizes, sequence_bytes
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.result import Usage
+from gpuherd.models.plan.weights import weight_bytes
+from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.models.plan.workspace import Stages, stages_of
+
+
+def usage_of(
+    architecture: Architecture,
+    first: int,
+    after_last: int,
+    precision: Precision,
+    workload: Workload,
+    reserve: Reserve,
+    card: Card,
+    *,
+    ways: int = 1,
+) -> Usage:
+    """What ``blocks[first:after_last]`` take on ``card``; with ``ways`` above 1 the part of one of so many GPUs."""
+    return CostTable(architecture, precision, workload, reserve, ways=ways).usage(first, after_last, card)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A storage of several tensors: which blocks have one of them, and its bytes."""
+
+    blocks: tuple[int, ...]
+    weights: int
+    quantisation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A need of one or more blocks, and how many of the blocks before each position have it."""
+
+    stages: Stages
+    before: tuple[int, ...]
+
+
+class CostTable:
+    """The bytes of any run of blocks of an architecture. Built in milliseconds; an answer takes microseconds.
+
+    Args:
+        architecture: whose blocks.
+        precision: how weights lie in memory.
+        workload: tokens, and the batch where none is named.
+        reserve: kept free on each GPU.
+        ways: above 1: tensor parallel over so many GPUs; what transformers' plan divides (``Tensor.split``) counts in
+            parts, rounded up, and so do the keys and values of the layers that have divided tensors.
+    """
+
+    def __init__(
+        self, architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve, *, ways: int = 1
+    ) -> None:
+        self.architecture = architecture
+        self.workload = workload
+        self._reserve = reserve
+        sizes = {tensor.name: _part_bytes(tensor, precision, ways) for tensor in architecture.tensors()}
+        self._shared = _shared_storages(architecture.blocks, sizes)
+        tied = {tensor.name for tensor in architecture.tensors() if tensor.tied_to is not None}
+        tied |= {tensor.tied_to for tensor in architecture.tensors() if tensor.tied_to is not None}
+        own = [
+            _sum_of_pairs([sizes[tensor.name] for tensor in block.tensors if tensor.name not in tied])
+            for block in architecture.blocks
+        ]
+        self._weights = _prefix([weights for weights, _ in own])
+        self._quantisation = _prefix([state for _, state in own])
+        kept = _kept(architecture, workload, precision, ways)
+        self._after_prompt = _prefix([cache.after_prompt for cache in kept])
+        self._at_end = _prefix([cache.at_end for cache in kept])
+        self._needs = _needs([stages_of(block, architecture, workload, precision) for block in architecture.blocks])
+
+    def weights(self, first: int, after_last: int) -> tuple[int, int]:
+        """Bytes of the weights of ``blocks[first:after_last]`` and of their quantisation."""
+        weights = self._weights[after_last] - self._weights[first]
+        state = self._quantisation[after_last] - self._quantisation[first]
+        for shared in self._shared:
+            at = bisect_left(shared.blocks, first)
+            if at < len(shared.blocks) and shared.blocks[at] < after_last:
+                weights += shared.weights
+                state += shared.quantisation
+        return weights, state
+
+    def cache(self, first: int, after_last: int, batch: int | None = None) -> CacheSizes:
+        """Bytes that ``blocks[first:after_last]`` keep of all sequences."""
+        after_prompt = self._after_prompt[after_last] - self._after_prompt[first]
+        at_end = self._at_end[after_last] - self._at_end[first]
+        return CacheSizes(after_prompt, at_end) * self._batch(batch)
+
+    def workspace(self, first: int, after_last: int, batch: int | None = None) -> tuple[int, int]:
+        """Bytes beside weights and cache: at most while the prompt is read, and for each further token."""
+        many = self._batch(batch)
+        here = [need.stages for need in self._needs if need.before[after_last] > need.before[first]]
+        return (
+            max((line.at(many) for stages in here for line in stages.prompt), default=0),
+            max((line.at(many) for stages in here for line in stages.token), default=0),
+        )
+
+    def usage(self, first: int, after_last: int, card: Card, batch: int | None = None) -> Usage:
+        """What ``blocks[first:after_last]`` take on a card at the fuller of both moments: after the prompt, at the end.
+
+        ``cache`` is the larger cache of the two, and ``workspace`` what the fuller moment has beyond that.
+        """
+        weights, state = self.weights(first, after_last)
+        cache = self.cache(first, after_last, batch)
+        for_prompt, for_token = self.workspace(first, after_last, batch)
+        fullest = max(cache.after_prompt + for_prompt, cache.at_end + for_token)
+        return Usage(
+            weights=weights,
+            quantisation=state,
+            cache=cache.largest,
+            workspace=fullest - cache.largest,
+            context=self._reserve.context,
+            reserve=self._reserve.on(card.total),
+        )
+
+    def _batch(self, batch: int | None) -> int:
+        return self.workload.batch if batch is None else batch
+
+
+def _part_bytes(tensor: Tensor, precision: Precision, ways: int) -> tuple[int, int]:
+    weights, state = weight_bytes(tensor, precision)
+    return (-(-weights // ways), -(-state // ways)) if tensor.split else (weights, state)
+
+
+def _kept(architecture: Architecture, workload: Workload, precision: Precision, ways: int) -> list[CacheSizes]:
+    """What each block keeps of one sequence."""
+    decoder_only = not architecture.is_encoder_decoder
+    sizes = {
+        cache: sequence_bytes(cache, workload, precision, decoder_only=decoder_only)
+        for cache in {block.cache for block in architecture.blocks if block.cache is not None}
+    }
+    return [
+        CacheSizes() if block.cache is None else _part_of_cache(block, sizes[block.cache], ways)
+        for block in architecture.blocks
+    ]
+
+
+def _part_of_cache(block: Block, kept: CacheSizes, ways: int) -> CacheSizes:
+    if ways == 1 or not any(tensor.split for tensor in block.tensors):
+        return kept
+    return CacheSizes(-(-kept.after_prompt // ways), -(-kept.at_end // ways))
+
+
+def _shared_storages(blocks: Sequence[Block], sizes: dict[str, tuple[int, int]]) -> tuple[_Shared, ...]:
+    owners: dict[str, set[int]] = {}
+    where = {tensor.name: number for number, block in enumerate(blocks) for tensor in block.tensors}
+    for number, block in enumerate(blocks):
+        for tensor in block.tensors:
+            if tensor.tied_to is not None:
+                owners.setdefault(tensor.tied_to, {where[tensor.tied_to]}).add(number)
+    return tuple(_Shared(tuple(sorted(places)), *sizes[name]) for name, places in owners.items())
+
+
+def _needs(stages: Sequence[Stages]) -> tuple[_Need, ...]:
+    return tuple(
+        _Need(distinct, _prefix([int(each == distinct) for each in stages])) for distinct in dict.fromkeys(stages)
+    )
+
+
+def _prefix(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(numbers, initial=0))
+
+
+def _sum_of_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(first for first, _ in pairs), sum(second for _, second in pairs)
