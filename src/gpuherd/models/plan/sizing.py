@@ -89,9 +89,7 @@ class Sizing:
         """
 
         def as_they_lie(batch: int) -> bool:
-            return all(
-                self.blocks_bytes(load.first, load.after_last, batch) <= self.room(load.card) for load in loads
-            )
+            return all(self.blocks_bytes(load.first, load.after_last, batch) <= self.room(load.card) for load in loads)
 
         here = _largest(as_they_lie, self.batch)
         cards = [load.card for load in loads]
