@@ -20,6 +20,7 @@ from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan, Refusal
+from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable, usage_of
 from gpuherd.models.plan.workload import Reserve, Workload
 
@@ -47,13 +48,17 @@ def table(architecture: Architecture, workload: Workload, reserve: Reserve) -> C
 def some_split_fits(
     architecture: Architecture, cards: Sequence[Card], workload: Workload, reserve: Reserve, *, any_order: bool
 ) -> bool:
-    """Every split over these cards, tried."""
-    count, costs = len(architecture.blocks), table(architecture, workload, reserve)
-    for order in permutations(cards) if any_order else [tuple(cards)]:
-        for inner in combinations_with_replacement(range(count + 1), len(order) - 1):
-            runs = zip((0, *inner), (*inner, count), order, strict=True)
-            if all(first == after or costs.usage(first, after, card).total <= card.free for first, after, card in runs):
-                return True
+    """Every split over these cards, tried; with a tied head at the end, and with it beside the embedding."""
+    count = len(architecture.blocks)
+    layouts = {architecture, ties_together(architecture) or architecture} if len(cards) > 1 else {architecture}
+    for costs in (table(layout, workload, reserve) for layout in layouts):
+        for order in permutations(cards) if any_order else [tuple(cards)]:
+            for inner in combinations_with_replacement(range(count + 1), len(order) - 1):
+                runs = zip((0, *inner), (*inner, count), order, strict=True)
+                if all(
+                    first == after or costs.usage(first, after, card).total <= card.free for first, after, card in runs
+                ):
+                    return True
     return False
 
 
@@ -91,7 +96,9 @@ def test_a_plan_fits_with_the_fewest_gpus_and_a_refusal_means_that_nothing_does(
     assert told.loads[-1].after_last == len(architecture.blocks)
     for load in told.loads:
         assert load.left >= 0
-        assert load.usage == usage_of(architecture, load.first, load.after_last, BF16, workload, reserve, load.card)
+        assert load.usage == usage_of(
+            told.architecture, load.first, load.after_last, BF16, workload, reserve, load.card
+        )
     if told.gpus > 1:
         fewer = sorted(cards, key=lambda card: card.free - reserve.on(card.total))[1 - told.gpus :]
         assert not some_split_fits(architecture, fewer, workload, reserve, any_order=True)
@@ -114,7 +121,7 @@ def test_replicas_share_no_card_and_each_fits_with_the_same_map(
     assert told.replica_cards[0] == tuple(load.card for load in told.loads)
     for group in told.replica_cards:
         for card, load in zip(group, told.loads, strict=True):
-            used = usage_of(architecture, load.first, load.after_last, BF16, workload, reserve, card)
+            used = usage_of(told.architecture, load.first, load.after_last, BF16, workload, reserve, card)
             assert used.total <= card.free
     if told.gpus == 1:
         assert told.replicas == sum(
@@ -159,11 +166,20 @@ def test_a_map_that_serves_fewer_than_another_split_would_says_so() -> None:
     assert not moved or f"at most {here} sequences" in moved[0]
 
 
-def test_a_tied_head_on_another_gpu_is_paid_twice() -> None:
+def test_a_tied_head_lies_with_the_embedding() -> None:
     architecture = toy([10, 10], embedding=10, tied=True)
     assert planned(architecture, cards_of(31), BF16, ONE, NOTHING).loads[0].usage.weights == 30 << 20
     over_two = planned(architecture, cards_of(22, 22), BF16, ONE, NOTHING)
-    assert sum(load.usage.weights for load in over_two.loads) == 40 << 20
+    assert over_two.device_map["head"] == over_two.device_map["embed"] == 0
+    assert sum(load.usage.weights for load in over_two.loads) == 30 << 20
+
+
+def test_ties_are_brought_together_and_nothing_else_moves() -> None:
+    assert ties_together(toy()) is None
+    together = ties_together(toy([1, 2], tied=True))
+    assert together is not None
+    assert [block.name for block in together.blocks] == ["embed", "head", "layers.0", "layers.1"]
+    assert ties_together(together) is None
 
 
 def test_the_wish_for_layers_takes_all_cards_and_that_for_replicas_one_each() -> None:

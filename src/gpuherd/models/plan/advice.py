@@ -13,7 +13,7 @@ from itertools import islice
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import words_for
 from gpuherd.models.plan.kinds import kind_named
-from gpuherd.models.plan.placing import Task, Wish, place, task
+from gpuherd.models.plan.placing import Task, Wish, place
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Alternative, MemoryPlan
 from gpuherd.models.plan.workload import Workload
@@ -49,7 +49,7 @@ def _fits(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None) -> Me
 
 
 def _with(what: Task, precision: Precision | None = None, workload: Workload | None = None) -> Task:
-    return task(what.architecture, precision or what.precision, workload or what.workload, what.reserve)
+    return Task(what.architecture, precision or what.precision, workload or what.workload, what.reserve)
 
 
 def _layout(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None) -> Iterator[Alternative]:

@@ -11,8 +11,8 @@ faster, and others may have work for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice, permutations
 from typing import Literal
 
@@ -25,6 +25,7 @@ from gpuherd.models.plan.replicas import replicas_over
 from gpuherd.models.plan.result import GpuLoad, MemoryPlan, Parallel, Refusal
 from gpuherd.models.plan.sizing import Sizing
 from gpuherd.models.plan.split import Split
+from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.wording import blocks_in_words, cards_in_words, gib
 from gpuherd.models.plan.workload import Reserve, Workload
@@ -38,28 +39,32 @@ _ABOUT = 0.98
 _MOST_ORDERS = 720
 
 
-@dataclass(frozen=True)
 class Task:
-    """What is to be placed, and how. ``sizing`` knows the needs with so many ways (1: whole layers)."""
+    """What is to be placed, with tables that are made when first asked for, and once."""
 
-    architecture: Architecture
-    precision: Precision
-    workload: Workload
-    reserve: Reserve
-    sizing: Callable[[int], Sizing]
+    def __init__(self, architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve) -> None:
+        self.architecture = architecture
+        self.precision = precision
+        self.workload = workload
+        self.reserve = reserve
+        self._sizings: dict[int, Sizing] = {}
 
+    def sizing(self, ways: int = 1) -> Sizing:
+        """The needs of its blocks, each split over so many GPUs."""
+        if ways not in self._sizings:
+            table = CostTable(self.architecture, self.precision, self.workload, self.reserve, ways=ways)
+            self._sizings[ways] = Sizing(table, len(self.architecture.blocks), self.workload.batch, self.reserve)
+        return self._sizings[ways]
 
-def task(architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve) -> Task:
-    """A task whose tables are made when first asked for, and once."""
-    known: dict[int, Sizing] = {}
-
-    def sizing(ways: int) -> Sizing:
-        if ways not in known:
-            table = CostTable(architecture, precision, workload, reserve, ways=ways)
-            known[ways] = Sizing(table, len(architecture.blocks), workload.batch, reserve)
-        return known[ways]
-
-    return Task(architecture, precision, workload, reserve, sizing)
+    @cached_property
+    def layouts(self) -> tuple[Task, ...]:
+        """This, and the same with tied blocks side by side where they aren't: the ways to cut it into runs."""
+        together = ties_together(self.architecture)
+        if together is None:
+            return (self,)
+        other = Task(together, self.precision, self.workload, self.reserve)
+        other.layouts = (other, self)
+        return other.layouts
 
 
 def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | None = None) -> MemoryPlan | Refusal:
@@ -75,11 +80,11 @@ def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | No
         raise UsageError(f"{gpus} GPUs a replica: there are {len(cards)} to plan with, and the least is 1")
     able, remarks = split_by_capability(what.precision, cards)
     if not able:
-        sizing = what.sizing(1)
+        sizing = what.sizing()
         return _refusal(what, f"no GPU can compute in {what.precision}: {remarks[0]}", sizing.whole(), 0, ())
     if gpus is not None and gpus > len(able):
         reason = f"{gpus} GPUs are asked for, and only {len(able)} can compute in {what.precision}: {remarks[0]}"
-        return _refusal(what, reason, what.sizing(1).whole(), 0, ())
+        return _refusal(what, reason, what.sizing().whole(), 0, ())
     if wish == "tensor":
         return _tensor(what, able, gpus, remarks)
     return _whole_layers(what, able, wish, gpus, remarks)
@@ -91,7 +96,7 @@ def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | No
 def _whole_layers(
     what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None, remarks: tuple[str, ...]
 ) -> MemoryPlan | Refusal:
-    sizing = what.sizing(1)
+    sizing = what.sizing()
     together = sum(not card.alone for card in cards)
     if wish == "replica":
         counts = range(1, 2)
@@ -100,19 +105,31 @@ def _whole_layers(
     else:
         counts = range(1, max(1, together) + 1)
     for count in counts:
-        found = _fitting(cards, count, sizing)
-        if found is not None:
-            return _plan(what, sizing, cards, found, sizing.best(found), remarks)
+        choices = [
+            (each, found, each.sizing().best(found))
+            for each in (what.layouts if count > 1 else (what,))
+            if (found := _fitting(cards, count, each.sizing())) is not None
+        ]
+        if choices:
+            return _plan(*min(choices, key=_fullness), cards, remarks)
     largest = _roomiest(cards, counts[-1], sizing)
     if not largest:
         reason = f"{counts[-1]} GPUs are asked for: MIG instances can't work together, and only {together} are none"
         return _refusal(what, reason, sizing.whole(), 0, ())
-    ordered, split = min(((order, sizing.best(order)) for order in _simple_orders(largest, sizing)), key=_by_fullness)
-    return _too_little(what, sizing.loads(ordered, split))
+    return _too_little(
+        *min(
+            (
+                (each, order, each.sizing().best(order))
+                for each in (what.layouts if len(largest) > 1 else (what,))
+                for order in _simple_orders(largest, sizing)
+            ),
+            key=_fullness,
+        )
+    )
 
 
-def _by_fullness(choice: tuple[tuple[Card, ...], Split]) -> float:
-    return choice[1].fullness
+def _fullness(choice: tuple[Task, tuple[Card, ...], Split]) -> float:
+    return choice[2].fullness
 
 
 def _fitting(cards: Sequence[Card], count: int, sizing: Sizing) -> tuple[Card, ...] | None:
@@ -185,7 +202,7 @@ def _order_that_fits(cards: tuple[Card, ...], sizing: Sizing) -> tuple[Card, ...
 def _tensor(what: Task, cards: Sequence[Card], gpus: int | None, remarks: tuple[str, ...]) -> MemoryPlan | Refusal:
     ways, reason = _ways(what, sum(not card.alone for card in cards), gpus)
     if reason is not None:
-        return _refusal(what, reason, what.sizing(1).whole(), 0, ())
+        return _refusal(what, reason, what.sizing().whole(), 0, ())
     sizing = what.sizing(ways)
     usable = cards if ways == 1 else [card for card in cards if not card.alone]
 
@@ -196,10 +213,9 @@ def _tensor(what: Task, cards: Sequence[Card], gpus: int | None, remarks: tuple[
     roomy = (window for window in _windows(usable, ways) if all(sizing.room(card) >= sizing.whole() for card in window))
     chosen = next(roomy, None) or _roomiest(usable, ways, sizing)
     if any(sizing.room(card) < sizing.whole() for card in chosen):
-        return _too_little(what, loads(chosen))
+        return _too_full(what, loads(chosen))
     groups = replicas_over(usable, chosen, [sizing.whole()] * ways, sizing)
     smallest = min(groups[0], key=sizing.room)
-    batch, _ = sizing.largest_batch(loads([smallest]))
     return MemoryPlan(
         architecture=what.architecture,
         precision=what.precision,
@@ -209,7 +225,7 @@ def _tensor(what: Task, cards: Sequence[Card], gpus: int | None, remarks: tuple[
         loads=loads(groups[0]),
         replicas=len(groups),
         replica_cards=tuple(groups),
-        largest_batch=batch,
+        largest_batch=sizing.largest_as_it_lies(loads([smallest])),
         warnings=(*remarks, *_warnings(what)),
     )
 
@@ -239,8 +255,9 @@ def _numbers(limit: int) -> str:
 
 
 def _plan(
-    what: Task, sizing: Sizing, cards: Sequence[Card], chosen: tuple[Card, ...], split: Split, remarks: tuple[str, ...]
+    what: Task, chosen: tuple[Card, ...], split: Split, cards: Sequence[Card], remarks: tuple[str, ...]
 ) -> MemoryPlan:
+    sizing = what.sizing()
     first = sizing.loads(chosen, split)
     needs = [sizing.blocks_bytes(load.first, load.after_last) for load in first]
     usable = cards if len(first) == 1 else [card for card in cards if not card.alone]
@@ -250,7 +267,9 @@ def _plan(
         first = tuple(
             GpuLoad(card, *run, sizing.costs.usage(*run, card)) for card, run in zip(groups[0], ranges, strict=True)
         )
-    here, elsewhere = sizing.largest_batch(first)
+    here = sizing.largest_as_it_lies(first)
+    over = groups[0]
+    elsewhere = here if len(over) == 1 else max(each.sizing().largest_over(over, here) for each in what.layouts)
     parallel: Parallel = "one" if len(first) == 1 else "layers"
     warnings = [*remarks, *_warnings(what)]
     if here < elsewhere:
@@ -278,7 +297,12 @@ def _warnings(what: Task) -> list[str]:
     return []
 
 
-def _too_little(what: Task, loads: tuple[GpuLoad, ...]) -> Refusal:
+def _too_little(what: Task, cards: tuple[Card, ...], split: Split) -> Refusal:
+    """A refusal with the figures of the best split."""
+    return _too_full(what, what.sizing().loads(cards, split))
+
+
+def _too_full(what: Task, loads: tuple[GpuLoad, ...]) -> Refusal:
     """A refusal with the figures of the best placement."""
     architecture = what.architecture
     needed = sum(load.usage.total for load in loads)

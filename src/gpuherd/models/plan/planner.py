@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpuherd.models.plan.advice import alternatives
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import Wish, place, task
+from gpuherd.models.plan.placing import Task, Wish, place
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.workload import Reserve, Workload
@@ -43,7 +43,7 @@ def make_plan(
     Raises:
         UsageError: no cards, or ``gpus`` that there are not.
     """
-    what = task(architecture, precision, workload, reserve)
+    what = Task(architecture, precision, workload, reserve)
     told = place(what, cards, parallel, gpus)
     if isinstance(told, Refusal) and advise:
         return replace(told, alternatives=alternatives(what, cards, parallel, gpus))

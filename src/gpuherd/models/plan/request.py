@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpuherd.models.plan.advice import alternatives
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import Wish, task
+from gpuherd.models.plan.placing import Task, Wish
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan, Refusal
@@ -63,5 +63,5 @@ def request_for(
     if best is not None:
         return best
     assert refused is not None  # noqa: S101 - no size at all is a UsageError of make_plan
-    what = task(architecture, precision, workload, reserve)
+    what = Task(architecture, precision, workload, reserve)
     return replace(refused[0], alternatives=alternatives(what, refused[1], parallel, gpus))

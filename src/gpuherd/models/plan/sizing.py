@@ -82,20 +82,20 @@ class Sizing:
             if after_last > first
         )
 
-    def largest_batch(self, loads: Sequence[GpuLoad]) -> tuple[int, int]:
-        """The most sequences at once: with the blocks as they lie, and with the best split for them over these cards.
+    def largest_as_it_lies(self, loads: Sequence[GpuLoad]) -> int:
+        """The most sequences at once with the blocks where they are; 0 where not even one fits."""
 
-        0 where not even one fits.
-        """
-
-        def as_they_lie(batch: int) -> bool:
+        def fits_there(batch: int) -> bool:
             return all(self.blocks_bytes(load.first, load.after_last, batch) <= self.room(load.card) for load in loads)
 
-        here = _largest(as_they_lie, self.batch)
-        cards = [load.card for load in loads]
-        if len(cards) == 1 or here >= MOST_SEQUENCES:
-            return here, here
-        return here, _largest(lambda batch: self.fits(cards, batch), max(1, here), step=1)
+        return _largest(fits_there, self.batch)
+
+    def largest_over(self, cards: Sequence[Card], at_least: int) -> int:
+        """The most sequences at once with the best split for them over these cards, if more than ``at_least``; that
+        number otherwise."""
+        if at_least >= MOST_SEQUENCES or not self.fits(cards, at_least + 1):
+            return at_least
+        return _largest(lambda batch: self.fits(cards, batch), at_least + 1, step=1)
 
 
 def _largest(possible: Callable[[int], bool], near: int, step: int | None = None) -> int:
