@@ -1,8 +1,9 @@
 """Where models go: our plan beside transformers' ``device_map="auto"`` and accelerate's balanced memory.
 
 Model x GPU cases of which most are the reference's (its section 4.3), each with the work that is to be done: 8
-sequences of 512 + 64 tokens. All maps are judged by one yardstick, our own bytes of what lies on each GPU (weights, quantisation,
-KV cache, the prompt's workspace), because the libraries count weights only. Budgets are what may be used of a GPU.
+sequences of 512 + 64 tokens. All maps are judged by one yardstick, our own bytes of what lies on each GPU (weights,
+quantisation, KV cache, the prompt's workspace), because the libraries count weights only. Budgets are what may be used
+of a GPU.
 
 For each case: GPUs of a replica and replicas, GiB and layers on each GPU, how full the fullest is, and a verdict.
 ``ours`` takes the fewest GPUs; ``ours_over_all`` splits over all of them, to be compared with maps that do.
