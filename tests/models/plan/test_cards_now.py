@@ -71,6 +71,11 @@ def test_linked_gpus_are_neighbours() -> None:
     assert [each.index for each in linked_order(gpus)] == [0, 2, 1, 3]
 
 
+def test_a_pair_comes_before_one_that_is_alone() -> None:
+    gpus = [linked(0), linked(1, 2), linked(2, 1)]
+    assert [each.index for each in linked_order(gpus)] == [1, 2, 0]
+
+
 def test_gpus_linked_alike_keep_their_order() -> None:
     assert [each.index for each in linked_order([gpu(index) for index in range(5)])] == [0, 1, 2, 3, 4]
     assert linked_order([]) == ()

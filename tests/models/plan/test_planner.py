@@ -276,9 +276,9 @@ EIGHT = Workload(8, 512, 64)
 @pytest.mark.parametrize(
     ("model", "precision", "cards", "gpus", "replicas", "batch"),
     [
-        # Section 4.4 of the reference: as many replicas, and at least as large a batch. The reference did not count what
-        # bitsandbytes needs for a moment (32-bit products of int8, unpacked 4-bit matrices): for int8, whose need grows
-        # with the batch, its batches (13, 23, 28) are more than fit.
+        # Section 4.4 of the reference: as many replicas, and at least as large a batch. It did not count what
+        # bitsandbytes needs for a moment (32-bit products of int8, unpacked 4-bit matrices): for int8, whose need
+        # grows with the batch, its batches (13, 23, 28) are more than fit.
         ("llama-3.2-1b", "fp16", "4xA100-40", 1, 4, 663),
         ("llama-3.1-8b", "fp16", "4xA100-40", 1, 4, 168),
         ("llama-3.1-8b", "fp16", "4xRTX4090", 1, 4, 51),
