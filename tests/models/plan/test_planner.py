@@ -206,6 +206,7 @@ def test_tensor_parallel_splits_every_layer_over_all() -> None:
     # A quarter of 4 layers of 10 MiB; embedding and head whole.
     assert [load.usage.weights >> 20 for load in plan.loads] == [18] * 4
     assert {(load.first, load.after_last) for load in plan.loads} == {(0, 6)}
+    assert plan.device_map == {}
 
 
 def test_tensor_parallel_takes_a_number_that_divides_the_heads() -> None:
