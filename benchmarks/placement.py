@@ -97,10 +97,10 @@ def _row(case: Case) -> dict[str, Any]:
         "ours_over_all": over_all,
         **told,
     }
-    return {**row, "worse": _worse(ours, over_all, told)}
+    return {**row, "worse": worse(ours, over_all, told)}
 
 
-def _worse(ours: Mapping[str, Any], over_all: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def worse(ours: Mapping[str, Any], over_all: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Libraries that place what we refuse, or fill their fullest GPU less than our split over all GPUs."""
     found = []
     for name, theirs in told.items():
@@ -133,13 +133,23 @@ def _or_refusal(make: Callable[[], DeviceMap]) -> DeviceMap | str:
 class Judge:
     """Tells what any map means for these cards by our bytes."""
 
-    def __init__(self, architecture: Architecture, precision: Precision, cards: Sequence[Card]) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        precision: Precision,
+        cards: Sequence[Card],
+        workload: Workload = WORKLOAD,
+        reserve: Reserve = Reserve(),  # noqa: B008 - frozen
+    ) -> None:
         self.architecture, self.precision, self.cards = architecture, precision, cards
-        self._costs = CostTable(architecture, precision, WORKLOAD, Reserve())
+        self._workload, self._reserve = workload, reserve
+        self._costs = CostTable(architecture, precision, workload, reserve)
 
     def plan(self, parallel: Wish) -> dict[str, Any]:
         """Our own plan."""
-        told = make_plan(self.architecture, self.cards, self.precision, WORKLOAD, parallel=parallel)
+        told = make_plan(
+            self.architecture, self.cards, self.precision, self._workload, self._reserve, parallel=parallel
+        )
         if isinstance(told, MemoryPlan):
             verdict = f"fits: {told.gpus} GPU x {told.replicas} replicas, at most {told.largest_batch} sequences"
         else:
@@ -167,7 +177,7 @@ class Judge:
         needs = [self.need(some) for some in blocks]
         layers = [sum(self.architecture.blocks[number].kind == "layer" for number in some) for some in blocks]
         # What a map may fill: all but the context and the reserve of our plans.
-        rooms = [card.free - Reserve().context - Reserve().on(card.total) for card in self.cards]
+        rooms = [card.free - self._reserve.context - self._reserve.on(card.total) for card in self.cards]
         fullest = max(need / room for need, room in zip(needs, rooms, strict=True))
         return {
             "gib": [round(need / GIB, 1) for need in needs],
