@@ -7,11 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.models.plan.toy import NOTHING, cards_of
 
 from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.workload import Workload
-from tests.models.plan.toy import NOTHING, cards_of
 
 pytest.importorskip("transformers")
 

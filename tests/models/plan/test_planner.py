@@ -250,6 +250,8 @@ def test_no_gpus_and_no_such_wish() -> None:
         make_plan(toy(), (), BF16, ONE, NOTHING)
     with pytest.raises(UsageError, match="auto, layers, tensor, replica"):
         make_plan(toy(), cards_of(60), BF16, ONE, NOTHING, parallel="faster")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one GPU each"):
+        make_plan(toy(), cards_of(60, 60), BF16, ONE, NOTHING, parallel="replica", gpus=2)
 
 
 def test_a_precision_that_the_cards_cannot_do() -> None:
