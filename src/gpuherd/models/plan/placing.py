@@ -79,9 +79,7 @@ def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | No
     if gpus is not None and not 1 <= gpus <= len(cards):
         raise UsageError(f"{gpus} GPUs a replica: there are {len(cards)} to plan with, and the least is 1")
     if wish == "replica" and gpus not in (None, 1):
-        raise UsageError(
-            f"{gpus} GPUs a replica, and parallel=replica means one GPU each; ask for layers or tensor"
-        )
+        raise UsageError(f"{gpus} GPUs a replica, and parallel=replica means one GPU each; ask for layers or tensor")
     able, remarks = split_by_capability(what.precision, cards)
     if not able:
         sizing = what.sizing()
