@@ -85,7 +85,7 @@ class CostTable:
         kept = _kept(architecture, workload, precision, ways)
         self._after_prompt = _prefix([cache.after_prompt for cache in kept])
         self._at_end = _prefix([cache.at_end for cache in kept])
-        self._needs = _needs([stages_of(block, architecture, workload, precision) for block in architecture.blocks])
+        self._needs = _needs(_stages(architecture, workload, precision))
 
     def weights(self, first: int, after_last: int) -> tuple[int, int]:
         """Bytes of the weights of ``blocks[first:after_last]`` and of their quantisation."""
@@ -167,6 +167,20 @@ def _shared_storages(blocks: Sequence[Block], sizes: dict[str, tuple[int, int]])
             if tensor.tied_to is not None:
                 owners.setdefault(tensor.tied_to, {where[tensor.tied_to]}).add(number)
     return tuple(_Shared(tuple(sorted(places)), *sizes[name]) for name, places in owners.items())
+
+
+def _stages(architecture: Architecture, workload: Workload, precision: Precision) -> list[Stages]:
+    """What each block needs; of blocks that differ in nothing but their own name once."""
+    known: dict[tuple[object, ...], Stages] = {}
+    found = []
+    for block in architecture.blocks:
+        own = len(block.name)
+        shapes = tuple([(tensor.name[own:], tensor.shape, tensor.role) for tensor in block.tensors])
+        alike = (block.kind, block.cache, shapes)
+        if alike not in known:
+            known[alike] = stages_of(block, architecture, workload, precision)
+        found.append(known[alike])
+    return found
 
 
 def _needs(stages: Sequence[Stages]) -> tuple[_Need, ...]:
