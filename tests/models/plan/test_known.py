@@ -1,0 +1,35 @@
+"""Known names: each shipped config gives the published number of parameters; names are found as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuherd.models.plan.from_config import architecture_of
+from gpuherd.models.plan.known import KnownModel, known_model, known_models, nearest_names
+
+
+@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.model_id)
+def test_published_parameters(model: KnownModel) -> None:
+    assert architecture_of(model.config, model.model_id).parameters == model.parameters
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["llama-3.1-70b", "Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B", "META-LLAMA/llama-3.1-70b-instruct"],
+)
+def test_names_as_people_write_them(text: str) -> None:
+    found = known_model(text)
+    assert found is not None
+    assert found.model_id == "meta-llama/Llama-3.1-70B"
+
+
+@pytest.mark.parametrize(
+    "text", ["somebody/Llama-3.1-70B", "a/meta-llama/Llama-3.1-70B", "llama", "", "/", "Llama-3.1-70B@main"]
+)
+def test_other_names_are_not_taken_for_known_ones(text: str) -> None:
+    assert known_model(text) is None
+
+
+def test_typos_get_the_nearest_names() -> None:
+    assert nearest_names("lama-3.1-8B")[0] == "meta-llama/Llama-3.1-8B"
+    assert nearest_names("zzzzzzzz") == []
