@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuherd.models.plan.architecture import Architecture, LayerCache
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.workload import Workload
-from gpuherd.models.plan.workspace import Line, stages_of
+from gpuherd.models.plan.workspace import SAMPLING, Line, stages_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -115,7 +115,9 @@ def _agrees(name: str, prompt: int, precision: Precision, attention: str | None 
     real = measured(config, batch=4, prompt=prompt, dtype=dtype, attention=attention)
     chosen = {} if attention is None else {"attention": attention}
     for_prompt, for_token = needs(described(config), Workload(4, prompt, 1), precision, **chosen)
-    assert real.prompt <= for_prompt <= 1.1 * real.prompt, for_prompt / real.prompt
+    # Where the head needs most, the formula has what sampling takes, which this measurement leaves out.
+    sampling = 4 * config.vocab_size * (SAMPLING - 4)
+    assert real.prompt <= for_prompt <= 1.1 * (real.prompt + sampling), for_prompt / real.prompt
     assert for_token >= real.token, for_token / real.token
 
 
