@@ -1,19 +1,39 @@
 """Bytes that a GPU needs for a moment beside weights and cache, while prompts are read and while answers grow. Pure.
 
-What a block needs is a tuple of ``Line``s, one for each stage of its computation: bytes that are there whatever the
+What a block needs is a tuple of ``Line``s, one for each step of its computation: bytes that are there whatever the
 batch, and bytes for each sequence. A GPU needs the greatest of all lines of its blocks, because blocks are computed one
 after the other and free what they took: depth doesn't count.
+
+The formulas count which tensors are alive at each step of transformers' modelling code (5.23), in inference. They are
+held against a measurement of that code under fake tensors in ``tests/models/plan/test_workspace.py``: never below, at
+most 10 % above for the families named there. What they assume:
+
+- prompts of unequal length, padded: a mask for each sequence, keys and values repeated for grouped heads;
+- attention by a fused kernel (``sdpa``), unless the family can't (``FAMILIES``): then a score for each pair of tokens;
+- experts by grouped products, as transformers 5 computes them;
+- logits of the last position alone, their float32 copy, and what sampling with top-p takes;
+- bitsandbytes 0.50 on CUDA: int8 products come out as 32-bit integers; for many tokens 4-bit matrices are unpacked.
+
+Not counted: libraries' own workspaces and the allocator's gaps (the reserve), and the first computation of a prompt
+beyond a window in layers that cut it in chunks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpuherd.models.plan.architecture import Architecture, Block
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.widths import Widths, widths_of
 from gpuherd.models.plan.workload import Workload
 
+Attention = Literal["sdpa", "math", "eager"]
 _FLOAT32 = 4
+_INT64 = 8
+# Sampling with top-p on float32 logits: the copy, sorted values and their int64 places, softmax and its running sum,
+# two masks; of greedy decoding only the copy.
+SAMPLING = 4 + 4 + 4 + 8 + 4 + 4 + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +50,229 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What one block needs at its stages: while the prompt is read, and for one more token."""
+    """What one block needs at its steps: while the prompt is read, and for one more token."""
 
     prompt: tuple[Line, ...] = ()
     token: tuple[Line, ...] = ()
 
 
-def stages_of(block: Block, architecture: Architecture, workload: Workload, precision: Precision) -> Stages:
-    """What a block needs, of the batch of ``workload`` independent."""
-    number = precision.number_bytes
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family of models holds beyond the usual.
+
+    Attributes:
+        attention: how transformers computes it unless told otherwise.
+        hidden: hidden states alive beside the MLP: of embedding, layer, attention, normalised.
+        inner: copies of the MLP's middle alive at once; None: 3 with a gate (4 fused), 2 without.
+        experts: copies of all experts' middles alive at once.
+        scores: copies of the scores (in the precision) that are kept until the layer ends, where they are made.
+        masked: copies of the scores (in the precision) beside those of the softmax.
+        softmax_fp32: the softmax of the scores is taken in float32.
+        attended: further hidden states alive beside the attention.
+        rotary_fp32: positions are applied in float32.
+        keys_fp32: keys become float32 for the scores.
+        table: bytes of a table of all positions, which each sequence gets a copy of.
+    """
+
+    attention: Attention = "sdpa"
+    hidden: int = 4
+    inner: int | None = None
+    experts: int = 4
+    scores: int = 1
+    masked: int = 1
+    softmax_fp32: bool = True
+    attended: int = 0
+    rotary_fp32: bool = False
+    keys_fp32: bool = False
+    table: int = 0
+
+
+_TANH_GELU = 4  # written out in Python: input, half of it, its cube, the cube scaled
+FAMILIES = {
+    "bloom": Family("eager", inner=_TANH_GELU + 1, scores=2, masked=3, attended=5),
+    "cohere": Family(rotary_fp32=True),
+    "cohere2": Family(rotary_fp32=True),
+    "falcon": Family("math"),
+    "gemma2": Family("eager"),
+    "gpt2": Family(hidden=6, inner=_TANH_GELU),
+    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2, attended=4, keys_fp32=True),
+    "gpt_oss": Family("eager", experts=9, masked=3, softmax_fp32=False),
+    "gptj": Family("eager", inner=_TANH_GELU, scores=2, masked=2, keys_fp32=True, table=2048 * 64 * 4),
+    "olmo2": Family(hidden=3),
+    "phi": Family(inner=_TANH_GELU),
+    "stablelm": Family(hidden=6),
+}
+
+
+def stages_of(
+    block: Block,
+    architecture: Architecture,
+    workload: Workload,
+    precision: Precision,
+    *,
+    attention: Attention | None = None,
+    ways: int = 1,
+) -> Stages:
+    """What a block needs, of the batch of ``workload`` independent.
+
+    Args:
+        block, architecture, precision: as they lie on one GPU.
+        workload: its tokens.
+        attention: instead of the family's own.
+        ways: GPUs that the block's divided tensors are divided over.
+    """
+    family = FAMILIES.get(architecture.model_type, Family())
+    number, hidden, prompt = precision.number_bytes, architecture.hidden_size, workload.prompt_tokens
+    normalising = 3 * hidden * number + 2 * hidden * _FLOAT32
     if block.kind == "layer":
-        token = number * (3 * architecture.intermediate_size + 4 * architecture.hidden_size)
-    else:
-        token = number * 4 * architecture.hidden_size
-    head = architecture.vocab_size * (number + _FLOAT32) if block.kind == "head" else 0
-    return Stages((Line(0, token * workload.prompt_tokens + head),), (Line(0, token + head),))
+        window = block.cache.window if block.cache is not None else None
+        layer = _Layer(
+            architecture,
+            family,
+            widths_of(block, architecture, ways),
+            precision,
+            attention or family.attention,
+            windowed=window is not None,
+            kinds=len({each.cache.window for each in architecture.blocks if each.cache is not None}) or 1,
+        )
+        return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
+    if block.kind == "head":
+        logits = architecture.vocab_size * (number + SAMPLING)
+        return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, 2 * hidden * number + logits),))
+    return Stages((Line(0, normalising * prompt),), (Line(0, normalising),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The steps of one layer; bytes for each sequence."""
+
+    architecture: Architecture
+    family: Family
+    widths: Widths
+    precision: Precision
+    attention: Attention
+    windowed: bool
+    kinds: int
+
+    def prompt(self, tokens: int) -> tuple[Line, ...]:
+        """The steps for all tokens of a prompt at once."""
+        mask = self._mask(tokens, tokens)
+        steps = [
+            self._normalising(tokens),
+            self._rotary(tokens),
+            self._attention(tokens, tokens),
+            self._mlp(tokens) + self._kept_scores(tokens, tokens),
+        ]
+        return (Line(0, max(steps) + mask), *self._unpacking(tokens, mask))
+
+    def token(self, tokens: int) -> tuple[Line, ...]:
+        """The steps for one more token after ``tokens``; the layer's keys, then its values, are copied to grow."""
+        mask = self._mask(1, tokens)
+        steps = [
+            self._growing(tokens),
+            self._attention(1, tokens),
+            self._mlp(1) + self._kept_scores(1, tokens),
+        ]
+        return (Line(0, max(steps) + mask), *self._unpacking(1, mask))
+
+    def _growing(self, tokens: int) -> int:
+        """The new token's states, and keys beside their longer copy (a layer with a window: values too)."""
+        copies = 2 if self.windowed else 1
+        kept = copies * self.widths.keys * tokens * self._number
+        biases = 5 * self.architecture.heads * tokens * _FLOAT32
+        as_float32 = self.widths.query * tokens * _FLOAT32 if self.family.keys_fp32 else 0
+        return 8 * self._hidden + 4 * self.widths.query * self._number + biases + max(kept, as_float32)
+
+    @property
+    def _number(self) -> int:
+        return self.precision.number_bytes
+
+    @property
+    def _hidden(self) -> int:
+        return self.architecture.hidden_size * self._number
+
+    def _mask(self, asking: int, asked: int) -> int:
+        """The masks of allowed pairs, two tables of angles, and int64 ids, places and the like."""
+        kinds = self.kinds
+        pair = kinds * self._number if self.attention == "eager" else kinds
+        angles = 2 * kinds * self.widths.query // max(self.architecture.heads, 1) * _FLOAT32
+        return asking * (asked * pair + angles) + 4 * _INT64 * asked + self.family.table
+
+    def _normalising(self, tokens: int) -> int:
+        """Embedding, layer input, residual; the numbers as float32 and scaled."""
+        return tokens * (3 * self._hidden + 2 * self.architecture.hidden_size * _FLOAT32)
+
+    def _rotary(self, tokens: int) -> int:
+        """Queries, keys and values, the first two turned: three temporaries of what is being turned."""
+        query, keys = self.widths.query, self.widths.keys
+        own_cache = 2 * keys * self._number
+        if self.family.rotary_fp32:
+            turned = (2 * query + 4 * keys) * _FLOAT32 + (query + 2 * keys) * self._number
+        else:
+            turned = max(4 * query + 2 * keys, 2 * query + 5 * keys) * self._number
+        normed = query * (self._number + 2 * _FLOAT32) if self.widths.query_norm else 0
+        return tokens * (3 * self._hidden + max(turned, normed) - own_cache)
+
+    def _attention(self, asking: int, asked: int) -> int:
+        """Queries and the output; keys and values repeated for grouped heads; scores where no kernel is fused."""
+        query, number = self.widths.query, self._number
+        alive = (3 + self.family.attended) * self._hidden * asking + 2 * query * number * asking
+        if self.widths.latent:
+            alive += (query * asking + (query + self.widths.latent) * asked) * number
+        elif query > self.widths.keys and (asking > 1 or self.attention == "eager"):
+            alive += 2 * query * asked * number
+        return alive + self._scores(asking, asked)
+
+    def _scores(self, asking: int, asked: int) -> int:
+        """The mask as numbers for a fused kernel; else a score for each pair, and copies of what they are made from."""
+        pairs, half = self.architecture.heads * asking * asked, self._number < _FLOAT32
+        if self.attention == "sdpa":
+            return asking * (asked * self._number + self.architecture.heads * _FLOAT32)
+        if self.attention == "math":
+            return asking * asked * self._number + self._plain_kernel(pairs, asking, asked)
+        softmax = (2 if half else 1) * _FLOAT32 if self.family.softmax_fp32 else 0
+        return pairs * (self.family.masked * self._number + softmax)
+
+    def _plain_kernel(self, pairs: int, asking: int, asked: int) -> int:
+        """Torch's kernel that isn't fused: all in float32; first queries, keys and values, then the output too."""
+        query, half = self.widths.query, self._number < _FLOAT32
+        keys = query if self.widths.latent else self.widths.keys
+        spread = query * asked if asking == 1 else 0  # one head's keys for all heads
+        copies = 2 * query * asking + 2 * keys * asked
+        before = 2 * pairs + spread + (copies if half else copies // 2)
+        after = pairs + query * (3 * asking + asked)
+        return max(before * _FLOAT32, after * _FLOAT32 + (pairs * self._number if half else 0))
+
+    def _kept_scores(self, asking: int, asked: int) -> int:
+        if self.attention != "eager":
+            return 0
+        return self.family.scores * self.architecture.heads * asking * asked * self._number
+
+    def _copies(self) -> int:
+        """Copies of the MLP's middle that are alive at once."""
+        if self.family.inner is not None:
+            return self.family.inner
+        return (4 if self.widths.fused else 3) if self.widths.gated else 2
+
+    def _mlp(self, tokens: int) -> int:
+        """The greatest of the MLP's steps: its middle, or what experts take in and give out."""
+        number, hidden, widths = self._number, self.architecture.hidden_size, self.widths
+        middle = self._copies() * widths.inner * number
+        if self.precision is Precision.INT8 and widths.inner:
+            outputs = 2 if widths.fused else 1
+            before = 1 if widths.gated and not widths.fused else 0
+            middle = max(middle, ((before + outputs) * number + outputs * _FLOAT32) * widths.inner + hidden)
+        routed = widths.experts * hidden
+        experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number
+        routing = 2 * widths.choices * _FLOAT32 + 4 * widths.experts * _INT64
+        return tokens * (self.family.hidden * self._hidden + max(middle, experts) + routing)
+
+    def _unpacking(self, tokens: int, mask: int) -> tuple[Line, ...]:
+        """A 4-bit matrix in 16 bits, and with double quantisation its scales in two float32 copies."""
+        if self.precision not in (Precision.NF4, Precision.NF4_DQ):
+            return ()
+        fixed = self.widths.largest * self._number
+        if self.precision is Precision.NF4_DQ:
+            fixed += 2 * _FLOAT32 * -(-self.widths.largest // 64)
+        alive = self.family.hidden * self._hidden + max(self._copies() - 1, 1) * self.widths.inner * self._number
+        return (Line(fixed, tokens * alive + mask),)
