@@ -28,8 +28,8 @@ class Widths:
         gated, fused: whether the MLP has a gate, and whether gate and middle come out of one matrix.
         expert_inner: of the middle of all experts of a token together; 0 without experts.
         experts, choices: how many experts a token goes to, of how many.
-        recurrent, chunk: bytes for each token while a state-space or linear-attention layer reads a prompt without kernels of
-            its own, and to how many tokens it fills up; 0 and 1 without such a part.
+        recurrent, chunk: bytes for each token while a state-space or linear-attention layer reads a prompt without
+            kernels of its own, and to how many tokens it fills up; 0 and 1 without such a part.
         query_norm: queries and keys are normalised.
         largest: numbers of the largest quantisable matrix.
     """
