@@ -112,6 +112,26 @@ def test_same_bytes_as_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
         assert result.dtype == name and result.changed and result.output == ours
 
 
+def test_a_base_that_stores_its_experts_fused(tiny: Tiny, tmp_path: Path) -> None:
+    """transformers 5 fuses experts in memory; such a file it writes when the original format is not asked for."""
+    import transformers
+    from peft import PeftModel
+
+    model, separate = tiny("qwen3_moe")
+    base = tmp_path / "base"
+    model.bfloat16().save_pretrained(base, save_original_format=False)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        save_adapter(load(base), tmp_path / "a", target_modules=["q_proj"], target_parameters=targets)
+        merged = PeftModel.from_pretrained(load(base), tmp_path / "a").merge_and_unload()
+        merged.save_pretrained(tmp_path / "peft", save_original_format=False)
+    assert_same(merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output, tmp_path / "peft")
+    with pytest.raises(BadModel, match="An adapter of fused experts needs a base that stores them fused"):
+        look_over(separate, tmp_path / "a")
+
+
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("how", ["saved whole", "by factors"])
 def test_the_trained_head_of_a_tied_model(tiny: Tiny, tmp_path: Path, form: str, how: str) -> None:
