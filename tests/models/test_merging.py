@@ -112,24 +112,36 @@ def test_same_bytes_as_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
         assert result.dtype == name and result.changed and result.output == ours
 
 
-def test_a_base_that_stores_its_experts_fused(tiny: Tiny, tmp_path: Path) -> None:
-    """transformers 5 fuses experts in memory; such a file it writes when the original format is not asked for."""
-    import transformers
-    from peft import PeftModel
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
-    model, separate = tiny("qwen3_moe")
-    base = tmp_path / "base"
-    model.bfloat16().save_pretrained(base, save_original_format=False)
-    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "olmoe"])
+def test_factors_of_fused_experts(tiny: Tiny, tmp_path: Path, model_type: str, fused: bool) -> None:
+    """transformers 5 fuses experts in memory, and PEFT trains them so; files have them apart, or fused if asked."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    _, folder = tiny(model_type)
+    base, keep = tmp_path / "base", {"save_original_format": not fused}
+    load = AutoModelForCausalLM.from_pretrained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        save_adapter(load(base), tmp_path / "a", target_modules=["q_proj"], target_parameters=targets)
-        merged = PeftModel.from_pretrained(load(base), tmp_path / "a").merge_and_unload()
-        merged.save_pretrained(tmp_path / "peft", save_original_format=False)
-    assert_same(merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output, tmp_path / "peft")
-    with pytest.raises(BadModel, match="An adapter of fused experts needs a base that stores them fused"):
-        look_over(separate, tmp_path / "a")
+        load(folder, dtype=torch.bfloat16).save_pretrained(base, **keep)
+        save_adapter(load(base), tmp_path / "a", target_modules=["q_proj"], target_parameters=EXPERTS)
+        PeftModel.from_pretrained(load(base), tmp_path / "a").merge_and_unload().save_pretrained(tmp_path / "p", **keep)
+    result = merge_to_folder(base, tmp_path / "a", tmp_path / "ours")
+    assert_same(result.output, tmp_path / "p")
+    assert len(result.changed) == 2 + (4 if fused else 2 * 3 * 3)
+
+
+def test_experts_of_other_shapes(tiny: Tiny, tmp_path: Path) -> None:
+    _, base = tiny("qwen3_moe")
+    train(base, tmp_path / "a", target_modules=["q_proj"], target_parameters=EXPERTS)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "r": 2, "rank_pattern": {"q_proj": 4}}))
+    with pytest.raises(BadModel, match="finds no experts in the base model that its factors"):
+        look_over(base, tmp_path / "a")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
