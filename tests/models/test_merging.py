@@ -477,3 +477,14 @@ def test_a_base_that_changes_meanwhile(pair: tuple[Path, Path], tmp_path: Path) 
     with pytest.raises(BadModel, match=r"model.safetensors was changed while it was being read"):
         merge_to_folder(base, adapter, tmp_path / "out", on_progress=spoil)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_benchmark_in_small(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "benchmarks", "merge", "--quick", "--output", str(tmp_path)]
+    paths = os.pathsep.join([str(root / "src"), str(root)])
+    subprocess.run(command, check=True, cwd=root, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths})
+    figures = json.loads((tmp_path / "merge.json").read_text())["figures"]
+    assert figures["numbers_that_differ"] == 0 and figures["tensors"] == 21
+    assert figures["ours"]["anonymous_peak_mb"] < figures["peft"]["anonymous_peak_mb"]
