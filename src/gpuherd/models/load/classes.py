@@ -37,8 +37,8 @@ def check_code(model: str, config: Mapping[str, Any], architecture: Architecture
         return
     if code is not None:
         raise BadModel(
-            f"{shown(model)} needs code of its own to be loaded ({shown(code)}); read that code, and then allow it with "
-            "--trust-remote-code"
+            f"{shown(model)} needs code of its own to be loaded ({shown(code)}); read that code, and then allow it "
+            "with --trust-remote-code"
         )
     raise BadModel(
         f"{shown(model)} is of the architecture {shown(architecture.model_type)}, which transformers has no class for "

@@ -119,5 +119,3 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         wanted_precision(self.dtype, self.quantization)
-        if self.merge_adapter and self.adapter is None:
-            raise UsageError("--merge-adapter without --adapter: there is nothing to merge")

@@ -61,6 +61,15 @@ class Placement:
         return tuple(sorted({device for device in self.devices if isinstance(device, int)}))
 
     @property
+    def input_device(self) -> str:
+        """Where token ids go, as torch names it: where the embedding is computed."""
+        blocks = zip(self.architecture.blocks, self.devices, strict=True)
+        device = next((device for block, device in blocks if block.kind == "embedding"), self.devices[0])
+        if device in (CPU, DISK) and self.gpus:
+            device = self.gpus[0]
+        return CPU if self.simulated or not isinstance(device, int) else f"cuda:{device}"
+
+    @property
     def offloads(self) -> bool:
         """Whether something that belongs to a GPU lies elsewhere: on disk, or on the CPU beside GPUs."""
         return DISK in self.devices or (CPU in self.devices and bool(self.gpus))
@@ -78,9 +87,7 @@ class Placement:
 
 def from_plan(plan: MemoryPlan, numbers: Sequence[int], *, simulated: bool = False) -> Placement:
     """The placement of the plan's first replica; ``numbers`` are those of its GPUs in this process."""
-    devices = tuple(
-        numbers[place] for place, load in enumerate(plan.loads) for _ in range(load.first, load.after_last)
-    )
+    devices = tuple(numbers[place] for place, load in enumerate(plan.loads) for _ in range(load.first, load.after_last))
     loads = dict(zip(numbers, plan.loads, strict=True))
     return Placement(plan.architecture, devices, simulated, loads)
 

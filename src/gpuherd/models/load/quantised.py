@@ -100,4 +100,3 @@ def expected_dtypes(precision: Precision) -> frozenset[str]:
     if precision in (Precision.NF4, Precision.NF4_DQ):
         return frozenset({"bfloat16", "float16"})
     return frozenset({_DTYPES[precision.computes_in]})
-

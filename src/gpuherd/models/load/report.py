@@ -65,6 +65,7 @@ class LoadReport:
         dtypes: torch dtype -> bytes of the weights that have it.
         devices: what lies where.
         device_map: block -> device, as planned.
+        input_device: where token ids go, as torch names it.
         simulated: the GPUs are pretended, and all lies in the CPU's memory.
         attention: the implementation that computes attention.
         adapter: what was put on top, and whether it was merged; None without.
@@ -78,6 +79,7 @@ class LoadReport:
     dtypes: Mapping[str, int]
     devices: tuple[OnDevice, ...]
     device_map: Mapping[str, Device]
+    input_device: str
     simulated: bool
     attention: str
     adapter: str | None
@@ -92,8 +94,9 @@ class LoadReport:
     def lines(self) -> Iterator[str]:
         """The report as log lines."""
         dtypes = ", ".join(f"{dtype} {gib(size)}" for dtype, size in self.dtypes.items())
-        pretended = ", on pretended GPUs: all of it is in the CPU's memory" if self.simulated else ""
-        yield f"{self.model} is loaded as {self.class_name} in {self.precision} ({dtypes}) in {self.seconds:.1f} s{pretended}"
+        yield f"{self.model} is loaded as {self.class_name} in {self.precision} ({dtypes}) in {self.seconds:.1f} s"
+        if self.simulated:
+            yield "  the GPUs are pretended: all of it is in the CPU's memory"
         for each in self.devices:
             yield f"  {_where(each.device)}: {each.blocks}: {_sizes(each)}"
         if self.adapter is not None:
@@ -121,6 +124,7 @@ class LoadReport:
                 for each in self.devices
             ],
             "device_map": dict(self.device_map),
+            "input_device": self.input_device,
             "simulated": self.simulated,
             "attention": self.attention,
             "adapter": self.adapter,

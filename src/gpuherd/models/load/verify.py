@@ -128,7 +128,9 @@ def of_other_dtypes(seen: Iterable[Seen], expected: frozenset[str], float32: fro
     return [
         f"{each.name} is in {each.dtype}, not in {' or '.join(sorted(expected))}"
         for each in seen
-        if not (each.buffer or each.codes or each.dtype in expected or (each.dtype == "float32" and each.name in float32))
+        if not (
+            each.buffer or each.codes or each.dtype in expected or (each.dtype == "float32" and each.name in float32)
+        )
         and each.dtype.startswith(("float", "bfloat"))
     ]
 
