@@ -11,15 +11,15 @@ from tests.models.peft_adapters import save_adapter
 from tests.models.plan.test_families import CASES
 from tests.models.plan.test_from_weights import save
 
+from gpuherd.errors import BadModel
+from gpuherd.models.plan.adapters import with_adapter
+from gpuherd.models.plan.reading import read_architecture
+
 # PEFT 0.21 asks transformers by a name that is going away.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers.:UserWarning"),
 ]
-
-from gpuherd.errors import BadModel
-from gpuherd.models.plan.adapters import with_adapter
-from gpuherd.models.plan.reading import read_architecture
 
 
 def adapter(folder: Path, base: Path, **settings: Any) -> Path:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.plan.test_families import CASES
+from tests.models.plan.test_families import ALIKE, CASES
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Role
 from gpuherd.models.plan.fields import family_defaults
+from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 
 
@@ -31,7 +32,9 @@ def save(folder: Path, model_type: str, fields: Mapping[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in CASES]
+)
 def test_saved_models_are_read_as_the_formulas_have_them(model_type: str, tmp_path: Path) -> None:
     folder = save(tmp_path / "m", model_type, CASES[model_type][0])
     found = read_architecture(str(folder))
@@ -163,3 +166,24 @@ def test_quantised_checkpoints_keep_the_bytes_that_they_are_stored_in(llama: Pat
     assert tensor.role is Role.LINEAR
     assert found.stored == "as-stored"
     assert any("INT8" in sentence for sentence in found.assumptions)
+
+
+def test_bitsandbytes_checkpoints_take_what_their_codes_take(llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from gpuherd.models.plan.weights import weight_bytes
+
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    AutoModelForCausalLM.from_pretrained(llama, quantization_config=settings).save_pretrained(tmp_path / "m")
+    found = read_architecture(str(tmp_path / "m"))
+    linear = [tensor for tensor in found.tensors() if tensor.role is Role.LINEAR]
+    assert len(linear) == 3 * 7
+    for tensor in linear:
+        assert tensor.stored_bytes == sum(weight_bytes(replace(tensor, stored_bytes=None), Precision.NF4))
+    assert found.stored == "as-stored"
+
+
+def test_a_config_that_says_quantised_is_told(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert any("'gptq'" in sentence for sentence in read_architecture(str(tmp_path)).assumptions)
