@@ -156,11 +156,11 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
         notes.append(f"{len(unexpected)} tensors of the checkpoint have no place in the model: {few(unexpected)}")
     seen = verify.look(model)
     _judge(ready, seen)
-    after = _given_out(ready.placement)
     if ready.adapter is not None:
         model = with_adapter(model, ready.adapter, merge=ready.asked.merge_adapter)
-        adapted = verify.look(model)
-        _refuse(ready, verify.misplaced(ready.placement, adapted))
+        seen = verify.look(model)
+        _refuse(ready, verify.misplaced(ready.placement, seen))
+    after = _given_out(ready.placement)
     report = _report(ready, model, seen, {gpu: after[gpu] - before[gpu] for gpu in after}, started, tuple(notes))
     for line in report.lines():
         logger.info("%s", line)
@@ -196,7 +196,7 @@ def _check_cuda(placement: Placement) -> None:
 
 def _judge(ready: Prepared, seen: Sequence[verify.Seen]) -> None:
     """Raises WrongPlacement where the model is not what was planned."""
-    tensors = list(ready.placement.architecture.tensors())
+    tensors = list(ready.base.tensors())
     ties = {tensor.name: tensor.tied_to for tensor in tensors if tensor.tied_to is not None}
     in_fp16 = ready.precision.computes_in is Precision.FP16
     float32 = frozenset(each.name for each in tensors if each.keeps_fp32 or (each.fp32_in_fp16 and in_fp16))

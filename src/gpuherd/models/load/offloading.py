@@ -12,8 +12,8 @@ from gpuherd.models.load.options import Offload
 from gpuherd.models.load.placed import Device
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import Reserve, Workload
 
@@ -34,30 +34,31 @@ def offloaded(
     architecture = ties_together(architecture) or architecture
     table = CostTable(architecture, precision, workload, reserve)
     count = len(architecture.blocks)
-    for kept in range(count - 1, 0, -1):
+    cuts = cuts_allowed(architecture)
+    for kept in reversed(cuts[1:-1]):
         taken = max(sum(table.weights(block, block + 1)) for block in range(kept, count))
         aside = taken + table.cache(kept, count).largest
         needed = max(table.workspace(kept, count))
-        devices = _filled(table, cards, kept, aside, needed)
+        devices = _filled(table, cards, [cut for cut in cuts if cut <= kept], aside, needed)
         if devices is not None:
             return architecture, (*devices, *([where] * (count - kept)))
     return None
 
 
 def _filled(
-    table: CostTable, cards: Sequence[Card], kept: int, aside: int, workspace: int
+    table: CostTable, cards: Sequence[Card], cuts: Sequence[int], aside: int, workspace: int
 ) -> tuple[Device, ...] | None:
-    """The card of each of the first ``kept`` blocks; the first card keeps ``aside`` free, and that much workspace."""
+    """The card of each block before the last cut; the first card keeps ``aside`` free, and that much workspace."""
     devices: list[Device] = []
     for number, card in enumerate(cards):
         first = after = len(devices)
-        while after < kept:
-            usage = table.usage(first, after + 1, card)
+        for cut in (cut for cut in cuts if cut > first):
+            usage = table.usage(first, cut, card)
             beside = max(0, workspace - usage.workspace) + aside if number == 0 else 0
             if usage.total + beside > card.free:
                 break
-            after += 1
+            after = cut
         devices += [number] * (after - first)
         if number == 0 and not devices:
             return None
-    return tuple(devices) if len(devices) == kept else None
+    return tuple(devices) if len(devices) == cuts[-1] else None

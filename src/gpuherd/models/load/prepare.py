@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import BadModel, UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.models.load.asked import Asked, check
 from gpuherd.models.load.classes import check_code
 from gpuherd.models.load.destination import ThisMachine, destination
@@ -37,7 +37,8 @@ class Prepared:
         path: the model's folder or file on this machine.
         config: its parsed config.json.
         precision: in which it is loaded.
-        placement: where its blocks go.
+        base: the model as transformers builds it, without an adapter.
+        placement: where its blocks go, those of an adapter beside it too.
         capabilities: of the GPUs that it goes to, where they are known.
         adapter: the adapter's folder.
         notes: sentences that a person should read.
@@ -47,6 +48,7 @@ class Prepared:
     path: Path
     config: Mapping[str, Any]
     precision: Precision
+    base: Architecture
     placement: Placement
     capabilities: tuple[Capability | None, ...] = ()
     adapter: Path | None = None
@@ -78,19 +80,17 @@ def prepare(asked: Asked) -> Prepared:
         # Before gigabytes are fetched.
         early = read_architecture(name)
         destination(asked, early, precision_to_load(early, wanted), machine)
-    path = _located(ref)
+    path = _located(ref, asked)
     path, adapter = _apart(asked, ref, path)
-    architecture = replace(_architecture(path), model=asked.model)
+    architecture = _architecture(asked, path)
     config = _config(path)
     check_code(asked.model, config, architecture, trusted=asked.trust_remote_code)
     if isinstance(asked.plan, MemoryPlan):
         wanted = _agreed(asked.plan, architecture, wanted)
     precision = precision_to_load(architecture, wanted)
     check_bitsandbytes(precision)
-    _check_weights(path, precision)
-    if adapter is not None:
-        _check_adapter(asked, path, adapter, precision)
-    placement, cards, notes = destination(asked, architecture, precision, machine)
+    in_memory = _beside(asked, architecture, adapter, precision)
+    placement, cards, notes = destination(asked, in_memory, precision, machine)
     if placement.offloads and (precision.is_quantised or adapter is not None):
         what = f"weights in {precision}" if precision.is_quantised else "a model with an adapter"
         raise UsageError(f"{what} can't be offloaded: all blocks must be on GPUs; see 'gpuherd plan' for what fits")
@@ -99,10 +99,11 @@ def prepare(asked: Asked) -> Prepared:
         path=path,
         config=config,
         precision=precision,
+        base=architecture,
         placement=placement,
         capabilities=tuple(card.capability for card in cards),
         adapter=adapter,
-        notes=(*architecture.assumptions, *notes, *check_cards(precision, cards)),
+        notes=(*in_memory.assumptions, *notes, *check_cards(precision, cards)),
     )
 
 
@@ -122,10 +123,11 @@ def _reference(name: str) -> ModelRef:
     return parse_model(name)
 
 
-def _located(ref: ModelRef) -> Path:
+def _located(ref: ModelRef, asked: Asked) -> Path:
+    """The folder or file on this machine, fetched if need be with all that loading takes."""
     from gpuherd.models.locate import locate
 
-    return locate(ref)
+    return locate(ref, for_loading=True, with_code=asked.trust_remote_code)
 
 
 def _apart(asked: Asked, ref: ModelRef, path: Path) -> tuple[Path, Path | None]:
@@ -138,19 +140,24 @@ def _apart(asked: Asked, ref: ModelRef, path: Path) -> tuple[Path, Path | None]:
         base = adapter_base(path)
         if base is None:
             raise BadModel(f"model {shown(ref.text)} is an adapter, and its adapter_config.json names no base model")
-        return _located(parse_model(base)), path
+        return _located(parse_model(base), asked), path
     if asked.adapter is None:
         if asked.merge_adapter:
             raise UsageError("merge_adapter: there is no adapter to merge; name one")
         return path, None
-    found = _located(parse_model(asked.adapter))
+    found = _located(parse_model(asked.adapter), asked)
     if not is_adapter(found):
         raise BadModel(f"adapter {shown(asked.adapter)} has no adapter_config.json")
     return path, found
 
 
-def _architecture(path: Path) -> Architecture:
-    return read_architecture(str(path))
+def _architecture(asked: Asked, path: Path) -> Architecture:
+    """The architecture by the headers of its weights, every one of which is looked at: a shard that is missing, a
+    damaged file, a pickle with code in it are found here."""
+    found = read_architecture(str(path))
+    if found.source != "weights":
+        raise MissingModel(f"{shown(asked.model)} can be planned by its config, but there are no weights to load")
+    return replace(found, model=asked.model)
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -159,28 +166,24 @@ def _config(path: Path) -> Mapping[str, Any]:
     return read_json((path if path.is_dir() else path.parent) / "config.json")
 
 
-def _check_weights(path: Path, precision: Precision) -> None:
-    """Headers of every weight file: a shard that is missing, a file that is damaged, a pickle with code in it. Those of
-    a checkpoint that is loaded as it is stored are its method's own."""
-    from gpuherd.models.checkpoint import open_checkpoint
+def _beside(asked: Asked, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
+    """What lies in memory of a model with an adapter: of one that is merged the base alone.
 
-    if precision is not Precision.AS_STORED:
-        open_checkpoint(path)
+    Raises BadModel where the adapter is damaged or for another base, UsageError where it can't be merged.
+    """
+    if adapter is None:
+        return base
+    from gpuherd.models.plan.adapters import with_adapter
 
-
-def _check_adapter(asked: Asked, path: Path, adapter: Path, precision: Precision) -> None:
-    """Raises BadModel where the adapter is damaged or for another base; UsageError where it can't be merged."""
-    from gpuherd.models.adapter import check_adapter, merge
-    from gpuherd.models.checkpoint import open_checkpoint
-
-    if asked.merge_adapter and (precision.is_quantised or precision is Precision.AS_STORED):
+    beside = with_adapter(base, adapter)
+    if not asked.merge_adapter:
+        return beside
+    if precision.is_quantised or precision is Precision.AS_STORED:
         raise UsageError(
             f"an adapter can't be merged into weights in {precision} without loss: merge it first with 'gpuherd merge' "
             "and load the merged model, or leave it unmerged"
         )
-    check_adapter(adapter)
-    if precision is not Precision.AS_STORED:
-        merge(open_checkpoint(path), adapter)
+    return base
 
 
 def _agreed(plan: MemoryPlan, architecture: Architecture, wanted: Precision | None) -> Precision:

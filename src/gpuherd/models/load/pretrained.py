@@ -30,8 +30,9 @@ def whole_map(model_class: Any, config: Any, ready: Prepared) -> dict[str, Any]:
     empty = _empty_model(model_class, config)
     if empty is None or ready.precision is Precision.AS_STORED:
         return device_map
+    planned = {tensor.name: tensor.shape for tensor in ready.base.tensors()}
     real = {name: tuple(each.shape) for name, each in empty.named_parameters(remove_duplicate=False)}
-    planned = {tensor.name: tensor.shape for tensor in placement.architecture.tensors()}
+    real |= {name: tuple(each.shape) for name, each in empty.named_buffers() if name in planned}
     for name in (*real, *planned):
         if real.get(name) != planned.get(name):
             raise BadModel(

@@ -7,7 +7,8 @@ bitsandbytes do to the names and weights of modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,10 @@ from gpuherd.models.load.placed import CPU, DISK, Device, Placement, block_of
 _SHOWN = 3
 # PEFT wraps the model and the modules that it changes.
 _WRAPPING = "base_model.model."
-_WRAPPED = (".base_layer", ".modules_to_save.default", ".original_module")
+_WRAPPED = re.compile(
+    r"\.base_layer|\.original_module|(?<=lora_A)\.default|(?<=lora_B)\.default|(?<=_vector)\.default|"
+    r"(?<=lora_embedding_A)\.default|(?<=lora_embedding_B)\.default|(?<=modules_to_save)\.default"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
     'model.layers.0.self_attn.q_proj.weight'
     """
-    name = name.removeprefix(_WRAPPING)
-    for wrapped in _WRAPPED:
-        name = name.replace(wrapped, "")
-    return name
+    return _WRAPPED.sub("", name.removeprefix(_WRAPPING))
 
 
 def misplaced(placement: Placement, seen: Iterable[Seen]) -> list[str]:
@@ -150,11 +151,12 @@ def untied(seen: Sequence[Seen], ties: Mapping[str, str]) -> list[str]:
 
 
 def bytes_by_device(placement: Placement, seen: Sequence[Seen]) -> dict[Device, int]:
-    """Bytes of weights and their quantisation on each planned device, each storage once on each; buffers not counted,
-    nor what is offloaded."""
+    """Bytes of weights and their quantisation on each planned device, each storage once on each; what is offloaded is
+    not counted, nor buffers that no plan knows."""
     devices = placement.by_block
+    planned = {tensor.name for tensor in placement.architecture.tensors()}
     found: dict[Device, dict[int, int]] = {}
-    for each in _weights(seen):
+    for each in (each for each in seen if each.device != "meta" and (not each.buffer or each.name in planned)):
         block = block_of(each.name, devices)
         if block is not None:
             found.setdefault(devices[block], {})[each.storage] = each.nbytes + each.state
@@ -164,13 +166,9 @@ def bytes_by_device(placement: Placement, seen: Sequence[Seen]) -> dict[Device, 
 def bytes_by_dtype(seen: Sequence[Seen]) -> dict[str, int]:
     """Bytes of the weights by dtype, each storage once."""
     found: dict[str, dict[tuple[str, int], int]] = {}
-    for each in _weights(seen):
+    for each in (each for each in seen if not each.buffer and each.device != "meta"):
         found.setdefault(each.dtype, {})[each.device, each.storage] = each.nbytes
     return {dtype: sum(storages.values()) for dtype, storages in sorted(found.items())}
-
-
-def _weights(seen: Sequence[Seen]) -> Iterator[Seen]:
-    return (each for each in seen if not each.buffer and each.device != "meta")
 
 
 def in_short(problems: Sequence[str]) -> str:
