@@ -20,43 +20,53 @@ from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
 
-def whole_map(model_class: Any, config: Any, ready: Prepared) -> dict[str, Any]:
-    """The device map, with the buffers that lie in no block, after the planned shapes were found to be the model's.
+def fitting_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, dict[str, Any]]:
+    """The first of the classes that builds the very model that was planned, and the device map that it is loaded with.
 
-    Raises BadModel where transformers builds another model than was planned.
+    The map is the planned one, with a place for buffers that lie in no block. What is loaded as it is stored quantised,
+    and what the model's own code builds, is known only when it is loaded.
+
+    Raises BadModel where transformers builds another model than was planned: a tensor is named.
     """
-    placement = ready.placement
-    device_map: dict[str, Any] = dict(placement.device_map)
-    empty = _empty_model(model_class, config)
-    if empty is None or ready.precision is Precision.AS_STORED:
-        return device_map
+    device_map: dict[str, Any] = dict(ready.placement.device_map)
+    if ready.precision is Precision.AS_STORED or not hasattr(classes[0], "_from_config"):
+        return classes[0], device_map
+    differences: list[str] = []
+    for each in classes:
+        empty = _empty_model(each, config)
+        difference = _difference(empty, ready)
+        if difference is None:
+            first = next(iter(device_map.values()))
+            for name, _ in empty.named_buffers(remove_duplicate=False):
+                if block_of(name, device_map) is None:
+                    device_map[name.rpartition(".")[0]] = first
+            return each, device_map
+        differences.append(f"{each.__name__} has {difference}")
+    raise BadModel(
+        f"{shown(ready.asked.model)}: transformers builds another model than was planned from its weights: "
+        + "; ".join(differences)
+    )
+
+
+def _difference(empty: Any, ready: Prepared) -> str | None:
+    """The first tensor that a model and its plan don't have alike, None where there is none."""
     planned = {tensor.name: tensor.shape for tensor in ready.base.tensors()}
     real = {name: tuple(each.shape) for name, each in empty.named_parameters(remove_duplicate=False)}
     real |= {name: tuple(each.shape) for name, each in empty.named_buffers() if name in planned}
     for name in (*real, *planned):
         if real.get(name) != planned.get(name):
-            raise BadModel(
-                f"{shown(ready.asked.model)}: transformers builds {shown(name)} "
-                f"{_of_shape(real.get(name))}, and the plan has it {_of_shape(planned.get(name))}: the plan is of "
-                "another model"
-            )
-    first = next(iter(device_map.values()))
-    for name, _ in empty.named_buffers(remove_duplicate=False):
-        if block_of(name, device_map) is None:
-            device_map[name.rpartition(".")[0]] = first
-    return device_map
+            return f"{shown(name)} {_of_shape(real.get(name))}, planned {_of_shape(planned.get(name))}"
+    return None
 
 
 def _of_shape(shape: tuple[int, ...] | None) -> str:
     return "not at all" if shape is None else f"of shape {shape}"
 
 
-def _empty_model(model_class: Any, config: Any) -> Any | None:
-    """The model without memory; None for one whose own code can't be run so."""
+def _empty_model(model_class: Any, config: Any) -> Any:
+    """The model without memory."""
     import torch
 
-    if not hasattr(model_class, "_from_config"):
-        return None
     with torch.device("meta"):
         return model_class(config)
 
