@@ -8,9 +8,9 @@ A plan names tensors as the usual class of a family does. A checkpoint may have 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from gpuherd.models.load.placed import Placement, block_of
+from gpuherd.models.load.placed import Device, Placement, block_of
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 
@@ -23,13 +23,13 @@ class Built:
 
     Attributes:
         parameters, buffers: name -> shape; tied parameters under each of their names.
-        tied: names of parameters that share another's storage.
+        tied: parameters that share another's storage -> that other.
         prefix: what stands before the names of the body's modules in classes with a head: ``base_model_prefix``.
     """
 
     parameters: Shapes
     buffers: Shapes
-    tied: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
 
 
@@ -39,7 +39,8 @@ class Fitted:
 
     Attributes:
         base: the model without an adapter.
-        placement: where its blocks go; what the class has beyond the plan lies with the last block.
+        placement: where its blocks go; what the class has beyond the plan lies with the last block,
+            or where the storage is that it shares.
     """
 
     base: Architecture
@@ -76,15 +77,19 @@ def _difference(base: Architecture, built: Built, rename: Callable[[str], str], 
         if there.get(name) != tensor.shape:
             how = f"of shape {there[name]}" if name in there else "not at all"
             return f"{shown(tensor.name)} {how}, planned of shape {tensor.shape}"
-    absent = next((tensor.name for tensor in _beyond(base, built, rename) if tensor.name not in stored), None)
+    own = (tensor.name for tensor in _beyond(base, built, rename) if tensor.tied_to is None)
+    absent = next((name for name in own if name not in stored), None)
     return None if absent is None else f"{shown(absent)}, which is not in the checkpoint"
 
 
 def _beyond(base: Architecture, built: Built, rename: Callable[[str], str]) -> list[Tensor]:
     """What the class has and the plan has not."""
     planned = {rename(tensor.name) for tensor in base.tensors()}
-    own = ((name, shape) for name, shape in built.parameters.items() if name not in planned | built.tied)
-    return [Tensor(name, shape) for name, shape in own]
+    return [
+        Tensor(name, shape, tied_to=built.tied.get(name))
+        for name, shape in built.parameters.items()
+        if name not in planned
+    ]
 
 
 def _renamed(base: Architecture, placement: Placement, built: Built, rename: Callable[[str], str]) -> Fitted:
@@ -102,8 +107,15 @@ def _renamed(base: Architecture, placement: Placement, built: Built, rename: Cal
             architecture, blocks=(*(_block(block, inside, blocks, rename) for block in architecture.blocks), *heads)
         )
 
-    devices = (*placement.devices, *([placement.devices[-1]] * len(heads)))
+    renamed = dict(zip(blocks, placement.devices, strict=True))
+    devices = (*placement.devices, *(_device_of(head, renamed, placement.devices[-1]) for head in heads))
     return Fitted(of_class(base), replace(placement, architecture=of_class(placement.architecture), devices=devices))
+
+
+def _device_of(head: Block, devices: Mapping[str, Device], last: Device) -> Device:
+    """Beside the storage that it shares, if it shares one; else with the last block."""
+    homes = (block_of(tensor.tied_to, devices) for tensor in head.tensors if tensor.tied_to is not None)
+    return next((devices[home] for home in homes if home is not None), last)
 
 
 def _block(block: Block, inside: list[Tensor], blocks: list[str], rename: Callable[[str], str]) -> Block:

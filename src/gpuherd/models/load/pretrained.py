@@ -51,12 +51,18 @@ def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[
 
 def _built(empty: Any) -> Built:
     """The shapes of a model without memory."""
-    once = {name for name, _ in empty.named_parameters()}
-    parameters = {name: tuple(each.shape) for name, each in empty.named_parameters(remove_duplicate=False)}
+    parameters: dict[str, tuple[int, ...]] = {}
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, each in empty.named_parameters(remove_duplicate=False):
+        parameters[name] = tuple(each.shape)
+        owner = owners.setdefault(id(each), name)
+        if owner != name:
+            tied[name] = owner
     return Built(
         parameters=parameters,
         buffers={name: tuple(each.shape) for name, each in empty.named_buffers(remove_duplicate=False)},
-        tied=frozenset(parameters.keys() - once),
+        tied=tied,
         prefix=str(getattr(empty, "base_model_prefix", "")),
     )
 
