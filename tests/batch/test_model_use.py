@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gpuherd.batch.assemble import assemble
@@ -72,3 +75,13 @@ def test_a_job_that_shares_may_take_its_memory_from_the_plan() -> None:
 def test_nobody_to_plan_it_is_an_error_and_no_guess() -> None:
     with pytest.raises(UsageError, match="names a model, and nobody here can plan it"):
         JobOptions(model="one-1b").job("a", ("true",))
+
+
+def test_the_list_of_the_page_is_read_as_it_stands_there() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```\n(#gpuherd default dtype.*?)^```", page, re.DOTALL | re.MULTILINE)
+    planner = Planner()
+    assert [job.gpus for job in assemble(read_commands(block), planner=planner)] == [1, 4]
+    assert planner.asked[1] == ModelUse(
+        model="llama-3.1-70b", dtype="bf16", batch=8, prompt_tokens=2048, new_tokens=256
+    )
