@@ -1,19 +1,38 @@
 """Bytes that a GPU needs for a moment beside weights and cache, while prompts are read and while answers grow. Pure.
 
-What a block needs is a tuple of ``Line``s, one for each stage of its computation: bytes that are there whatever the
+What a block needs is a tuple of ``Line``s, one for each step of its computation: bytes that are there whatever the
 batch, and bytes for each sequence. A GPU needs the greatest of all lines of its blocks, because blocks are computed one
 after the other and free what they took: depth doesn't count.
+
+The formulas count which tensors are alive at each step of transformers' modelling code (5.23), in inference. They are
+held against a measurement of that code under fake tensors in ``tests/models/plan/test_workspace.py``: never below, at
+most 10 % above for the families named there. What they assume:
+
+- prompts of unequal length, padded: a mask for each sequence, keys and values repeated for grouped heads;
+- attention by a fused kernel (``sdpa``), unless the family can't (``FAMILIES``): then a score for each pair of tokens;
+- experts by grouped products, as transformers 5 computes them;
+- logits of the last position alone, their float32 copy, and what sampling with top-p takes;
+- bitsandbytes 0.50 on CUDA: int8 products come out as 32-bit integers; for many tokens 4-bit matrices are unpacked.
+
+Not counted: libraries' own workspaces and the allocator's gaps (the reserve), and the first computation of a prompt
+beyond a window in layers that cut it in chunks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpuherd.models.plan.architecture import Architecture, Block
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.widths import Widths, widths_of
 from gpuherd.models.plan.workload import Workload
 
+Attention = Literal["sdpa", "math", "eager"]
 _FLOAT32 = 4
+# Sampling with top-p on float32 logits: the copy, sorted values and their int64 places, softmax and its running sum,
+# two masks; of greedy decoding only the copy.
+SAMPLING = 4 + 4 + 4 + 8 + 4 + 4 + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +49,178 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What one block needs at its stages: while the prompt is read, and for one more token."""
+    """What one block needs at its steps: while the prompt is read, and for one more token."""
 
     prompt: tuple[Line, ...] = ()
     token: tuple[Line, ...] = ()
 
 
-def stages_of(block: Block, architecture: Architecture, workload: Workload, precision: Precision) -> Stages:
-    """What a block needs, of the batch of ``workload`` independent."""
-    number = precision.number_bytes
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family of models holds beyond the usual.
+
+    Attributes:
+        attention: how transformers computes it unless told otherwise.
+        hidden: hidden states alive beside the MLP: of embedding, layer, attention, normalised.
+        inner: copies of the MLP's middle alive at once; None: 3 with a gate (4 fused), 2 without.
+        experts: copies of all experts' middles alive at once.
+        scores: copies of the scores (in the precision) that are kept until the layer ends.
+        rotary_fp32: positions are applied in float32.
+    """
+
+    attention: Attention = "sdpa"
+    hidden: int = 4
+    inner: int | None = None
+    experts: int = 4
+    scores: int = 1
+    rotary_fp32: bool = False
+
+
+_TANH_GELU = 4  # written out in Python: input, half of it, its cube, the cube scaled
+FAMILIES = {
+    "bloom": Family("eager", inner=_TANH_GELU, scores=2),
+    "cohere": Family(rotary_fp32=True),
+    "cohere2": Family(rotary_fp32=True),
+    "falcon": Family("math"),
+    "gemma2": Family("eager"),
+    "gpt2": Family(hidden=6, inner=_TANH_GELU),
+    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2),
+    "gpt_oss": Family("eager", experts=9),
+    "gptj": Family("eager", inner=_TANH_GELU, scores=2),
+    "phi": Family(inner=_TANH_GELU),
+}
+
+
+def stages_of(
+    block: Block,
+    architecture: Architecture,
+    workload: Workload,
+    precision: Precision,
+    *,
+    attention: Attention | None = None,
+) -> Stages:
+    """What a block needs, of the batch of ``workload`` independent; ``attention`` instead of the family's own."""
+    family = FAMILIES.get(architecture.model_type, Family())
+    number, hidden, prompt = precision.number_bytes, architecture.hidden_size, workload.prompt_tokens
+    normalising = 3 * hidden * number + 2 * hidden * _FLOAT32
     if block.kind == "layer":
-        token = number * (3 * architecture.intermediate_size + 4 * architecture.hidden_size)
-    else:
-        token = number * 4 * architecture.hidden_size
-    head = architecture.vocab_size * (number + _FLOAT32) if block.kind == "head" else 0
-    return Stages((Line(0, token * workload.prompt_tokens + head),), (Line(0, token + head),))
+        layer = _Layer(architecture, family, widths_of(block, architecture), precision, attention or family.attention)
+        return Stages(layer.prompt(prompt), layer.token(workload.tokens))
+    if block.kind == "head":
+        logits = architecture.vocab_size * (number + SAMPLING)
+        return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, 2 * hidden * number + logits),))
+    return Stages((Line(0, normalising * prompt),), (Line(0, normalising),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The steps of one layer; bytes for each sequence."""
+
+    architecture: Architecture
+    family: Family
+    widths: Widths
+    precision: Precision
+    attention: Attention
+
+    def prompt(self, tokens: int) -> tuple[Line, ...]:
+        """The steps for all tokens of a prompt at once."""
+        mask = self._mask(tokens, tokens)
+        steps = [
+            self._normalising(tokens) + mask,
+            self._rotary(tokens) + mask,
+            self._attention(tokens, tokens) + mask,
+            self._mlp(tokens) + self._kept_scores(tokens, tokens) + mask,
+        ]
+        return (Line(0, max(steps)), *self._unpacking(tokens, mask))
+
+    def token(self, tokens: int) -> tuple[Line, ...]:
+        """The steps for one more token after ``tokens``; the layer's keys, then its values, are copied to grow."""
+        mask = self._mask(1, tokens)
+        growing = 3 * self._hidden + (2 * self.widths.query + self.widths.keys * tokens) * self._number
+        steps = [
+            growing + mask,
+            self._attention(1, tokens) + mask,
+            self._mlp(1) + self._kept_scores(1, tokens) + mask,
+        ]
+        return (Line(0, max(steps)), *self._unpacking(1, mask))
+
+    @property
+    def _number(self) -> int:
+        return self.precision.number_bytes
+
+    @property
+    def _hidden(self) -> int:
+        return self.architecture.hidden_size * self._number
+
+    def _mask(self, asking: int, asked: int) -> int:
+        """The mask of allowed pairs as booleans and as numbers for the kernel, and two tables of angles."""
+        pairs = asking * asked * (1 + self._number)
+        return pairs + 2 * asking * self.widths.query // max(self.architecture.heads, 1) * self._number
+
+    def _normalising(self, tokens: int) -> int:
+        """Embedding, layer input, residual; the numbers as float32 and scaled."""
+        return tokens * (3 * self._hidden + 2 * self.architecture.hidden_size * _FLOAT32)
+
+    def _rotary(self, tokens: int) -> int:
+        """Queries, keys and values, the first two turned: three temporaries of what is being turned."""
+        query, keys = self.widths.query, self.widths.keys
+        own_cache = 2 * keys * self._number
+        if self.family.rotary_fp32:
+            turned = (2 * query + 4 * keys) * _FLOAT32 + (query + 2 * keys) * self._number
+        else:
+            turned = max(4 * query + 2 * keys, 2 * query + 5 * keys) * self._number
+        normed = query * (self._number + 2 * _FLOAT32) if self.widths.query_norm else 0
+        return tokens * (3 * self._hidden + max(turned, normed) - own_cache)
+
+    def _attention(self, asking: int, asked: int) -> int:
+        """Queries and the output; keys and values repeated for grouped heads; scores where no kernel is fused."""
+        query, number = self.widths.query, self._number
+        alive = 3 * self._hidden * asking + 2 * query * number * asking
+        if self.widths.latent:
+            alive += (query * asking + (query + self.widths.latent) * asked) * number
+        elif query > self.widths.keys and (asking > 1 or self.attention == "eager"):
+            alive += 2 * query * asked * number
+        return alive + self._scores(asking, asked)
+
+    def _scores(self, asking: int, asked: int) -> int:
+        pairs = self.architecture.heads * asking * asked
+        if self.attention == "sdpa":
+            return 0
+        as_float32 = 0 if self._number == _FLOAT32 else 2 * self.widths.query * asking * _FLOAT32
+        if self.attention == "math":
+            return 2 * pairs * _FLOAT32 + as_float32
+        half = self._number if self._number < _FLOAT32 else 0
+        return pairs * (2 * _FLOAT32 + half * self.family.scores)
+
+    def _kept_scores(self, asking: int, asked: int) -> int:
+        if self.attention != "eager":
+            return 0
+        return self.family.scores * self.architecture.heads * asking * asked * self._number
+
+    def _copies(self) -> int:
+        """Copies of the MLP's middle that are alive at once."""
+        if self.family.inner is not None:
+            return self.family.inner
+        return (4 if self.widths.fused else 3) if self.widths.gated else 2
+
+    def _mlp(self, tokens: int) -> int:
+        """The greatest of the MLP's steps: its middle, or what experts take in and give out."""
+        number, hidden, widths = self._number, self.architecture.hidden_size, self.widths
+        middle = self._copies() * widths.inner * number
+        if self.precision is Precision.INT8 and widths.inner:
+            outputs = 2 if widths.fused else 1
+            before = 1 if widths.gated and not widths.fused else 0
+            middle = max(middle, ((before + outputs) * number + outputs * _FLOAT32) * widths.inner + hidden)
+        routed = widths.experts * hidden
+        experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number if routed else 0
+        return tokens * (self.family.hidden * self._hidden + max(middle, experts))
+
+    def _unpacking(self, tokens: int, mask: int) -> tuple[Line, ...]:
+        """A 4-bit matrix in 16 bits, and with double quantisation its scales in two float32 copies."""
+        if self.precision not in (Precision.NF4, Precision.NF4_DQ):
+            return ()
+        fixed = self.widths.largest * self._number
+        if self.precision is Precision.NF4_DQ:
+            fixed += 2 * _FLOAT32 * -(-self.widths.largest // 64)
+        alive = self.family.hidden * self._hidden + max(self._copies() - 1, 1) * self.widths.inner * self._number
+        return (Line(fixed, tokens * alive + mask),)

@@ -1,0 +1,103 @@
+"""How wide a block is at each of its steps, read off the shapes of its tensors. Pure.
+
+The names are those that transformers' families use; a block that has none of them gets the widths of its config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
+
+_QUERY = frozenset({"q_proj", "q_b_proj", "wq", "q", "query"})
+_FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv"})
+_GATE = frozenset({"gate_proj", "wi_1", "w3", "v_proj_mlp"})
+_INTO = frozenset({"gate_proj", "up_proj", "fc1", "c_fc", "dense_h_to_4h", "fc_in", "wi", "wi_0", "wi_1", "w1", "w3"})
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Numbers for one token at the steps of a layer.
+
+    Attributes:
+        query, keys: of queries of all heads, and of keys (as many values) as they are cached.
+        latent: of the keys and values that a compressed cache is expanded to (MLA); 0 without.
+        inner: of the MLP's middle; 0 where experts are all it has.
+        gated, fused: whether the MLP has a gate, and whether gate and middle come out of one matrix.
+        expert_inner: of the middle of all experts of a token together; 0 without experts.
+        experts: how many experts a token goes to.
+        query_norm: queries and keys are normalised.
+        largest: numbers of the largest quantisable matrix.
+    """
+
+    query: int
+    keys: int
+    latent: int
+    inner: int
+    gated: bool
+    fused: bool
+    expert_inner: int
+    experts: int
+    query_norm: bool
+    largest: int
+
+
+def widths_of(block: Block, architecture: Architecture) -> Widths:
+    """The widths of one layer."""
+    matrices = {_leaf(tensor): tensor for tensor in block.tensors if len(tensor.shape) == 2}
+    leaves = {_leaf(tensor) for tensor in block.tensors}
+    keys = block.cache.per_token // 2 if block.cache is not None else architecture.hidden_size
+    latent = _rows(matrices["kv_b_proj"]) if "kv_b_proj" in matrices else 0
+    inner, fused = _inner(matrices)
+    of_one = _expert_inner(block.tensors, architecture.hidden_size)
+    experts = max(1, round((architecture.intermediate_size - inner) / of_one)) if of_one else 0
+    if not inner and not of_one:
+        inner = architecture.intermediate_size
+    return Widths(
+        query=_query(matrices, keys, architecture.hidden_size),
+        keys=keys,
+        latent=latent,
+        inner=inner,
+        gated=bool(_GATE & leaves) or fused or inner == 0 or not (_INTO & leaves),
+        fused=fused,
+        expert_inner=experts * of_one,
+        experts=experts,
+        query_norm="q_norm" in leaves,
+        largest=max((tensor.numel for tensor in matrices.values() if tensor.role is Role.LINEAR), default=0),
+    )
+
+
+def _leaf(tensor: Tensor) -> str:
+    """The module's own name: ``q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
+    parts = tensor.name.rsplit(".", 2)
+    return parts[-2] if len(parts) > 1 else tensor.name
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.shape[-1 if tensor.transposed else 0]
+
+
+def _query(matrices: dict[str, Tensor], keys: int, hidden: int) -> int:
+    for leaf, tensor in matrices.items():
+        if leaf in _QUERY:
+            return _rows(tensor)
+    for leaf, tensor in matrices.items():
+        if leaf in _FUSED:
+            return max(_rows(tensor) - 2 * keys, hidden)
+    return hidden
+
+
+def _inner(matrices: dict[str, Tensor]) -> tuple[int, bool]:
+    """The width of the MLP's middle, and whether its gate comes out of the same matrix."""
+    if "gate_up_proj" in matrices:
+        return _rows(matrices["gate_up_proj"]) // 2, True
+    return max((_rows(tensor) for leaf, tensor in matrices.items() if leaf in _INTO), default=0), False
+
+
+def _expert_inner(tensors: Iterable[Tensor], hidden: int) -> int:
+    """The width of one expert's middle; 0 without experts that are fused into one parameter."""
+    for tensor in tensors:
+        if len(tensor.shape) == 3 and tensor.name.endswith("gate_up_proj"):
+            return tensor.shape[1] * tensor.shape[2] // hidden // 2
+    return 0
