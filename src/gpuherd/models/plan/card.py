@@ -16,6 +16,7 @@ class Card:
         free: what may be used of it now; less than ``total`` where others use the rest.
         capability: CUDA compute capability, None where it is not known.
         uuid: of a GPU that is really there.
+        alone: a MIG instance: CUDA never uses two of those in one process.
     """
 
     label: str
@@ -24,3 +25,4 @@ class Card:
     free: int
     capability: tuple[int, int] | None = None
     uuid: str | None = None
+    alone: bool = False

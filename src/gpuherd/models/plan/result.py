@@ -55,6 +55,8 @@ class MemoryPlan:
     """A placement that fits.
 
     Attributes:
+        architecture: what was planned. Over several GPUs its blocks may stand in another order than that of
+            computation: a tied head lies with the embedding, whose storage it shares.
         parallel: ``one`` GPU a replica; ``layers``: one after the other over several; ``tensor``: each layer over all.
         loads: the GPUs of the first replica, in the order of the blocks. With ``tensor`` all have all blocks, a part of
             each.
