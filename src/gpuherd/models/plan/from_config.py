@@ -77,9 +77,7 @@ def stored_precision(config: Mapping[str, Any]) -> str | None:
 def assumptions_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What the config leaves open, as sentences."""
     if isinstance(config.get("auto_map"), Mapping):
-        return (
-            "The model brings code of its own (auto_map); the plan is of the code in transformers.",
-        )
+        return ("The model brings code of its own (auto_map); the plan is of the code in transformers.",)
     return ()
 
 
