@@ -35,6 +35,7 @@ class Tensor:
         stored_bytes: what it takes as its checkpoint stores it quantised (codes, scales, zero points), which is what
             lies in memory when it is loaded as it is; None where the checkpoint has plain numbers.
         split: transformers' tensor-parallel plan divides it evenly over the GPUs; False: each GPU has all of it.
+        buffer: lies in memory but is no parameter, such as the correction of DeepSeek-V3's router.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Tensor:
     transposed: bool = False
     stored_bytes: int | None = None
     split: bool = False
+    buffer: bool = False
 
     @property
     def numel(self) -> int:
@@ -133,8 +135,8 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has, tied ones once."""
-        return sum(tensor.numel for tensor in self.tensors() if tensor.tied_to is None)
+        """How many numbers the model has, tied ones once and without buffers."""
+        return sum(tensor.numel for tensor in self.tensors() if tensor.tied_to is None and not tensor.buffer)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors in order, tied ones too."""

@@ -5,21 +5,47 @@ Names, shapes and roles are those of the model that transformers 5 builds; tests
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from gpuherd.models.plan.architecture import Block
+from gpuherd.models.plan.families_encoder import ENCODER_DECODERS, ENCODERS
+from gpuherd.models.plan.families_gpt import GPT_LIKE
+from gpuherd.models.plan.families_hybrid import HYBRID
+from gpuherd.models.plan.families_llama import LLAMA_LIKE
+from gpuherd.models.plan.families_mixture import MIXTURES
 from gpuherd.models.plan.fields import Fields
-from gpuherd.models.plan.layout import Layout
-from gpuherd.models.plan.parts import Parts, attention, gated, norm, within
+from gpuherd.models.plan.wrapped import WRAPPED
 
 
-def _llama(c: Fields, _: int) -> Parts:
-    bias = c.flag("attention_bias")
-    yield from within("self_attn", attention(c, bias=bias, out_bias=bias))
-    yield from within("mlp", gated(c, c.size("intermediate_size"), c.flag("mlp_bias")))
-    yield from norm("input_layernorm", c.hidden)
-    yield from norm("post_attention_layernorm", c.hidden)
+class Family(Protocol):
+    """A family, of whatever form."""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the prompt goes to an encoder."""
+        ...
+
+    @property
+    def widest(self) -> Callable[[Fields], int]:
+        """The widest that a token goes through, from the config of the language model."""
+        ...
+
+    def text(self, c: Fields) -> Fields:
+        """The config of the language model, within the whole."""
+        ...
+
+    def blocks(self, c: Fields, split: Mapping[str, str]) -> tuple[Block, ...]:
+        """All blocks, in the order of computation."""
+        ...
 
 
-FAMILIES: Mapping[str, Layout] = {
-    "llama": Layout(_llama),
+FAMILIES: Mapping[str, Family] = {
+    **LLAMA_LIKE,
+    **MIXTURES,
+    **GPT_LIKE,
+    **HYBRID,
+    **ENCODER_DECODERS,
+    **ENCODERS,
+    **WRAPPED,
 }

@@ -60,14 +60,14 @@ class Fields:
         """Whether the field is true."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool | int):
-            raise self._bad(name, value, "true or false")
+            raise self.bad(name, value, "true or false")
         return bool(value)
 
     def list(self, name: str) -> Sequence[Any] | None:
         """A list, or None where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, list):
-            raise self._bad(name, value, "a list")
+            raise self.bad(name, value, "a list")
         return cast("Sequence[Any] | None", value)
 
     def part(self, name: str, default_type: str) -> Fields:
@@ -76,7 +76,7 @@ class Fields:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            raise self._bad(name, value, "a config of its own")
+            raise self.bad(name, value, "a config of its own")
         return Fields(value, self.model, str(value.get("model_type") or default_type))
 
     @property
@@ -87,12 +87,13 @@ class Fields:
     @property
     def layers(self) -> int:
         """How many layers; at most 10,000."""
-        return self.check_layers(self.size("num_hidden_layers"))
+        return self.layers_in("num_hidden_layers")
 
-    def check_layers(self, number: int) -> int:
-        """The same number, if a model can have so many layers."""
+    def layers_in(self, *names: str) -> int:
+        """The number of layers that another field has."""
+        number = self.size(*names)
         if number > MAX_LAYERS:
-            raise self._bad("num_hidden_layers", number, f"at most {MAX_LAYERS}")
+            raise self.bad(names[0], number, f"at most {MAX_LAYERS}")
         return number
 
     @property
@@ -126,10 +127,11 @@ class Fields:
 
     def _number(self, name: str, value: Any, least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
-            raise self._bad(name, value, f"a whole number of at least {least}")
+            raise self.bad(name, value, f"a whole number of at least {least}")
         return value
 
-    def _bad(self, name: str, value: Any, wanted: str) -> BadModel:
+    def bad(self, name: str, value: object, wanted: str) -> BadModel:
+        """The error that says so."""
         return BadModel(f"{shown(self.model)}: its config has {name} = {shown(str(value))}; it must be {wanted}")
 
 

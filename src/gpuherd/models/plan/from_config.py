@@ -44,24 +44,27 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
     model_type = model_type_of(config)
     if model_type not in FAMILIES:
         raise BadModel(_unknown(config, model, model_type))
-    c = Fields(config, model, model_type)
-    layout = FAMILIES[model_type]
-    known = family_defaults()[model_type]
+    whole = Fields(config, model, model_type)
+    family = FAMILIES[model_type]
+    c = family.text(whole)
+    split = family_defaults()[c.model_type]["split"]
+    heads = c.heads if c.get("num_attention_heads") is not None else 0
     return Architecture(
         model=model,
         model_type=model_type,
-        class_name=known["class_name"],
-        blocks=layout.blocks(c),
+        class_name=family_defaults()[model_type]["class_name"],
+        blocks=family.blocks(whole, split),
         hidden_size=c.hidden,
-        intermediate_size=layout.widest(c),
+        intermediate_size=family.widest(c),
         vocab_size=c.vocabulary,
-        heads=c.heads,
+        heads=heads,
+        is_encoder_decoder=family.is_encoder_decoder,
         stored=stored_precision(config),
         source="config",
         assumptions=assumptions_of(config),
         max_tokens=c.size("max_position_embeddings") if c.get("max_position_embeddings") is not None else None,
-        tensor_parallel=known["tensor_parallel"],
-        tensor_parallel_limit=gcd(c.heads, c.key_heads) if known["tensor_parallel"] else None,
+        tensor_parallel=bool(split),
+        tensor_parallel_limit=gcd(heads, c.key_heads) if split else None,
     )
 
 

@@ -41,7 +41,7 @@ def known_model(text: str) -> KnownModel | None:
     'meta-llama/Llama-3.1-70B'
     """
     organisation, _, name = text.strip().lower().rpartition("/")
-    found = _by_name().get(_plain(name))
+    found = _by_name().get(name) or _by_name().get(_plain(name))
     if found is None or organisation not in ("", found.model_id.lower().partition("/")[0]):
         return None
     return found
@@ -68,7 +68,9 @@ def _content() -> tuple[tuple[KnownModel, ...], Mapping[str, str]]:
 
 @cache
 def _by_name() -> Mapping[str, KnownModel]:
+    """Models by name in lower case, as it is and without the endings of variants; the name as it is wins."""
     models, aliases = _content()
     by_id = {model.model_id: model for model in models}
-    names = {_plain(model.model_id.rpartition("/")[2]): model for model in models}
-    return names | {_plain(alias): by_id[model_id] for alias, model_id in aliases.items()}
+    names = {model.model_id.lower().rpartition("/")[2]: model for model in models}
+    names |= {alias: by_id[model_id] for alias, model_id in aliases.items()}
+    return {_plain(name): model for name, model in names.items()} | names

@@ -3,57 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
-from gpuherd.models.plan.architecture import LayerCache, Role
+from gpuherd.models.plan.architecture import LayerCache, Role, Tensor
 from gpuherd.models.plan.fields import Fields
 
-# Name within the block, shape, role.
-Part = tuple[str, tuple[int, ...], Role]
-Parts = Iterator[Part]
-# What a layer is made of, by the config and the layer's number.
-LayerParts = Callable[[Fields, int], Parts]
+# Tensors whose names are those within a module.
+Parts = Iterator[Tensor]
+
+
+class LayerKind(NamedTuple):
+    """What tells a layer from others of the same model: its parts and its cache follow from it and the config.
+
+    Attributes:
+        attention: as in ``layer_types`` of the config: ``full_attention``, ``sliding_attention``, ``linear_attention``,
+            ...
+        sparse: whether it is a mixture of experts, in a family where only some layers are.
+        special: whether it differs from the rest in another way, which its family knows.
+    """
+
+    attention: str = "full_attention"
+    sparse: bool = False
+    special: bool = False
+
+
+# What a layer of some kind is made of.
+LayerParts = Callable[[Fields, LayerKind], Parts]
 
 
 def linear(name: str, rows: int, columns: int, bias: bool = False) -> Parts:
     """A Linear module: its weight is (outputs, inputs)."""
-    yield f"{name}.weight", (rows, columns), Role.LINEAR
+    yield Tensor(f"{name}.weight", (rows, columns), Role.LINEAR)
     if bias:
-        yield f"{name}.bias", (rows,), Role.OTHER
+        yield Tensor(f"{name}.bias", (rows,))
 
 
 def conv1d(name: str, inputs: int, outputs: int) -> Parts:
     """GPT-2's Conv1D: a Linear module that stores the transpose, always with a bias."""
-    yield f"{name}.weight", (inputs, outputs), Role.LINEAR
-    yield f"{name}.bias", (outputs,), Role.OTHER
+    yield Tensor(f"{name}.weight", (inputs, outputs), Role.LINEAR, transposed=True)
+    yield Tensor(f"{name}.bias", (outputs,))
 
 
-def unquantised(parts: Parts) -> Parts:
+def plain(parts: Parts) -> Parts:
     """The same, of a module that is no Linear to bitsandbytes: a router, a subclass of Linear."""
-    for name, shape, _ in parts:
-        yield name, shape, Role.OTHER
+    for part in parts:
+        yield replace(part, role=Role.OTHER)
 
 
 def norm(name: str, size: int, bias: bool = False) -> Parts:
     """A normalisation."""
-    yield f"{name}.weight", (size,), Role.OTHER
+    yield Tensor(f"{name}.weight", (size,))
     if bias:
-        yield f"{name}.bias", (size,), Role.OTHER
+        yield Tensor(f"{name}.bias", (size,))
 
 
 def table(name: str, rows: int, width: int) -> Parts:
     """An embedding."""
-    yield f"{name}.weight", (rows, width), Role.EMBEDDING
+    yield Tensor(f"{name}.weight", (rows, width), Role.EMBEDDING)
 
 
 def other(name: str, *shape: int) -> Parts:
     """A parameter of its own."""
-    yield name, shape, Role.OTHER
+    yield Tensor(name, shape)
 
 
 def within(prefix: str, parts: Parts) -> Parts:
     """The parts of a module inside another."""
-    for name, shape, role in parts:
-        yield f"{prefix}.{name}", shape, role
+    for part in parts:
+        yield replace(part, name=f"{prefix}.{part.name}")
 
 
 def attention(
@@ -86,7 +104,7 @@ def two_layers(c: Fields, width: int, up: str, down: str, bias: bool = True) -> 
 def experts(c: Fields, number: int, width: int, router: str = "gate") -> Parts:
     """A mixture of gated experts as transformers 5 has them: fused into two parameters, which nothing quantises, and a
     router that is no Linear module."""
-    yield from unquantised(linear(router, number, c.hidden))
+    yield from plain(linear(router, number, c.hidden))
     yield from other("experts.gate_up_proj", number, 2 * width, c.hidden)
     yield from other("experts.down_proj", number, c.hidden, width)
 
@@ -96,17 +114,19 @@ def layer_types(c: Fields) -> list[str]:
     ``attention_chunk_size``, which then hold for all layers."""
     given = c.list("layer_types")
     if given is not None:
-        return [str(given[number]) if number < len(given) else "full_attention" for number in range(c.layers)]
+        if len(given) < c.layers:
+            raise c.bad("layer_types", f"{len(given)} entries", f"one for each of the {c.layers} layers")
+        return [str(kind) for kind in given[: c.layers]]
     if c.get("sliding_window") is not None:
         return ["sliding_attention"] * c.layers
     return ["chunked_attention" if c.get("attention_chunk_size") is not None else "full_attention"] * c.layers
 
 
-def plain_cache(c: Fields, kind: str = "full_attention") -> LayerCache:
+def plain_cache(c: Fields, kind: LayerKind) -> LayerCache:
     """Keys and values of one layer."""
     per_token = 2 * c.key_heads * c.head_dim
-    if kind == "sliding_attention" and c.get("sliding_window") is not None:
+    if kind.attention == "sliding_attention" and c.get("sliding_window") is not None:
         return LayerCache(per_token, window=c.size("sliding_window"))
-    if kind == "chunked_attention" and c.get("attention_chunk_size") is not None:
+    if kind.attention == "chunked_attention" and c.get("attention_chunk_size") is not None:
         return LayerCache(per_token, window=c.size("attention_chunk_size"))
     return LayerCache(per_token)
