@@ -39,7 +39,7 @@ def loaded(folder: Path, precision: Precision) -> Any:
 
 def nbytes(tensors: Iterable[Any]) -> int:
     """What tensors take, each storage once."""
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
 def state_tensors(weight: Any) -> list[Any]:

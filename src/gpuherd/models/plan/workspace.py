@@ -30,6 +30,7 @@ from gpuherd.models.plan.workload import Workload
 
 Attention = Literal["sdpa", "math", "eager"]
 _FLOAT32 = 4
+_INT64 = 8
 # Sampling with top-p on float32 logits: the copy, sorted values and their int64 places, softmax and its running sum,
 # two masks; of greedy decoding only the copy.
 SAMPLING = 4 + 4 + 4 + 8 + 4 + 4 + 2
@@ -64,7 +65,10 @@ class Family:
         hidden: hidden states alive beside the MLP: of embedding, layer, attention, normalised.
         inner: copies of the MLP's middle alive at once; None: 3 with a gate (4 fused), 2 without.
         experts: copies of all experts' middles alive at once.
-        scores: copies of the scores (in the precision) that are kept until the layer ends.
+        scores: copies of the scores (in the precision) that are kept until the layer ends, where they are made.
+        masked: copies of the scores (in the precision) beside those of the softmax.
+        softmax_fp32: the softmax of the scores is taken in float32.
+        attended: further hidden states alive beside the attention.
         rotary_fp32: positions are applied in float32.
     """
 
@@ -73,21 +77,26 @@ class Family:
     inner: int | None = None
     experts: int = 4
     scores: int = 1
+    masked: int = 1
+    softmax_fp32: bool = True
+    attended: int = 0
     rotary_fp32: bool = False
 
 
 _TANH_GELU = 4  # written out in Python: input, half of it, its cube, the cube scaled
 FAMILIES = {
-    "bloom": Family("eager", inner=_TANH_GELU, scores=2),
+    "bloom": Family("eager", inner=_TANH_GELU + 1, scores=2, masked=3, attended=5),
     "cohere": Family(rotary_fp32=True),
     "cohere2": Family(rotary_fp32=True),
     "falcon": Family("math"),
     "gemma2": Family("eager"),
     "gpt2": Family(hidden=6, inner=_TANH_GELU),
-    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2),
-    "gpt_oss": Family("eager", experts=9),
-    "gptj": Family("eager", inner=_TANH_GELU, scores=2),
+    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2, attended=4),
+    "gpt_oss": Family("eager", experts=9, masked=3, softmax_fp32=False),
+    "gptj": Family("eager", inner=_TANH_GELU, scores=2, masked=2),
+    "olmo2": Family(hidden=3),
     "phi": Family(inner=_TANH_GELU),
+    "stablelm": Family(hidden=6),
 }
 
 
@@ -105,7 +114,8 @@ def stages_of(
     normalising = 3 * hidden * number + 2 * hidden * _FLOAT32
     if block.kind == "layer":
         layer = _Layer(architecture, family, widths_of(block, architecture), precision, attention or family.attention)
-        return Stages(layer.prompt(prompt), layer.token(workload.tokens))
+        window = block.cache.window if block.cache is not None else None
+        return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
     if block.kind == "head":
         logits = architecture.vocab_size * (number + SAMPLING)
         return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, 2 * hidden * number + logits),))
@@ -153,9 +163,11 @@ class _Layer:
         return self.architecture.hidden_size * self._number
 
     def _mask(self, asking: int, asked: int) -> int:
-        """The mask of allowed pairs as booleans and as numbers for the kernel, and two tables of angles."""
-        pairs = asking * asked * (1 + self._number)
-        return pairs + 2 * asking * self.widths.query // max(self.architecture.heads, 1) * self._number
+        """The masks of allowed pairs, booleans and then numbers for the kernel; two tables of angles; ids and places."""
+        kinds = len({block.cache.window for block in self.architecture.blocks if block.cache is not None}) or 1
+        pair = kinds * self._number if self.attention == "eager" else kinds + self._number
+        angles = 2 * kinds * self.widths.query // max(self.architecture.heads, 1) * self._number
+        return asking * (asked * pair + angles) + 4 * _INT64 * asked
 
     def _normalising(self, tokens: int) -> int:
         """Embedding, layer input, residual; the numbers as float32 and scaled."""
@@ -175,7 +187,7 @@ class _Layer:
     def _attention(self, asking: int, asked: int) -> int:
         """Queries and the output; keys and values repeated for grouped heads; scores where no kernel is fused."""
         query, number = self.widths.query, self._number
-        alive = 3 * self._hidden * asking + 2 * query * number * asking
+        alive = (3 + self.family.attended) * self._hidden * asking + 2 * query * number * asking
         if self.widths.latent:
             alive += (query * asking + (query + self.widths.latent) * asked) * number
         elif query > self.widths.keys and (asking > 1 or self.attention == "eager"):
@@ -183,14 +195,17 @@ class _Layer:
         return alive + self._scores(asking, asked)
 
     def _scores(self, asking: int, asked: int) -> int:
-        pairs = self.architecture.heads * asking * asked
+        """A score for each pair: of the fused kernel's plain form all in float32, with queries, keys and values too."""
+        pairs, half = self.architecture.heads * asking * asked, self._number < _FLOAT32
         if self.attention == "sdpa":
             return 0
-        as_float32 = 0 if self._number == _FLOAT32 else 2 * self.widths.query * asking * _FLOAT32
         if self.attention == "math":
-            return 2 * pairs * _FLOAT32 + as_float32
-        half = self._number if self._number < _FLOAT32 else 0
-        return pairs * (2 * _FLOAT32 + half * self.family.scores)
+            keys = self.widths.query if self.widths.latent else self.widths.keys
+            copies = 2 * self.widths.query * asking + 2 * keys * asked
+            spread = self.widths.query * asked if asking == 1 else 0  # one head's keys for all heads
+            return (2 * pairs + spread + (copies if half else copies // 2)) * _FLOAT32
+        softmax = (2 if half else 1) * _FLOAT32 if self.family.softmax_fp32 else 0
+        return pairs * (self.family.masked * self._number + softmax)
 
     def _kept_scores(self, asking: int, asked: int) -> int:
         if self.attention != "eager":

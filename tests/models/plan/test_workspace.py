@@ -1,0 +1,195 @@
+"""The formulas of the workspace against a measurement of transformers' own code under fake tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.models.plan.architecture import Architecture, LayerCache
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.workspace import Line, stages_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.models.plan.measured_peak import measured  # noqa: E402
+from tests.models.plan.meta_models import architecture_of, meta_model  # noqa: E402
+
+TWO = {"num_hidden_layers": 2}
+LLAMA_8B = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 14336, "num_key_value_heads": 8}
+# Published shapes, two layers of each.
+CONFIGS: dict[str, Any] = {
+    "llama-3.1-8b": transformers.LlamaConfig(**LLAMA_8B, vocab_size=128256, **TWO),
+    "llama-2-7b": transformers.LlamaConfig(**TWO),
+    "qwen3-0.6b": transformers.Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        vocab_size=151936, **TWO,
+    ),
+    "gemma2-9b": transformers.Gemma2Config(
+        hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_key_value_heads=8, head_dim=256, **TWO
+    ),
+    "gemma3-12b": transformers.Gemma3TextConfig(
+        hidden_size=3840, intermediate_size=15360, num_attention_heads=16, num_key_value_heads=8, head_dim=256,
+        num_hidden_layers=6,
+    ),
+    "phi-2": transformers.PhiConfig(
+        hidden_size=2560, intermediate_size=10240, num_attention_heads=32, vocab_size=51200, **TWO
+    ),
+    "phi-4": transformers.Phi3Config(
+        hidden_size=5120, intermediate_size=17920, num_attention_heads=40, num_key_value_heads=10, vocab_size=100352,
+        pad_token_id=0, **TWO,
+    ),
+    "gpt2": transformers.GPT2Config(n_layer=2),
+    "gpt-j-6b": transformers.GPTJConfig(n_layer=2),
+    "gpt-neo-1.3b": transformers.GPTNeoConfig(num_layers=2, attention_types=[[["global", "local"], 1]]),
+    "pythia-2.8b": transformers.GPTNeoXConfig(
+        hidden_size=2560, intermediate_size=10240, num_attention_heads=32, **TWO
+    ),
+    "opt-6.7b": transformers.OPTConfig(
+        hidden_size=4096, ffn_dim=16384, num_attention_heads=32, word_embed_proj_dim=4096, **TWO
+    ),
+    "bloom-7b": transformers.BloomConfig(hidden_size=4096, n_head=32, n_layer=2),
+    "falcon-7b": transformers.FalconConfig(**TWO),
+    "olmo2-7b": transformers.Olmo2Config(
+        hidden_size=4096, intermediate_size=11008, num_attention_heads=32, vocab_size=100352, **TWO
+    ),
+    "command-r": transformers.CohereConfig(**TWO),
+    "granite-8b": transformers.GraniteConfig(
+        hidden_size=4096, intermediate_size=12800, num_attention_heads=32, num_key_value_heads=8, **TWO
+    ),
+    "starcoder2-7b": transformers.Starcoder2Config(
+        hidden_size=4608, intermediate_size=18432, num_attention_heads=36, num_key_value_heads=4, **TWO
+    ),
+    "stablelm-3b": transformers.StableLmConfig(**TWO),
+    "mixtral-8x7b": transformers.MixtralConfig(**TWO),
+    "qwen3-30b-a3b": transformers.Qwen3MoeConfig(
+        hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+        num_attention_heads=32, num_key_value_heads=4, head_dim=128, **TWO,
+    ),
+    "gpt-oss-20b": transformers.GptOssConfig(**TWO),
+}  # fmt: skip
+EVERY_TIME = ["llama-3.1-8b", "llama-2-7b", "gemma2-9b", "phi-4", "gpt2", "mixtral-8x7b", "opt-6.7b", "falcon-7b"]
+
+
+def described(config: Any) -> Architecture:
+    """The architecture of a config, with what each of its layers keeps."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config.model_type == "falcon" and config.multi_query:
+        heads = 1
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    model = meta_model(config)
+    layers = [
+        name for name, module in model.named_modules() if type(module).__name__ in (model._no_split_modules or ())
+    ]
+    caches = {
+        name: LayerCache(2 * heads * size, window=config.sliding_window if kind == "sliding_attention" else None)
+        for name, kind in zip(layers, kinds, strict=True)
+    }
+    experts = getattr(config, "num_experts_per_tok", None)
+    inner = (
+        experts * (getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+        if experts
+        else getattr(config, "ffn_dim", None) or getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    )
+    return dataclasses.replace(architecture_of(model, caches), intermediate_size=inner)
+
+
+def needs(architecture: Architecture, workload: Workload, precision: Precision, **chosen: Any) -> tuple[int, int]:
+    """The greatest line of all blocks, for the prompt and for a token."""
+    stages = [stages_of(block, architecture, workload, precision, **chosen) for block in architecture.blocks]
+    return (
+        max(line.at(workload.batch) for each in stages for line in each.prompt),
+        max(line.at(workload.batch) for each in stages for line in each.token),
+    )
+
+
+def _agrees(name: str, prompt: int, precision: Precision, attention: str | None = None) -> None:
+    config = CONFIGS[name]
+    dtype = torch.float32 if precision is Precision.FP32 else torch.bfloat16
+    real = measured(config, batch=4, prompt=prompt, dtype=dtype, attention=attention)
+    chosen = {} if attention is None else {"attention": attention}
+    for_prompt, for_token = needs(described(config), Workload(4, prompt, 1), precision, **chosen)
+    assert real.prompt <= for_prompt <= 1.1 * real.prompt, for_prompt / real.prompt
+    assert for_token >= real.token, for_token / real.token
+
+
+@pytest.mark.parametrize("name", EVERY_TIME)
+def test_never_below_what_transformers_asks_for_and_at_most_a_tenth_above(name: str) -> None:
+    _agrees(name, 512, Precision.BF16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP32])
+@pytest.mark.parametrize("prompt", [96, 512, 2048])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_all_families_at_three_lengths_in_two_precisions(name: str, prompt: int, precision: Precision) -> None:
+    if precision is Precision.FP32 and CONFIGS[name].model_type in ("mixtral", "qwen3_moe", "gpt_oss"):
+        pytest.skip("torch's grouped product of fake tensors is one of bfloat16 alone")
+    _agrees(name, prompt, precision)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b"])
+def test_eager_attention_keeps_a_score_for_each_pair_of_tokens(name: str) -> None:
+    _agrees(name, 512, Precision.BF16, "eager")
+    _agrees(name, 512, Precision.FP32, "eager")
+
+
+def test_depth_does_not_count() -> None:
+    deep = transformers.LlamaConfig(**LLAMA_8B, vocab_size=128256, num_hidden_layers=7)
+    shallow = CONFIGS["llama-3.1-8b"]
+    peaks = [measured(config, batch=2, prompt=256, dtype=torch.bfloat16).prompt for config in (shallow, deep)]
+    assert peaks[0] == peaks[1]
+
+
+def test_the_figures_of_the_reference() -> None:
+    # Section 4.1: 8 x 512 tokens 0.455 GiB in bf16, 32 x 512 1.821 GiB; 70B 239 KB a token.
+    eight = described(CONFIGS["llama-3.1-8b"])
+    for batch, expected in ((8, 0.455), (32, 1.821)):
+        assert needs(eight, Workload(batch, 512, 1), Precision.BF16)[0] / 2**30 == pytest.approx(expected, rel=0.02)
+    seventy = transformers.LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        **TWO,
+    )
+    each = needs(described(seventy), Workload(8, 512, 1), Precision.BF16)[0] / (8 * 512)
+    assert each / 1000 == pytest.approx(239, rel=0.02)
+
+
+def test_what_quantised_products_take_beside() -> None:
+    eight, workload = described(CONFIGS["llama-3.1-8b"]), Workload(4, 512, 1)
+    plain = needs(eight, workload, Precision.FP16)[0]
+    # bitsandbytes: the product of 8-bit numbers is one of 32-bit integers, then of 16 bits.
+    assert needs(eight, workload, Precision.INT8)[0] - plain == 4 * 512 * (2 * 14336 + 4096)
+    # The largest matrix in 16 bits stands there instead of one copy of the MLP's middle, where it is larger.
+    one_token = Workload(1, 1, 1)
+    unpacked = needs(eight, one_token, Precision.NF4)[0]
+    assert 4096 * 14336 * 2 <= unpacked <= 4096 * 14336 * 2 + 200_000
+    scales = needs(eight, one_token, Precision.NF4_DQ)[0] - unpacked
+    assert scales == 8 * 4096 * 14336 // 64
+
+
+@given(
+    batch=st.integers(1, 64), tokens=st.integers(1, 4096), more=st.integers(1, 64), precision=st.sampled_from(Precision)
+)
+def test_more_is_never_less(batch: int, tokens: int, more: int, precision: Precision) -> None:
+    few = needs(SMALL, Workload(batch, tokens, 1), precision)
+    assert all(a <= b for a, b in zip(few, needs(SMALL, Workload(batch + more, tokens, 1), precision), strict=True))
+    assert all(a <= b for a, b in zip(few, needs(SMALL, Workload(batch, tokens + more, 1), precision), strict=True))
+
+
+SMALL = described(
+    transformers.Gemma3TextConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=6, head_dim=16)
+)
+
+
+def test_a_line() -> None:
+    assert Line(10, 3).at(4) == 22
