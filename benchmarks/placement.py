@@ -1,8 +1,9 @@
 """Where models go: our plan beside transformers' ``device_map="auto"`` and accelerate's balanced memory.
 
 Model x GPU cases of which most are the reference's (its section 4.3), each with the work that is to be done: 8
-sequences of 512 + 64 tokens. All maps are judged by one yardstick, our own bytes of what lies on each GPU (weights, quantisation,
-KV cache, the prompt's workspace), because the libraries count weights only. Budgets are what may be used of a GPU.
+sequences of 512 + 64 tokens. All maps are judged by one yardstick, our own bytes of what lies on each GPU (weights,
+quantisation, KV cache, the prompt's workspace), because the libraries count weights only. Budgets are what may be used
+of a GPU.
 
 For each case: GPUs of a replica and replicas, GiB and layers on each GPU, how full the fullest is, and a verdict.
 ``ours`` takes the fewest GPUs; ``ours_over_all`` splits over all of them, to be compared with maps that do.
@@ -23,6 +24,7 @@ from gpuherd.cli.main import COMMANDS
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.placing import Wish
 from gpuherd.models.plan.planner import make_plan
@@ -37,12 +39,27 @@ WORKLOAD = Workload(batch=8, prompt_tokens=512, new_tokens=64)
 
 @dataclass(frozen=True)
 class Case:
-    """A model in a precision on GPUs; ``quick`` ones are run with --quick too."""
+    """A model in a precision on GPUs; ``quick`` ones are run with --quick too, ``untied`` ones have a head of their
+    own."""
 
     model: str
     precision: str
     gpus: str
     quick: bool = False
+    untied: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"{self.model}{' untied' if self.untied else ''} {self.precision} on {self.gpus}"
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The model's published config."""
+        known = known_model(self.model)
+        if known is None:
+            raise SystemExit(f"{self.model} is no known model")
+        return {**known.config, "tie_word_embeddings": False} if self.untied else known.config
 
 
 CASES = (
@@ -61,6 +78,7 @@ CASES = (
     Case("llama-2-13b", "fp16", "2x23.5GB"),
     Case("llama-2-13b", "fp16", "2x10GB+1x23.5GB"),
     Case("gemma-3-27b", "nf4", "8x22GB"),
+    Case("gemma-3-27b", "nf4", "8x22GB", untied=True),
     Case("mixtral-8x7b", "fp16", "4x39GB"),
     Case("qwen2.5-32b", "bf16", "2x39GB"),
     Case("qwen2.5-72b", "nf4-dq", "2x23.5GB"),
@@ -85,21 +103,21 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    architecture, cards = read_architecture(case.model), parse_cards(case.gpus)
+    architecture, cards = architecture_of(case.config, case.model), parse_cards(case.gpus)
     judge = Judge(architecture, Precision(case.precision), cards)
     maps = _libraries(case, [card.free for card in cards])
     ours, over_all = judge.plan("auto"), judge.plan("layers")
     told = {name: judge.map(found) for name, found in maps.items()}
     row = {
-        "case": f"{case.model} {case.precision} on {case.gpus}",
+        "case": case.name,
         "ours": ours,
         "ours_over_all": over_all,
         **told,
     }
-    return {**row, "worse": _worse(ours, over_all, told)}
+    return {**row, "worse": worse(ours, over_all, told)}
 
 
-def _worse(ours: Mapping[str, Any], over_all: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def worse(ours: Mapping[str, Any], over_all: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Libraries that place what we refuse, or fill their fullest GPU less than our split over all GPUs."""
     found = []
     for name, theirs in told.items():
@@ -112,10 +130,7 @@ def _worse(ours: Mapping[str, Any], over_all: Mapping[str, Any], told: Mapping[s
 
 def _libraries(case: Case, budgets: Sequence[int]) -> dict[str, DeviceMap | str]:
     """The maps of the libraries, or what they say where they refuse."""
-    known = known_model(case.model)
-    if known is None:
-        raise SystemExit(f"{case.model} is no known model")
-    model, quantizer = meta_model(known.config, case.precision)
+    model, quantizer = meta_model(case.config, case.precision)
     found = {"transformers_auto": _or_refusal(lambda: by_transformers(model, quantizer, budgets))}
     if quantizer is None:
         found["accelerate_balanced"] = _or_refusal(lambda: by_accelerate(model, budgets))
@@ -132,13 +147,23 @@ def _or_refusal(make: Callable[[], DeviceMap]) -> DeviceMap | str:
 class Judge:
     """Tells what any map means for these cards by our bytes."""
 
-    def __init__(self, architecture: Architecture, precision: Precision, cards: Sequence[Card]) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        precision: Precision,
+        cards: Sequence[Card],
+        workload: Workload = WORKLOAD,
+        reserve: Reserve = Reserve(),  # noqa: B008 - frozen
+    ) -> None:
         self.architecture, self.precision, self.cards = architecture, precision, cards
-        self._costs = CostTable(architecture, precision, WORKLOAD, Reserve())
+        self._workload, self._reserve = workload, reserve
+        self._costs = CostTable(architecture, precision, workload, reserve)
 
     def plan(self, parallel: Wish) -> dict[str, Any]:
         """Our own plan."""
-        told = make_plan(self.architecture, self.cards, self.precision, WORKLOAD, parallel=parallel)
+        told = make_plan(
+            self.architecture, self.cards, self.precision, self._workload, self._reserve, parallel=parallel
+        )
         if isinstance(told, MemoryPlan):
             verdict = f"fits: {told.gpus} GPU x {told.replicas} replicas, at most {told.largest_batch} sequences"
         else:
@@ -166,7 +191,7 @@ class Judge:
         needs = [self.need(some) for some in blocks]
         layers = [sum(self.architecture.blocks[number].kind == "layer" for number in some) for some in blocks]
         # What a map may fill: all but the context and the reserve of our plans.
-        rooms = [card.free - Reserve().context - Reserve().on(card.total) for card in self.cards]
+        rooms = [card.free - self._reserve.context - self._reserve.on(card.total) for card in self.cards]
         fullest = max(need / room for need, room in zip(needs, rooms, strict=True))
         return {
             "gib": [round(need / GIB, 1) for need in needs],

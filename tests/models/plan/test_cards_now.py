@@ -71,6 +71,11 @@ def test_linked_gpus_are_neighbours() -> None:
     assert [each.index for each in linked_order(gpus)] == [0, 2, 1, 3]
 
 
+def test_a_pair_comes_before_one_that_is_alone() -> None:
+    gpus = [linked(0), linked(1, 2), linked(2, 1)]
+    assert [each.index for each in linked_order(gpus)] == [1, 2, 0]
+
+
 def test_gpus_linked_alike_keep_their_order() -> None:
     assert [each.index for each in linked_order([gpu(index) for index in range(5)])] == [0, 1, 2, 3, 4]
     assert linked_order([]) == ()
@@ -86,7 +91,8 @@ def test_a_simulated_machine(standin: Callable[..., Machine], monkeypatch: pytes
     machine = standin("4x40GB")
     machine.occupy(1, 12_000)
     now = cards_now()
-    assert [card.label for card in now.cards] == ["0", "2", "3"]
+    # 0 and 1, 2 and 3 are on one switch each; without 1, 0 is alone.
+    assert [card.label for card in now.cards] == ["2", "3", "0"]
     assert len(now.left_out) == 1
     assert now.problem is None
     everything = cards_now(busy_too=True).cards

@@ -206,6 +206,7 @@ def test_tensor_parallel_splits_every_layer_over_all() -> None:
     # A quarter of 4 layers of 10 MiB; embedding and head whole.
     assert [load.usage.weights >> 20 for load in plan.loads] == [18] * 4
     assert {(load.first, load.after_last) for load in plan.loads} == {(0, 6)}
+    assert plan.device_map == {}
 
 
 def test_tensor_parallel_takes_a_number_that_divides_the_heads() -> None:
@@ -249,6 +250,8 @@ def test_no_gpus_and_no_such_wish() -> None:
         make_plan(toy(), (), BF16, ONE, NOTHING)
     with pytest.raises(UsageError, match="auto, layers, tensor, replica"):
         make_plan(toy(), cards_of(60), BF16, ONE, NOTHING, parallel="faster")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one GPU each"):
+        make_plan(toy(), cards_of(60, 60), BF16, ONE, NOTHING, parallel="replica", gpus=2)
 
 
 def test_a_precision_that_the_cards_cannot_do() -> None:
@@ -276,7 +279,9 @@ EIGHT = Workload(8, 512, 64)
 @pytest.mark.parametrize(
     ("model", "precision", "cards", "gpus", "replicas", "batch"),
     [
-        # Section 4.4 of the reference: as many replicas, and at least as large a batch.
+        # Section 4.4 of the reference: as many replicas, and at least as large a batch. It did not count what
+        # bitsandbytes needs for a moment (32-bit products of int8, unpacked 4-bit matrices): for int8, whose need
+        # grows with the batch, its batches (13, 23, 28) are more than fit.
         ("llama-3.2-1b", "fp16", "4xA100-40", 1, 4, 663),
         ("llama-3.1-8b", "fp16", "4xA100-40", 1, 4, 168),
         ("llama-3.1-8b", "fp16", "4xRTX4090", 1, 4, 51),
@@ -285,9 +290,9 @@ EIGHT = Workload(8, 512, 64)
         ("llama-2-13b", "fp16", "4xRTX4090", 2, 2, 8),
         ("llama-3.1-70b", "fp16", "4xA100-40", 4, 1, 19),
         ("llama-3.1-70b", "fp16", "4xA100-80", 2, 2, 43),
-        ("llama-3.1-70b", "int8", "4xA100-40", 2, 2, 13),
-        ("llama-3.1-70b", "int8", "4xA100-80", 1, 4, 23),
-        ("llama-3.1-70b", "int8", "4xRTX4090", 4, 1, 28),
+        ("llama-3.1-70b", "int8", "4xA100-40", 2, 2, 8),
+        ("llama-3.1-70b", "int8", "4xA100-80", 1, 4, 8),
+        ("llama-3.1-70b", "int8", "4xRTX4090", 4, 1, 8),
         ("llama-3.1-70b", "nf4-dq", "4xA100-40", 2, 2, 89),
         ("llama-3.1-70b", "nf4-dq", "4xA100-80", 1, 4, 129),
         ("llama-3.1-70b", "nf4-dq", "4xRTX4090", 2, 2, 15),
@@ -296,7 +301,6 @@ EIGHT = Workload(8, 512, 64)
         ("llama-3.1-70b", "int8", "2x39GB", 2, 1, 8),
         ("llama-3.1-70b", "int8", "2x40GB", 2, 1, 8),
         ("llama-3.1-70b", "int8", "4x39GB", 2, 2, 8),
-        ("llama-3.1-70b", "nf4", "4x23.5GB", 2, 2, 8),
         ("llama-3.1-8b", "fp16", "4x39GB", 1, 4, 8),
         ("llama-3.2-1b", "fp16", "4x39GB", 1, 4, 8),
         ("llama-3.1-8b", "nf4", "8x23.5GB", 1, 8, 8),
@@ -308,6 +312,14 @@ def test_the_reference_is_met_or_beaten(
     plan = planned(read_architecture(model), parse_cards(cards), Precision(precision), EIGHT)
     assert (plan.gpus, plan.replicas) == (gpus, replicas)
     assert plan.largest_batch >= batch
+
+
+def test_seventy_billion_in_nf4_on_two_cards_of_23_5_gb_is_a_close_call() -> None:
+    """Fits by the reference, which kept 256 MiB for what is counted here: one 4-bit matrix unpacked."""
+    model, cards = read_architecture("llama-3.1-70b"), parse_cards("4x23.5GB")
+    plan = planned(model, cards, Precision.NF4, EIGHT, Reserve(fixed=0))
+    assert (plan.gpus, plan.replicas) == (2, 2)
+    assert planned(model, cards, Precision.NF4_DQ, EIGHT).gpus == 2
 
 
 def test_seventy_billion_over_four_cards_is_split_19_21_21_19() -> None:

@@ -134,7 +134,8 @@ def linked_order(gpus: Sequence[Gpu], links: LinkMap | None = None) -> tuple[Gpu
     neighbours is a well linked set.
 
     From each GPU in turn a chain is grown by the one that is linked best to the chain's end (more NVLinks, then nearer
-    on PCIe, then the lower index); the chain of the most links in all is taken, of equal ones the first.
+    on PCIe, then the lower index); the chain of the most links in all is taken, of equal ones that which begins with
+    the best links, so that the first GPUs are a well linked set, whatever their number.
     """
     ways = links_between(gpus) if links is None else links
 
@@ -142,7 +143,7 @@ def linked_order(gpus: Sequence[Gpu], links: LinkMap | None = None) -> tuple[Gpu
         nvlinks, distance = ways[one.uuid, other.uuid]
         return nvlinks, -distance
 
-    best: tuple[tuple[int, int], list[Gpu]] | None = None
+    best: tuple[tuple[int, int, list[tuple[int, int]]], list[Gpu]] | None = None
     for first in gpus:
         chain = [first]
         left = [gpu for gpu in gpus if gpu is not first]
@@ -152,7 +153,7 @@ def linked_order(gpus: Sequence[Gpu], links: LinkMap | None = None) -> tuple[Gpu
             chain.append(following)
             left.remove(following)
         steps = [nearness(one, other) for one, other in pairwise(chain)]
-        total = sum(step[0] for step in steps), sum(step[1] for step in steps)
+        total = sum(step[0] for step in steps), sum(step[1] for step in steps), steps
         if best is None or total > best[0]:
             best = (total, chain)
     return () if best is None else tuple(best[1])

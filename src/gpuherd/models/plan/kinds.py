@@ -40,7 +40,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("GH200", 94.5, "9.0"),
     _kind("H100", 79.1, "9.0"),
     _kind("H100-NVL", 93.1, "9.0"),
-    _kind("H20", 95.1, "9.0"),
+    _kind("H20", 95.0, "9.0"),
     _kind("H200", 139.7, "9.0"),
     _kind("L4", 22.0, "8.9"),
     _kind("L40", 44.3, "8.9"),
@@ -70,13 +70,32 @@ KINDS: tuple[Kind, ...] = (
 )
 
 # Words of longer names that say nothing of which kind it is: NVIDIA A100-SXM4-40GB, NVIDIA GeForce RTX 4090.
-_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|sxm\d?|pcie?|hbm\de?|generation|80gbhbm3|tensorcore", re.ASCII)
-# H100 SXM5 80 GB is what H100 means; A100 and V100 come in two sizes that are equally common.
-_USUAL = {"h10080": "h100", "h10094": "h100nvl", "h200141": "h200", "b200180": "b200", "gh20096": "gh200"}
-_USUAL |= {"rtx309024": "rtx3090", "rtx409024": "rtx4090", "rtx509032": "rtx5090", "l40s48": "l40s", "l424": "l4"}
-_USUAL |= {"a1024": "a10", "a10g24": "a10g", "a3024": "a30", "a4048": "a40", "t416": "t4", "p10016": "p100"}
-_USUAL |= {"a4000": "rtxa4000", "a5000": "rtxa5000", "a6000": "rtxa6000", "rtxa600048": "rtxa6000"}
-_USUAL |= {"6000ada": "rtx6000ada", "rtxpro6000blackwell": "rtxpro6000"}
+_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|sxm\d?|pcie?|hbm\de?|generation|tensorcore", re.ASCII)
+# Other keys of the same kinds: with the memory that all of them have, without what their maker adds.
+_ALSO = {
+    "6000ada": "rtx6000ada",
+    "a1024": "a10",
+    "a10g24": "a10g",
+    "a3024": "a30",
+    "a4000": "rtxa4000",
+    "a4048": "a40",
+    "a5000": "rtxa5000",
+    "a6000": "rtxa6000",
+    "b200180": "b200",
+    "gh200480": "gh200",
+    "gh20096": "gh200",
+    "h10080": "h100",
+    "h10094": "h100nvl",
+    "h200141": "h200",
+    "l40s48": "l40s",
+    "l424": "l4",
+    "p10016": "p100",
+    "rtx309024": "rtx3090",
+    "rtx409024": "rtx4090",
+    "rtx509032": "rtx5090",
+    "rtxa600048": "rtxa6000",
+    "t416": "t4",
+}
 
 
 def key_of(name: str) -> str:
@@ -87,7 +106,7 @@ def key_of(name: str) -> str:
     """
     bare = re.sub(r"(\d)\s*gi?b\b", r"\1", name.casefold())
     key = re.sub(r"[^a-z0-9]", "", _NOISE.sub("", bare))
-    return _USUAL.get(key, key)
+    return _ALSO.get(key, key)
 
 
 _BY_KEY = {key_of(kind.name): kind for kind in KINDS}

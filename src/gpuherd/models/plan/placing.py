@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import islice, permutations
+from itertools import permutations
 from typing import Literal
 
 from gpuherd.errors import UsageError
@@ -35,8 +35,8 @@ WISHES: tuple[Wish, ...] = ("auto", "layers", "tensor", "replica")
 
 # Cards whose room differs by less are as good as each other: links then count, not a few MB of an idle driver.
 _ABOUT = 0.98
-# Orders of unequal cards that are split in full, and those that are only asked whether it fits.
-_MOST_ORDERS = 720
+# Of so many unequal cards every order is tried, which takes milliseconds; of more only simple ones.
+_FEW = 6
 
 
 class Task:
@@ -78,6 +78,8 @@ def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | No
         raise UsageError(f"parallel={wish!r}: it is one of {', '.join(WISHES)}")
     if gpus is not None and not 1 <= gpus <= len(cards):
         raise UsageError(f"{gpus} GPUs a replica: there are {len(cards)} to plan with, and the least is 1")
+    if wish == "replica" and gpus not in (None, 1):
+        raise UsageError(f"{gpus} GPUs a replica, and parallel=replica means one GPU each; ask for layers or tensor")
     able, remarks = split_by_capability(what.precision, cards)
     if not able:
         sizing = what.sizing()
@@ -142,10 +144,12 @@ def _fitting(cards: Sequence[Card], count: int, sizing: Sizing) -> tuple[Card, .
     if not roomiest or sum(max(0, sizing.room(card)) for card in roomiest) < sizing.whole():
         return None
     enough = _ABOUT * min(sizing.room(card) for card in roomiest)
-    if count > 1 and enough > 0:
-        for window in _windows(cards, count):
-            if all(sizing.room(card) >= enough for card in window) and sizing.fits(window):
-                return window
+    seen: set[tuple[int, ...]] = set()
+    for window in _windows(cards, count) if count > 1 and enough > 0 else ():
+        rooms = tuple(sizing.room(card) for card in window)
+        if rooms not in seen and min(rooms) >= enough and sizing.fits(window):
+            return window
+        seen.add(rooms)
     return _order_that_fits(roomiest, sizing)
 
 
@@ -176,24 +180,15 @@ def _simple_orders(cards: tuple[Card, ...], sizing: Sizing) -> list[tuple[Card, 
 
 
 def _order_that_fits(cards: tuple[Card, ...], sizing: Sizing) -> tuple[Card, ...] | None:
-    """The order of these cards with the emptiest fullest card among the simple orders, if it fits in one of those; else
-    the first that fits among all that differ, as far as there is time to look."""
+    """The order of these cards with the emptiest fullest card among the simple orders, if it fits in one of those; of a
+    few cards else the first that fits among all orders that differ."""
     simple = [order for order in _simple_orders(cards, sizing) if sizing.fits(order)]
     if simple:
         return simple[0] if len(simple) == 1 else min(simple, key=lambda order: sizing.best(order).fullness)
-    if len({(card.free, card.total) for card in cards}) < 2:
+    if len(cards) > _FEW or len({(card.free, card.total) for card in cards}) < 2:
         return None
-    seen: set[tuple[tuple[int, int], ...]] = set()
-    for order in islice(permutations(cards), _MOST_ORDERS * 10):
-        sizes = tuple((card.free, card.total) for card in order)
-        if sizes in seen:
-            continue
-        seen.add(sizes)
-        if sizing.fits(order):
-            return order
-        if len(seen) >= _MOST_ORDERS:
-            break
-    return None
+    orders = {tuple((card.free, card.total) for card in order): order for order in permutations(cards)}
+    return next((order for order in orders.values() if sizing.fits(order)), None)
 
 
 # ---- tensor parallel: each layer over all ----------------------------------------------------------------------------

@@ -84,7 +84,10 @@ class MemoryPlan:
 
     @property
     def device_map(self) -> dict[str, int]:
-        """Module path -> number of the GPU among those of the replica, as transformers takes it."""
+        """Module path -> number of the GPU among those of the replica, as transformers takes it. Empty with
+        ``tensor``, where transformers lays out every layer itself."""
+        if self.parallel == "tensor":
+            return {}
         return {
             block.name: number
             for number, load in enumerate(self.loads)

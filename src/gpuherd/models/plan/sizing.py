@@ -72,7 +72,9 @@ class Sizing:
 
     def best(self, cards: Sequence[Card]) -> Split:
         """The best split over these cards in this order."""
-        return best_split(self.blocks, [card.free for card in cards], self.need(cards))
+        rooms = [card.free for card in cards]
+        # Parts of a model never take less together than the whole.
+        return best_split(self.blocks, rooms, self.need(cards), at_least=self.whole() / sum(rooms))
 
     def loads(self, cards: Sequence[Card], split: Split) -> tuple[GpuLoad, ...]:
         """What lies on each card of the split; cards that get nothing are left out."""

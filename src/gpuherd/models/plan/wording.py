@@ -29,7 +29,9 @@ def blocks_in_words(architecture: Architecture, first: int, after_last: int) -> 
     for kind, group in groupby(architecture.blocks[first:after_last], key=lambda block: block.kind):
         blocks = list(group)
         if kind != "layer":
-            parts.append(kind if kind != "other" else ", ".join(block.name for block in blocks))
+            told = kind if kind != "other" else ", ".join(block.name for block in blocks)
+            if told not in parts:
+                parts.append(told)
             continue
         last = before + len(blocks) - 1
         parts.append(f"layer {before}" if len(blocks) == 1 else f"layers {before}-{last}")

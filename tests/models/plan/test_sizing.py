@@ -1,0 +1,64 @@
+"""What the planner relies on in real models' needs, and the search for the largest batch."""
+
+from __future__ import annotations
+
+import pytest
+from tests.models.plan.toy import NOTHING, cards_of
+
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.result import Usage
+from gpuherd.models.plan.sizing import MOST_SEQUENCES, Sizing
+from gpuherd.models.plan.ties import ties_together
+from gpuherd.models.plan.usage import CostTable
+from gpuherd.models.plan.workload import Reserve, Workload
+
+WORKLOAD = Workload(8, 512, 64)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "nf4"])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b", "gpt2", "gemma-2-9b", "mixtral-8x7b"])
+def test_a_run_never_needs_less_than_a_part_of_it_nor_more_than_its_parts(model: str, precision: str) -> None:
+    architecture = read_architecture(model)
+    for layout in (architecture, ties_together(architecture) or architecture):
+        costs = CostTable(layout, Precision(precision), WORKLOAD, Reserve())
+        sizing = Sizing(costs, len(layout.blocks), WORKLOAD.batch, Reserve())
+        count = sizing.blocks
+        for first in range(count):
+            for after in range(first + 1, count):
+                run = sizing.blocks_bytes(first, after)
+                assert run <= sizing.blocks_bytes(first, after + 1)
+                assert first == 0 or run <= sizing.blocks_bytes(first - 1, after)
+            assert sizing.blocks_bytes(0, first) + sizing.blocks_bytes(first, count) >= sizing.whole() or first == 0
+
+
+def test_needs_are_those_of_the_table_on_any_card() -> None:
+    reserve = Reserve()
+    costs = CostTable(read_architecture("llama-3.1-8b"), Precision.BF16, WORKLOAD, reserve)
+    sizing = Sizing(costs, 35, WORKLOAD.batch, reserve)
+    for card in cards_of(40_960, 81_920):
+        need = sizing.need([card])
+        for run in ((0, 1), (3, 17), (0, 35)):
+            assert need(0, *run) == costs.usage(*run, card).total
+        assert need(0, 5, 5) == 0
+
+
+class Growing:
+    """A hundred bytes, and so many for each sequence."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+
+    def usage(self, first: int, after_last: int, card: Card, batch: int | None = None) -> Usage:
+        return Usage(weights=100, cache=self.each * (batch or 0))
+
+
+@pytest.mark.parametrize("asked", [1, 7, 900, 5_000])
+@pytest.mark.parametrize(("each", "most"), [(1, 924), (10, 92), (924, 1), (925, 0), (0, MOST_SEQUENCES)])
+def test_the_largest_batch(asked: int, each: int, most: int) -> None:
+    sizing = Sizing(Growing(each), 1, asked, NOTHING)
+    cards = [Card("0", "", 1024, 1024)]
+    loads = sizing.loads(cards, sizing.best(cards))
+    assert sizing.largest_as_it_lies(loads) == most
+    assert sizing.largest_over(cards, 0) == most
