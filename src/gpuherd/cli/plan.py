@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.cli.lines import print_lines, window
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.flags import Parser, add_options, build
@@ -18,7 +18,6 @@ from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions
 if TYPE_CHECKING:
     from gpuherd.models.plan.architecture import Architecture
     from gpuherd.models.plan.card import Card
-    from gpuherd.models.plan.drawing import Line, Window
     from gpuherd.models.plan.next_steps import Asked
     from gpuherd.models.plan.placing import Wish
     from gpuherd.models.plan.precision import Precision
@@ -159,15 +158,17 @@ def _wish(options: PlanOptions) -> Wish:
 
 
 def _one(asked: Asked, gpus: Gpus, as_json: bool) -> int:
-    from gpuherd.models.plan.as_json import plan_as_json
     from gpuherd.models.plan.result import MemoryPlan
-    from gpuherd.models.plan.telling import Scene, tell
 
     told = _plan(asked.models[0], asked, gpus.cards)
     if as_json:
+        from gpuherd.models.plan.as_json import plan_as_json
+
         _print_json([plan_as_json(told, asked)], gpus)
     else:
-        _print(tell(told, Scene(gpus.cards, asked, gpus.remarks), _window()))
+        from gpuherd.models.plan.telling import Scene, tell
+
+        print_lines(tell(told, Scene(gpus.cards, asked, gpus.remarks), window()))
     return ExitCode.OK if isinstance(told, MemoryPlan) else ExitCode.FAILED
 
 
@@ -197,7 +198,7 @@ def _many(asked: Asked, gpus: Gpus, as_json: bool) -> int:
             gpus,
         )
     else:
-        _print(tell_many(rows, gpus.cards, gpus.remarks, _window()))
+        print_lines(tell_many(rows, gpus.cards, gpus.remarks, window()))
     if problems:
         return problems[0].exit_code
     return ExitCode.OK if all(isinstance(row.told, MemoryPlan) for row in rows) else ExitCode.FAILED
@@ -226,17 +227,17 @@ def _usual(asked: Asked, as_json: bool) -> int:
         print(json.dumps({"fits": None, "plans": told}, indent=2))
         return ExitCode.OK
     for number, (architecture, rows, alone) in enumerate(found):
-        _print([*([()] if number else []), *tell_usual(architecture, options.workload(), rows, alone, _window())])
+        print_lines([*([()] if number else []), *tell_usual(architecture, options.workload(), rows, alone, window())])
     return ExitCode.OK
 
 
 def _train(asked: Asked, gpus: Gpus, as_json: bool) -> int:
     """A training of one model. Raises UsageError for several, and for options that are of answers alone."""
-    from gpuherd.models.plan.as_json import training_as_json
     from gpuherd.models.plan.reading import read_architecture
     from gpuherd.models.plan.telling import Scene
     from gpuherd.models.plan.telling_training import tell_training
     from gpuherd.models.plan.training import TrainingPlan, make_training_plan
+    from gpuherd.models.plan.training_as_json import training_as_json
 
     options, training = asked.options, asked.training
     if len(asked.models) > 1:
@@ -252,23 +253,24 @@ def _train(asked: Asked, gpus: Gpus, as_json: bool) -> int:
     if as_json:
         _print_json([training_as_json(told, asked)], gpus)
     else:
-        _print(tell_training(told, Scene(gpus.cards, asked, gpus.remarks), _window()))
+        print_lines(tell_training(told, Scene(gpus.cards, asked, gpus.remarks), window()))
     return ExitCode.OK if isinstance(told, TrainingPlan) else ExitCode.FAILED
 
 
 def _train_usual(
     architecture: Architecture, job: TrainingJob, reward: Architecture | None, asked: Asked, as_json: bool
 ) -> int:
-    from gpuherd.models.plan.as_json import model_as_json, training_usual_as_json
+    from gpuherd.models.plan.as_json import model_as_json
     from gpuherd.models.plan.telling_training import tell_training_usual
-    from gpuherd.models.plan.usual import training_on_usual_cards
+    from gpuherd.models.plan.training_as_json import training_usual_as_json
+    from gpuherd.models.plan.training_usual import training_on_usual_cards
 
     rows = training_on_usual_cards(architecture, job, asked.options.kept(), reward, gpus=asked.options.gpus_per_job)
     if as_json:
         told = {"model": model_as_json(architecture), "usual_gpus": training_usual_as_json(rows)}
         print(json.dumps({"fits": None, "plans": [told]}, indent=2))
     else:
-        _print(tell_training_usual(architecture, rows, asked, _window()))
+        print_lines(tell_training_usual(architecture, rows, asked, window()))
     return ExitCode.OK
 
 
@@ -304,49 +306,3 @@ def _print_json(plans: list[dict[str, Any]], gpus: Gpus) -> None:
         "left_out": list(gpus.remarks),
     }
     print(json.dumps(told, indent=2, allow_nan=False))
-
-
-def _window() -> Window:
-    """The terminal's size (or COLUMNS), and what its encoding can show."""
-    from gpuherd.models.plan.drawing import Window
-
-    try:
-        "█░…·".encode(sys.stdout.encoding or "ascii")
-        unicode = True
-    except (UnicodeEncodeError, LookupError):
-        unicode = False
-    return Window(shutil.get_terminal_size((100, 24)).columns, unicode)
-
-
-_STYLES = {
-    "good": "bold green",
-    "bad": "bold red",
-    "weak": "dim",
-    "head": "bold",
-    "note": "yellow",
-    "weights": "blue",
-    "state": "cyan",
-    "cache": "magenta",
-    "work": "yellow",
-    "kept": "dim",
-    "others": "red",
-}
-
-
-def _print(lines: Sequence[Line]) -> None:
-    """Prints the lines, on a terminal in colours."""
-    from gpuherd.models.plan.drawing import plain
-
-    if not sys.stdout.isatty():
-        encoding = sys.stdout.encoding or "utf-8"
-        for line in lines:
-            print(plain(line).encode(encoding, "backslashreplace").decode(encoding))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for line in lines:
-        text = Text.assemble(*[(span.text, _STYLES.get(span.meaning, "")) for span in line])
-        text.rstrip()
-        console.print(text, soft_wrap=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuherd.models.plan.options import PlanOptions, TrainingOptions
 from gpuherd.models.plan.request import gpu_request
 from gpuherd.models.plan.result import Alternative, MemoryPlan
-from gpuherd.models.plan.training_result import TrainingPlan
 from gpuherd.models.plan.workload import MIB
+
+if TYPE_CHECKING:
+    from gpuherd.models.plan.training_result import TrainingPlan
 
 SCRIPT = "your_script.py"
 # What a driver has in use on a GPU that nobody computes on.

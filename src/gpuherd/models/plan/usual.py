@@ -11,9 +11,6 @@ from gpuherd.models.plan.kinds import Kind, kind_named
 from gpuherd.models.plan.placing import Task, Wish, place
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.training import make_training_plan
-from gpuherd.models.plan.training_job import Strategy, TrainingJob
-from gpuherd.models.plan.training_result import TrainingPlan
 from gpuherd.models.plan.workload import Reserve, Workload
 
 NAMES = ("T4", "RTX4090", "A100-40", "L40S", "A100-80", "H200", "B200")
@@ -64,21 +61,4 @@ def on_usual_cards(
             told = place(task, usual_cards(kind), parallel, gpus)
             plans[precision] = told if isinstance(told, MemoryPlan) else None
         rows.append(OnUsual(kind, plans))
-    return rows
-
-
-def training_on_usual_cards(
-    architecture: Architecture,
-    job: TrainingJob,
-    reserve: Reserve,
-    reward: Architecture | None = None,
-    *,
-    gpus: int | None = None,
-) -> list[tuple[Kind, TrainingPlan | None]]:
-    """A training on the fewest of each usual kind; None where it doesn't fit. Only what is divided needs several."""
-    count = gpus or (MOST_GPUS if job.strategy is Strategy.FSDP else 1)
-    rows: list[tuple[Kind, TrainingPlan | None]] = []
-    for kind in usual_kinds():
-        told = make_training_plan(architecture, usual_cards(kind, count), job, reserve, gpus=gpus, reward=reward)
-        rows.append((kind, told if isinstance(told, TrainingPlan) else None))
     return rows
