@@ -68,12 +68,20 @@ class Gpus:
 
 def run(args: argparse.Namespace) -> int:
     """Plans and prints. Returns 0 when all fits, 1 when something doesn't."""
+    from gpuherd.models.plan.naming import split_precision
     from gpuherd.models.plan.next_steps import Asked
 
     options, training = build(PlanOptions, args), build(TrainingOptions, args)
     training.refuse_without_train()
     gpus = _gpus(options)
-    asked = Asked(tuple(args.models), options, training, getattr(args, "simulate", None), gpus.here)
+    asked = Asked(
+        models=tuple(args.models),
+        without_dtype=tuple(split_precision(model)[0] for model in args.models),
+        options=options,
+        training=training,
+        simulate=args.simulate,
+        here=gpus.here,
+    )
     if args.device_map:
         return _device_map(asked, gpus)
     if training.train is not None:
@@ -187,7 +195,7 @@ def _many(asked: Asked, gpus: Gpus, as_json: bool) -> int:
             problems.append(problem)
             rows.append(Row(model, None, str(problem)))
     if as_json:
-        alone = [replace(asked, models=(row.model,)) for row in rows]
+        alone = [_alone(asked, number) for number in range(len(rows))]
         _print_json(
             [
                 {"model": {"name": row.model}, "fits": None, "error": row.problem}
@@ -204,6 +212,11 @@ def _many(asked: Asked, gpus: Gpus, as_json: bool) -> int:
     return ExitCode.OK if all(isinstance(row.told, MemoryPlan) for row in rows) else ExitCode.FAILED
 
 
+def _alone(asked: Asked, number: int) -> Asked:
+    """The question about one of its models."""
+    return replace(asked, models=(asked.models[number],), without_dtype=(asked.without_dtype[number],))
+
+
 def _usual(asked: Asked, as_json: bool) -> int:
     """What each model takes on usual GPUs."""
     from gpuherd.models.plan.as_json import model_as_json, usual_as_json
@@ -211,7 +224,7 @@ def _usual(asked: Asked, as_json: bool) -> int:
     from gpuherd.models.plan.usual import on_usual_cards, precisions_beside
 
     options, found = asked.options, []
-    for model in asked.models:
+    for number, model in enumerate(asked.models):
         architecture, precision = _precision(*_read(model, options))
         rows = on_usual_cards(
             architecture,
@@ -221,7 +234,7 @@ def _usual(asked: Asked, as_json: bool) -> int:
             parallel=_wish(options),
             gpus=options.gpus_per_job,
         )
-        found.append((architecture, rows, replace(asked, models=(model,))))
+        found.append((architecture, rows, _alone(asked, number)))
     if as_json:
         told = [{"model": model_as_json(each), "usual_gpus": usual_as_json(rows)} for each, rows, _ in found]
         print(json.dumps({"fits": None, "plans": told}, indent=2))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuherd.columns import Column, fitted
 from gpuherd.errors import printable
 
 NARROWEST, WIDEST = 40, 200
@@ -97,6 +98,14 @@ def _quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + printable(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], window: Window) -> tuple[str, list[Line]]:
+    """The head of a table in this window, and its rows. All words are printable."""
+    head, *body = fitted(columns, rows, window.width).lines
+    if not window.unicode:
+        body = [line.replace("…", "~") for line in body]
+    return head, [(Span(line),) for line in body]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,13 @@ class Asked:
 
     Attributes:
         models: as the user named them.
+        without_dtype: the same without the dtype that a name may end with (``-8bit``).
         simulate: what ``--simulate`` said.
         here: the GPUs are those of this machine.
     """
 
     models: tuple[str, ...]
+    without_dtype: tuple[str, ...]
     options: PlanOptions
     training: TrainingOptions
     simulate: str | None = None
@@ -49,7 +51,7 @@ def asked_words(asked: Asked, changes: Sequence[str] = ()) -> list[str]:
             flags.pop("--gpus-per-job", None)
         flags[flag] = values
     before = ["--simulate", asked.simulate] if asked.simulate is not None else []
-    models = [model if not model.startswith("-") else f"./{model}" for model in asked.models]
+    models = asked.without_dtype if "--dtype" in flags else asked.models
     return ["gpuherd", *before, "plan", *models, *[word for flag, values in flags.items() for word in (flag, *values)]]
 
 

@@ -37,7 +37,7 @@ def precision_named(word: str) -> Precision:
     >>> precision_named("bfloat16"), precision_named("8bit"), precision_named("NF4")
     (<Precision.BF16: 'bf16'>, <Precision.INT8: 'int8'>, <Precision.NF4: 'nf4'>)
     """
-    key = word.lower().replace("-", "").replace("_", "")
+    key = word.lower().removeprefix("torch.").replace("-", "").replace("_", "")
     found = {each.replace("-", ""): each for each in DTYPES}.get(key) or _OTHER_WORDS.get(key)
     if found is None:
         raise ValueError(f"{word!r} is no dtype that is planned for; there are {', '.join(DTYPES)}")

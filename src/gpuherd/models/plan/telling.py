@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuherd.columns import Column, fitted
+from gpuherd.columns import Column
 from gpuherd.errors import printable
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.drawing import Bar, Line, Part, Span, Window, command, draw, legend, wrapped
+from gpuherd.models.plan.drawing import Bar, Line, Part, Span, Window, command, draw, legend, table, wrapped
 from gpuherd.models.plan.next_steps import Asked, alternative_words, steps
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Alternative, GpuLoad, MemoryPlan, Refusal, Usage
 from gpuherd.models.plan.sizing import MOST_SEQUENCES
 from gpuherd.models.plan.weights import weight_bytes
 from gpuherd.models.plan.wording import blocks_in_words, cards_in_words, gib
-from gpuherd.models.plan.workload import GIB, Workload
+from gpuherd.models.plan.workload import GIB, MIB, Workload
 
 WEIGHTS = Part("weights", "weights", "█", "#")
 STATE = Part("quantisation", "state", "▓", "%")
@@ -159,23 +159,20 @@ _COLUMNS = (
 
 
 def _figures(loads: Sequence[GpuLoad], window: Window) -> list[Line]:
-    """Figures in GiB, a line a GPU and one for all of them."""
+    """A line a GPU and one for all of them."""
     shown = loads[:_MOST_BARS]
-    largest = max(load.usage.weights + load.usage.cache for load in loads)
-    digits = 1 if largest >= 10 * GIB else 2
-    rows = [[printable(load.card.label), *_row(load.usage, load.left, digits)] for load in shown]
+    unit = unit_for(max(load.usage.total for load in loads))
+    rows = [[printable(load.card.label), *_row(load.usage, load.left, unit)] for load in shown]
     if len(loads) > 1:
-        rows.append(["all", *_row(_sum([load.usage for load in loads]), sum(load.left for load in loads), digits)])
+        rows.append(["all", *_row(_sum([load.usage for load in loads]), sum(load.left for load in loads), unit)])
     quantised = any(load.usage.quantisation for load in loads)
     kept = [number for number, column in enumerate(_COLUMNS) if quantised or column.heading != "quant."]
     columns = [_COLUMNS[number] for number in kept]
-    head, *body = fitted(columns, [[row[number] for number in kept] for row in rows], window.width).lines
-    unit = "(GiB)"
-    heading = head + (f"  {unit}" if len(head) + 2 + len(unit) <= window.width else "")
-    return [(Span(heading, "head"),), *[(Span(line),) for line in body]]
+    head, body = table(columns, [[row[number] for number in kept] for row in rows], window)
+    return [unit.heading(head, window), *body]
 
 
-def _row(usage: Usage, left: int, digits: int) -> list[str]:
+def _row(usage: Usage, left: int, unit: Unit) -> list[str]:
     sizes = (
         usage.weights,
         usage.quantisation,
@@ -186,19 +183,40 @@ def _row(usage: Usage, left: int, digits: int) -> list[str]:
         usage.total,
         left,
     )
-    return [figure(size, digits) for size in sizes]
+    return [unit.of(size) for size in sizes]
 
 
-def figure(size: int, digits: int) -> str:
-    """Bytes in GiB without the unit; what would round to nothing is told as less than the least that is shown.
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What the figures of a table are in."""
 
-    >>> figure(3 << 29, 1), figure(1 << 20, 1), figure(0, 2), figure(-(1 << 30), 1)
-    ('1.5', '<0.1', '0', '-1.0')
-    """
-    if not size:
-        return "0"
-    text = f"{size / GIB:.{digits}f}"
-    return f"{'<' if size > 0 else '-<'}{10.0**-digits:.{digits}f}" if not float(text) else text
+    name: str
+    size: int
+    digits: int
+
+    def of(self, size: int) -> str:
+        """Bytes without the unit; what would round to nothing is told as less than the least that is shown.
+
+        >>> gib = unit_for(12 << 30)
+        >>> gib.of(3 << 29), gib.of(1 << 20), gib.of(0), gib.of(-(1 << 30))
+        ('1.5', '<0.1', '0', '-1.0')
+        """
+        if not size:
+            return "0"
+        text = f"{size / self.size:.{self.digits}f}"
+        return f"{'<' if size > 0 else '-<'}{10.0**-self.digits:.{self.digits}f}" if not float(text) else text
+
+    def heading(self, head: str, window: Window) -> Line:
+        """A table's head, with the unit where there is room."""
+        unit = f"  ({self.name})"
+        return (Span(head + (unit if len(head) + len(unit) <= window.width else ""), "head"),)
+
+
+def unit_for(largest: int) -> Unit:
+    """GiB, with as many digits as small models need; MiB for tiny ones."""
+    if largest < 2 * GIB:
+        return Unit("MiB", MIB, 0)
+    return Unit("GiB", GIB, 1 if largest >= 10 * GIB else 2)
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
@@ -256,7 +274,8 @@ def _plan_facts(plan: MemoryPlan) -> list[tuple[str, str]]:
         facts.append(("speed", "all GPUs compute at once, and talk twice a layer: NVLink between them counts"))
     if plan.replicas > 1:
         groups = [", ".join(printable(card.label) for card in cards) for cards in plan.replica_cards]
-        shown = "; ".join(groups[:_MOST_REPLICAS]) + ("; …" if len(groups) > _MOST_REPLICAS else "")
+        more = len(groups) - _MOST_REPLICAS
+        shown = "; ".join(groups[:_MOST_REPLICAS]) + (f"; and {more} more" if more > 0 else "")
         facts.append(("replicas", f"{plan.replicas} at once, on GPU {shown}"))
     return facts
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuherd.columns import Column, fitted
+from gpuherd.columns import Column
 from gpuherd.errors import printable
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.drawing import Line, Span, Window, command, wrapped
+from gpuherd.models.plan.drawing import Line, Span, Window, command, table, wrapped
 from gpuherd.models.plan.next_steps import Asked, asked_words
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan, Refusal
@@ -38,7 +38,7 @@ def tell_usual(
         *[Column(f"in {each}", 1 + number, right=True) for number, each in enumerate(precisions)],
         Column(f"most answers in {first}", 3, right=True),
     ]
-    table = [
+    cells = [
         [
             row.kind.name,
             gib(row.kind.memory),
@@ -47,8 +47,8 @@ def tell_usual(
         ]
         for row in rows
     ]
-    head, *body = fitted(columns, table, window.width).lines
-    lines = [*wrapped(verdict, window, "good"), (), (Span(head, "head"),), *[(Span(line),) for line in body], ()]
+    head, body = table(columns, cells, window)
+    lines = [*wrapped(verdict, window, "good"), (), (Span(head, "head"),), *body, ()]
     lines += wrapped(": ".join(model_fact(architecture)), window)
     more = any(plan is None for row in rows for plan in row.plans.values())
     hint = (f"-: more than {MOST_GPUS}. " if more else "") + "For a plan on given GPUs, by size or kind:"
@@ -105,8 +105,8 @@ def tell_many(rows: Sequence[Row], cards: Sequence[Card], remarks: Sequence[str]
         window,
         "good" if fitting == len(rows) else "bad",
     )
-    head, *body = fitted(_COLUMNS, [_cells(row) for row in rows], window.width).lines
-    lines += [(), (Span(head, "head"),), *[(Span(line),) for line in body]]
+    head, body = table(_COLUMNS, [_cells(row) for row in rows], window)
+    lines += [(), (Span(head, "head"),), *body]
     reasons = [
         row.told.reason if isinstance(row.told, Refusal) else row.problem
         for row in rows

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from gpuherd.columns import Column, fitted
+from gpuherd.columns import Column
 from gpuherd.errors import printable
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.drawing import Bar, Line, Part, Span, Window, command, draw, legend, wrapped
+from gpuherd.models.plan.drawing import Bar, Line, Part, Span, Window, command, draw, legend, table, wrapped
 from gpuherd.models.plan.kinds import Kind
 from gpuherd.models.plan.next_steps import Asked, asked_words, training_steps
 from gpuherd.models.plan.telling import (
     Scene,
     each_of,
     facts_in_lines,
-    figure,
     gpus_in_words,
     model_fact,
     notes,
     of_whole,
+    unit_for,
     what_would_fit,
 )
 from gpuherd.models.plan.training_job import Method, Strategy, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import Moment, TrainingLoad, TrainingPlan, TrainingRefusal, TrainingUsage
 from gpuherd.models.plan.wording import gib
-from gpuherd.models.plan.workload import GIB
 
 PARAMETERS = Part("parameters", "weights", "█", "P")
 GRADIENTS = Part("gradients", "state", "▓", "G")
@@ -146,26 +145,24 @@ _COLUMNS = {
 
 
 def _figures(usage: TrainingUsage, window: Window) -> list[Line]:
-    """Each moment of a step in GiB, on the fullest GPU; the fullest moment is marked."""
+    """Each moment of a step, on the fullest GPU; the fullest moment is marked."""
     names = [name for name in _COLUMNS if usage.most(name)]
     columns = [
         Column("moment", 0, least=23),
         *[Column(*_COLUMNS[name], right=True) for name in names],
         Column("together", 1, right=True),
     ]
-    digits = 1 if usage.fullest.total >= 10 * GIB else 2
+    unit = unit_for(usage.fullest.total)
     rows = [
         [
             f"{'>' if moment is usage.fullest else ' '} {moment.name}",
-            *[figure(moment.parts()[name], digits) for name in names],
-            figure(moment.total, digits),
+            *[unit.of(moment.parts()[name]) for name in names],
+            unit.of(moment.total),
         ]
         for moment in _told_once(usage.moments)
     ]
-    head, *body = fitted(columns, rows, window.width).lines
-    unit = "(GiB)"
-    heading = head + (f"  {unit}" if len(head) + 2 + len(unit) <= window.width else "")
-    return [(Span(heading, "head"),), *[(Span(line),) for line in body]]
+    head, body = table(columns, rows, window)
+    return [unit.heading(head, window), *body]
 
 
 def _told_once(moments: Sequence[Moment]) -> list[Moment]:
@@ -218,14 +215,14 @@ def tell_training_usual(
         Column("GPUs", 1, right=True),
         Column("most on a GPU", 2, right=True),
     )
-    table = [[kind.name, gib(kind.memory), "-" if plan is None else str(plan.gpus), _most(plan)] for kind, plan in rows]
-    head, *body = fitted(columns, table, window.width).lines
+    cells = [[kind.name, gib(kind.memory), "-" if plan is None else str(plan.gpus), _most(plan)] for kind, plan in rows]
+    head, body = table(columns, cells, window)
     fitting = [(kind, plan) for kind, plan in rows if plan is not None]
     lines = [
         *wrapped(_heading(architecture, [plan for _, plan in fitting]), window, "good" if fitting else "bad"),
         (),
         (Span(head, "head"),),
-        *[(Span(line),) for line in body],
+        *body,
         (),
         *wrapped(": ".join(model_fact(architecture)), window),
         *notes(architecture.assumptions, window),

@@ -1,0 +1,408 @@
+"""``gpuherd plan`` as users run it: exit codes, what it says of real models, and that every command it names works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.cli.main import build_parser, run
+from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
+from gpuherd.standin.machine import Machine
+
+Standin = Callable[..., Machine]
+Capture = pytest.CaptureFixture[str]
+
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., Path]:
+    """A folder with a config alone."""
+
+    def make(name: str = "small", **fields: object) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**SMALL, **fields}))
+        return folder
+
+    return make
+
+
+def told(capsys: Capture, *words: str, code: int = ExitCode.OK) -> str:
+    assert run(["plan", *words]) == code
+    return capsys.readouterr().out
+
+
+def as_json(capsys: Capture, *words: str, code: int = ExitCode.OK) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(told(capsys, *words, "--json", code=code))
+    return read
+
+
+def plan_of(capsys: Capture, *words: str, code: int = ExitCode.OK) -> dict[str, Any]:
+    plans = as_json(capsys, *words, code=code)["plans"]
+    assert len(plans) == 1
+    plan: dict[str, Any] = plans[0]
+    return plan
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of the commands that are printed, put together again where they go over several lines."""
+    joined = text.replace(" \\\n", " ")
+    return [shlex.split(line) for line in joined.splitlines() if line.startswith("  ") and " plan " in line]
+
+
+# ---- what it says ----------------------------------------------------------------------------------------------------
+
+
+def test_the_guides_own_case(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = told(capsys, "llama-3.1-70b", "--gpus", "4xA100-40", "--batch", "8")
+    first = text.splitlines()[0]
+    assert first.startswith("llama-3.1-70b in bf16 fits on 4 of 4 GPUs of 39.4 GiB: 1 replica, at most ")
+    assert first.endswith(" answers of 576 tokens at once.")
+    assert "weights  131.4 GiB (141.11 GB) in bf16" in text
+    assert "70,553,706,496 parameters in 80 layers" in text
+    assert "gpuherd submit --num-gpus 4 --mem " in text
+    assert "sbatch --gres=gpu:4 " in text
+
+
+def test_a_refusal_says_what_is_missing_and_what_would_fit(capsys: Capture) -> None:
+    plan = plan_of(capsys, "llama-3.1-70b", "--gpus", "4x24GB", code=ExitCode.FAILED)
+    assert plan["fits"] is False
+    assert plan["missing_bytes"] > 10 << 30
+    assert plan["alternatives"]
+    text = told(capsys, "llama-3.1-70b", "--gpus", "4x24GB", code=ExitCode.FAILED)
+    assert text.startswith("Doesn't fit: llama-3.1-70b in bf16 needs ")
+    printed = commands(text)
+    assert printed == [each["command"] for each in plan["alternatives"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["llama-3.1-70b", "--gpus", "4x24GB", "--batch", "8"],
+        ["llama-3.1-8b", "--gpus", "2x24GB", "--batch", "4000", "--dtype", "fp16"],
+        ["llama-2-13b-8bit", "--gpus", "1xT4", "--new-tokens", "1000"],
+        ["llama-3.1-8b", "--gpus", "3x10GB", "--parallel", "replica"],
+        ["llama-3.1-8b", "--gpus", "4x10GB", "--gpus-per-job", "1"],
+        ["llama-3.1-8b", "--gpus", "2x40GB", "--train", "sft", "--batch", "4", "--no-checkpointing"],
+        ["llama-3.1-8b", "--gpus", "4x24GB", "--train", "dpo", "--strategy", "ddp", "--new-tokens", "4000"],
+        ["llama-3.1-70b", "--gpus", "8x40GB", "--train", "grpo", "--lora", "8"],
+    ],
+)
+def test_every_alternative_fits_when_it_is_asked_for(capsys: Capture, words: list[str]) -> None:
+    plan = plan_of(capsys, *words, code=ExitCode.FAILED)
+    assert plan["alternatives"]
+    for each in plan["alternatives"]:
+        assert each["command"][:2] == ["gpuherd", "plan"]
+        assert plan_of(capsys, *each["command"][2:])["fits"], each
+
+
+def test_every_next_step_is_a_command_of_ours(capsys: Capture) -> None:
+    parser = build_parser(["submit", "plan"])
+    for words in (
+        ["llama-3.1-8b", "--gpus", "4x40GB"],
+        ["llama-3.1-8b", "--gpus", "4x40GB", "--train", "sft", "--lora"],
+    ):
+        text = told(capsys, *words).replace(" \\\n", " ")
+        lines = [shlex.split(line) for line in text.splitlines() if line.startswith("  gpuherd ")]
+        assert lines
+        for line in lines:
+            args, unknown = parser.parse_known_args(line[1:])
+            assert not unknown
+            if args.command == "submit":
+                assert args.words[0] == "--"
+
+
+def test_the_request_holds_what_each_gpu_takes(capsys: Capture) -> None:
+    plan = plan_of(capsys, "llama-3.1-70b", "--gpus", "4x40GB")
+    assert plan["request"]["gpus"] == len(plan["gpus"]) == 4
+    assert plan["request"]["memory_mb"] << 20 >= max(gpu["used_bytes"] for gpu in plan["gpus"])
+    for gpu in plan["gpus"]:
+        parts = ("weights", "quantisation", "cache", "workspace", "context", "reserve")
+        assert (
+            sum(gpu[f"{part}_bytes"] for part in parts) == gpu["used_bytes"] == gpu["total_bytes"] - gpu["left_bytes"]
+        )
+
+
+def test_the_device_map_alone(capsys: Capture) -> None:
+    words = ["llama-3.1-70b", "--gpus", "4x40GB"]
+    read = json.loads(told(capsys, *words, "--device-map"))
+    assert read == plan_of(capsys, *words)["device_map"]
+    assert set(read.values()) == {0, 1, 2, 3}
+    assert {"model.embed_tokens", "model.norm", "lm_head", "model.layers.79"} <= set(read)
+
+
+def test_a_refused_device_map_leaves_standard_output_empty(capsys: Capture) -> None:
+    assert run(["plan", "llama-3.1-70b", "--gpus", "1x24GB", "--device-map"]) == ExitCode.FAILED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "lacks" in shown.err
+
+
+def test_without_gpus_a_table_of_usual_ones(capsys: Capture, standin: Standin) -> None:
+    # The stand-in driver without a machine: there are no GPUs.
+    text = told(capsys, "llama-3.1-70b")
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line[:1].isupper() and "GiB" in line}
+    assert rows["A100-40"][3] == "4"
+    assert rows["A100-80"][3:5] == ["2", "1"]
+    read = as_json(capsys, "llama-3.1-70b")
+    assert {each["name"] for each in read["plans"][0]["usual_gpus"]} >= {"T4", "RTX4090", "A100-80"}
+    assert commands(text) == [["gpuherd", "plan", "llama-3.1-70b", "--gpus", "4xA100-40"]]
+    training = told(capsys, "llama-3.1-8b", "--train", "sft", "--strategy", "fsdp")
+    assert training.startswith("GPUs that SFT of llama-3.1-8b takes")
+    for words in commands(training):
+        assert run(words[1:]) == ExitCode.OK
+    capsys.readouterr()
+
+
+def test_several_models_a_line_each(capsys: Capture) -> None:
+    words = ["llama-3.2-1b", "llama-3.1-8b-4bit", "llama-3.1-70b", "--gpus", "2x24GB"]
+    text = told(capsys, *words, code=ExitCode.FAILED)
+    assert text.startswith("2 of 3 models fit on 2 GPUs of 24.0 GiB")
+    read = as_json(capsys, *words, code=ExitCode.FAILED)
+    assert read["fits"] is False
+    assert [(plan["model"]["name"], plan["dtype"], plan["fits"]) for plan in read["plans"]] == [
+        ("llama-3.2-1b", "bf16", True),
+        ("llama-3.1-8b", "nf4", True),
+        ("llama-3.1-70b", "bf16", False),
+    ]
+    assert told(capsys, *words[:2], "--gpus", "2x24GB").startswith("2 of 2 models fit")
+
+
+def test_a_bad_model_harms_no_other(capsys: Capture) -> None:
+    words = ["llama-3.2-1b", "/no/such/model", "--gpus", "2x24GB"]
+    text = told(capsys, *words, code=ExitCode.MISSING)
+    assert text.startswith("1 of 2 models fit")
+    assert "no plan" in text
+    plans = as_json(capsys, *words, code=ExitCode.MISSING)["plans"]
+    assert [plan["fits"] for plan in plans] == [True, None]
+    assert "/no/such/model" in plans[1]["error"]
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_checkpoints_dtype_is_the_default(capsys: Capture, small: Callable[..., Path]) -> None:
+    half, unknown = small("half", dtype="float16"), small("unknown")
+    assert plan_of(capsys, str(half), "--gpus", "1x8GB")["dtype"] == "fp16"
+    plan = plan_of(capsys, str(unknown), "--gpus", "1x8GB")
+    assert plan["dtype"] == "bf16"
+    assert any("bf16 is assumed" in sentence for sentence in plan["model"]["assumptions"])
+    assert "note: " in told(capsys, str(unknown), "--gpus", "1x8GB")
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [("-8bit", "int8"), ("-4bit", "nf4")])
+def test_the_guides_suffixes(capsys: Capture, small: Callable[..., Path], suffix: str, dtype: str) -> None:
+    plan = plan_of(capsys, f"llama-3.1-8b{suffix}", "--gpus", "1x24GB")
+    assert plan["dtype"] == dtype
+    assert plan == plan_of(capsys, "llama-3.1-8b", "--dtype", dtype, "--gpus", "1x24GB")
+    folder = small(f"mine{suffix}", dtype="float32")
+    assert plan_of(capsys, str(folder), "--gpus", "1x8GB")["dtype"] == "fp32", "a folder of that very name wins"
+
+
+def test_two_dtypes_are_one_too_many() -> None:
+    with pytest.raises(UsageError, match="say one of them"):
+        run(["plan", "llama-3.1-8b-8bit", "--dtype", "nf4", "--gpus", "1x24GB"])
+
+
+# ---- what was said ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_free_can_be_said(capsys: Capture) -> None:
+    words = ["llama-3.1-8b", "--gpus", "1x40GB"]
+    usual, none = plan_of(capsys, *words), plan_of(capsys, *words, "--reserve", "0", "--cuda-context", "1MB")
+    assert usual["gpus"][0]["reserve_bytes"] == (256 << 20) + int(0.05 * (40 << 30))
+    assert (none["gpus"][0]["reserve_bytes"], none["gpus"][0]["context_bytes"]) == (0, 1 << 20)
+    assert none["largest_batch"] > usual["largest_batch"]
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(capsys: Capture) -> None:
+    words = ["llama-3.1-8b", "--gpus", "1x24GB", "--prompt-tokens", "2000"]
+    most = plan_of(capsys, *words)["largest_batch"]
+    assert plan_of(capsys, *words, "--batch", str(most))["fits"]
+    plan_of(capsys, *words, "--batch", str(most + 1), code=ExitCode.FAILED)
+
+
+def test_ways_to_lay_it_out(capsys: Capture) -> None:
+    words = ["llama-3.1-8b", "--gpus", "4x40GB"]
+    assert plan_of(capsys, *words)["replicas"] == 4
+    assert len(plan_of(capsys, *words, "--parallel", "layers")["gpus"]) == 4
+    assert len(plan_of(capsys, *words, "--gpus-per-job", "2")["gpus"]) == 2
+    tensor = plan_of(capsys, *words, "--parallel", "tensor")
+    assert (tensor["parallel"], tensor["device_map"]) == ("tensor", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "4x40"], "of what"),
+        (["--gpus", "0x40GB"], "at least 1"),
+        (["--gpus=-2x40GB"], "at least 1"),
+        (["--gpus", "2xA100"], "A100-40 or A100-80"),
+        (["--gpus", "auto"], "--gpus 4x40GB"),
+        (["--gpus", "4x40GB", "--gpus-per-job", "5"], "there are 4"),
+        (["--gpus", "4x40GB", "--busy-too"], "--gpus auto"),
+        (["--gpus", "4x40GB", "--lora"], "add --train"),
+        (["--gpus", "4x40GB", "--strategy", "ddp"], "--strategy is said of a training"),
+        (["--gpus", "4x40GB", "--train", "sft", "--dtype", "bf16"], "add --lora"),
+        (["--gpus", "4x40GB", "--train", "sft", "--lora-targets", "q_proj"], "add --lora"),
+        (["--gpus", "4x40GB", "--train", "sft", "--parallel", "tensor"], "--strategy"),
+        (["--gpus", "4x40GB", "--train", "sft", "--device-map"], "without --train"),
+        (["--gpus", "4x40GB", "--train", "sft", "--lora", "--lora-targets", "nope"], "nope"),
+        (["--gpus", "4x40GB", "--parallel", "tensor", "--device-map"], "no device map"),
+        (["llama-3.2-1b", "--gpus", "4x40GB", "--device-map"], "one model"),
+        (["llama-3.2-1b", "--gpus", "4x40GB", "--train", "sft"], "one model at a time"),
+        (["--device-map"], "name those that the map is for"),
+    ],
+)
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        run(["plan", "llama-3.1-8b", *words])
+    assert message in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "0"], "'0' is not a whole number above 0"),
+        (["--new-tokens", "-3"], "--new-tokens"),
+        (["--dtype", "int7"], "there are fp32, bf16"),
+        (["--reserve", "much"], "write 2GB, 5%"),
+        (["--reserve", "60%+60%"], "whole GPU"),
+        (["--parallel", "fast"], "tensor"),
+        (["--train", "rlhf"], "grpo"),
+        (["--dtpye", "bf16"], "did you mean --dtype"),
+    ],
+)
+def test_wrong_values_name_the_right_ones(capsys: Capture, words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(["plan", "llama-3.1-8b", "--gpus", "1x24GB", *words])
+    assert end.value.code == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["", "../../etc/x\x1b[2J", "a\nb", "no/such/../path", "x" * 5000, "$(reboot)"])
+def test_models_that_can_be_none(model: str) -> None:
+    with pytest.raises(GpuherdError) as problem:
+        run(["plan", model, "--gpus", "1x24GB"])
+    assert str(problem.value).isprintable()
+    assert problem.value.exit_code in (ExitCode.BAD_INPUT, ExitCode.MISSING, ExitCode.USAGE)
+
+
+def test_a_typo_names_the_nearest(capsys: Capture) -> None:
+    with pytest.raises(BadModel, match=r"[Ll]lama-3\.1-70B"):
+        run(["plan", "lama-3.1-70b", "--gpus", "1x24GB"])
+    with pytest.raises(BadModel):
+        run(["plan", "lama-3.1-70b", "--gpus", "1x24GB", "--json"])
+    assert json.loads(capsys.readouterr().out)["exit_code"] in (ExitCode.BAD_INPUT, ExitCode.MISSING)
+
+
+def test_a_config_of_strangers_is_printable(capsys: Capture, small: Callable[..., Path]) -> None:
+    folder = small("it's $(a) trap", model_type="llama", architectures=["\x1b]0;owned\x07"], dtype="float16")
+    text = told(capsys, str(folder), "--gpus", "1x8GB")
+    assert text.replace("\n", "").isprintable()
+    (words,) = commands(text)
+    assert json.loads(told(capsys, *words[2:]))["lm_head"] == 0
+
+
+# ---- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_free_gpus_of_this_machine_are_the_default(capsys: Capture, standin: Standin) -> None:
+    machine = standin("4x40GB")
+    machine.occupy(1, 20_000)
+    read = as_json(capsys, "llama-3.1-70b-4bit")
+    assert (read["this_machine"], len(read["given_gpus"])) == (True, 3)
+    assert any("GPU 1 is left out" in sentence for sentence in read["left_out"])
+    text = told(capsys, "llama-3.1-70b-4bit")
+    assert "note: GPU 1 is left out" in text
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=" in text
+    both = as_json(capsys, "llama-3.1-8b", "--gpus", "auto", "--busy-too")
+    assert len(both["given_gpus"]) == 4
+    assert min(card["free_bytes"] for card in both["given_gpus"]) < 21 << 30
+
+
+def test_no_gpu_is_free(standin: Standin) -> None:
+    machine = standin("1x40GB")
+    machine.occupy(0, 20_000)
+    with pytest.raises(UsageError, match=r"GPU 0 is left out.*--busy-too"):
+        run(["plan", "llama-3.1-8b"])
+
+
+# ---- looks -----------------------------------------------------------------------------------------------------------
+
+LOOKS = [
+    ["llama-3.1-70b", "--gpus", "4x40GB", "--batch", "8"],
+    ["llama-3.1-70b", "--gpus", "4x24GB", "--batch", "8"],
+    ["llama-3.1-8b", "--gpus", "8xH100", "--parallel", "tensor"],
+    ["llama-3.2-1b", "llama-3.1-8b", "llama-3.1-405b", "--gpus", "2x80GB+4x24GB"],
+    ["llama-3.1-70b-4bit"],
+    ["llama-3.1-8b", "--gpus", "4x40GB", "--train", "sft", "--strategy", "fsdp"],
+    ["llama-3.1-8b", "--gpus", "4x24GB", "--train", "ppo"],
+    ["llama-3.1-8b", "--train", "grpo", "--lora"],
+]
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_lines_keep_within_the_window(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    run(["plan", *words])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= int(width)
+    assert "\x1b" not in text, "no colours where nobody sees them"
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def plan_process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "gpuherd", "plan", *words], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_signs_of_ascii_where_there_are_no_others() -> None:
+    done = plan_process("llama-3.1-8b", "--gpus", "1x40GB", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    assert "# weights" in done.stdout
+
+
+HEAVY = {"torch", "numpy", "transformers", "rich", "huggingface_hub", "safetensors", "psutil"}
+
+
+def test_nothing_heavy_is_imported() -> None:
+    program = (
+        "import sys; from gpuherd.cli.main import run; code = run(sys.argv[1:]); "
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    for words in (["--batch", "8"], ["--train", "sft", "--strategy", "fsdp"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "plan", "llama-3.1-8b", "--gpus", "4x40GB", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr.strip()) == (0, "[]")
