@@ -105,11 +105,21 @@ def test_an_adapter_in_memory_is_to_be_merged_first() -> None:
         analyze_model(Adapted())
 
 
+def test_an_embedding_with_an_unmerged_adapter_is_refused_too() -> None:
+    net = Net()
+    factors = torch.nn.ParameterDict({"default": torch.randn(2, 40)})
+    net.embed_tokens.lora_embedding_A = factors
+    with pytest.raises(BadModel, match=r"embed_tokens\.lora_embedding_A\.default.*merge_and_unload"):
+        analyze_model(net)
+
+
 def test_an_adapter_on_disk(make_model: MakeModel, make_adapter: MakeModel) -> None:
     base = make_model("base")
     adapter = make_adapter("lora", base=base)
     merged = analyze_model(adapter)
     assert set(merged["source_model"]) == {str(base)}
+    # As in the worker, what a whole model comes from is told and not looked for.
+    assert set(analyze_model(base, base="/nowhere/older")["source_model"]) == {"/nowhere/older"}
     moved = make_adapter("moved", base="org/gone")
     pd.testing.assert_series_equal(analyze_model(moved, base=base)["alpha"], merged["alpha"])
 

@@ -103,12 +103,39 @@ def test_totals_count_each_weight_once(build: Build) -> None:
     assert totals([]).share == 0.0
 
 
+def test_buffers_are_listed_and_are_no_weights(build: Build) -> None:
+    """Those of float numbers too: GPT-2's own file has 12 million in its masks, a tenth of the model."""
+    weight = {"h.0.mlp.c_fc.weight": torch.randn(16, 64), "h.0.attn.out.bias": torch.randn(1, 1, 2, 3)}
+    buffers = {
+        "h.0.attn.bias": torch.ones(1, 1, 32, 32),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+        "h.0.bn.running_mean": torch.randn(16),
+        "h.0.bn.running_var": torch.rand(16),
+        "h.0.rotary_emb.inv_freq": torch.rand(8),
+        "fc.weight_mask": torch.ones(16, 64),
+    }
+    subject, lines = analysed(build(weight | buffers))
+    told = {line.tensor: (line.status, line.reason) for line in lines}
+    for name in buffers:
+        status, reason = told[name]
+        assert status == "skipped" and str(reason).startswith("a buffer, no weight: "), name
+    assert told["h.0.attn.bias"][1] == "a buffer, no weight: a mask"
+    assert told["h.0.attn.out.bias"] == ("skipped", "a bias")
+    assert totals(lines).params == count_weights(subject.source.tensors, subject.matrices) == 16 * 64 + 6
+    assert totals(lines).share == 1024 / 1030
+
+
 def test_patterns_are_reasons(build: Build) -> None:
     _, lines = analysed(build(mixed()), ("*.c_attn*",), ("*_k",))
     told = {line.tensor: (line.status, line.reason) for line in lines}
     assert told["h.0.mlp.c_fc.weight"] == ("skipped", "not selected by --layers")
     assert told["h.0.attn.c_attn.weight"][0] == "analysed"
     assert "left out by --exclude '*_k'" in str(told["h.0.attn.c_attn.weight"][1])
+    # What failed is told before what was left out.
+    _, lines = analysed(build(mixed()), ("*.c_fc", "*c_attn_[qk]"), ("*_q",))
+    told = {line.tensor: (line.status, line.reason) for line in lines}
+    reason = "3 of 3 matrices without a fit; h.0.attn.c_attn_k: all weights are zero"
+    assert told["h.0.attn.c_attn.weight"] == ("failed", reason)
     _, lines = analysed(build(mixed()), exclude=("h.0.attn.c_attn.weight",))
     told = {line.tensor: (line.status, line.reason) for line in lines}
     assert told["h.0.attn.c_attn.weight"] == ("skipped", "left out by --exclude 'h.0.attn.c_attn.weight'")

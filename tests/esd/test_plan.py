@@ -158,11 +158,14 @@ def test_a_single_model_with_a_base(make_model: MakeModel, make_adapter: MakeMod
         row = single_row(ExperimentConfig(single_model=model, base_model=base, spectra_of=spectra_of))
         return row.relation, row.source_model
 
-    assert relation(tuned, "delta") == ("finetune", base)
+    assert relation(tuned, "delta") == relation(tuned, "weights") == ("finetune", base)
     assert relation(adapter, "delta") == ("adapter", base)
     assert relation(adapter, "ba") == relation("org/a", "ba") == ("adapter", base)
     assert relation("org/a", "delta") == ("", base)
     assert single_row(ExperimentConfig(single_model=tuned)).relation == ""
+    # A whole model is analysed as what it is: where it comes from is told, and wanted for nothing else.
+    plan = make_plan(ExperimentConfig(single_model=tuned, base_model="org/gone"), lambda rows, _: rows)
+    assert (plan.models[0].row.source_model, plan.models[0].facts.base) == ("org/gone", None)
 
 
 def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:

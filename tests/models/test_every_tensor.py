@@ -107,6 +107,39 @@ def test_groups_of_a_convolution_are_one_matrix_as_stored() -> None:
     assert np.array_equal(matrix.slices()[2], wanted)
 
 
+def test_shared_experts_in_one_tensor_are_taken_apart(tmp_path: Path) -> None:
+    """As Inkling in transformers 5 has them, beside those that are routed."""
+    names = [f"model.layers.0.mlp.shared_experts.{part}_proj" for part in ("down", "gate", "up")]
+    save_file({name: torch.randn(2, 6, 4) for name in names}, tmp_path / "model.safetensors")
+    wanted = {f"model.layers.0.mlp.shared_experts.{n}.{part}_proj" for n in range(2) for part in ("down", "gate", "up")}
+    assert {m.longname for m in analysed(open_checkpoint(tmp_path))} == wanted
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["emb", "bert.embeddings.shape_embed", "backbone.embeddings", "wte", "visual.pos_embed", "token_type_embeddings"],
+)
+def test_embeddings_are_known_by_name(tmp_path: Path, name: str) -> None:
+    """RWKV's own files call it emb; RoCBert has two beside its words, Qwen3-VL one of positions in a picture."""
+    save_file({f"{name}.weight": torch.randn(9, 4)}, tmp_path / "model.safetensors")
+    (matrix,) = matrices(open_checkpoint(tmp_path))
+    assert (matrix.kind, matrix.skip) == ("embedding", "embedding (use --embeddings)")
+
+
+def test_an_embedding_of_patches_is_a_linear_layer(tmp_path: Path) -> None:
+    """SigLIP 2 has it as one; in SigLIP it is a convolution."""
+    for patches in (torch.randn(8, 48), torch.randn(8, 3, 4, 4)):
+        save_file({"vision_model.embeddings.patch_embedding.weight": patches}, tmp_path / "model.safetensors")
+        (matrix,) = matrices(open_checkpoint(tmp_path))
+        assert matrix.skip is None and matrix.params == 8 * 48
+
+
+def test_the_convolution_of_one_expert_is_no_mixture() -> None:
+    experts = torch.nn.ModuleDict({"experts": torch.nn.ModuleList([torch.nn.Conv1d(4, 6, 3)])})
+    (matrix,) = analysed(module_source(experts))
+    assert (matrix.longname, matrix.kind, matrix.shape, matrix.params) == ("experts.0", "conv", (6, 4), 72)
+
+
 def test_a_weight_kept_as_direction_and_length_is_told() -> None:
     for normed in (torch.nn.utils.parametrizations.weight_norm, _old_weight_norm):
         reasons = [m.skip for m in matrices(module_source(normed(torch.nn.Conv1d(4, 6, 3))))]
@@ -119,6 +152,8 @@ def _old_weight_norm(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_recurrent_layers() -> None:
+    projected = {m.longname: m.shape for m in analysed(module_source(torch.nn.LSTM(5, 4, proj_size=3)))}
+    assert projected == {"weight_ih_l0": (16, 5), "weight_hh_l0": (16, 3), "weight_hr_l0": (3, 4)}
     layer = torch.nn.LSTM(5, 4, bidirectional=True)
     found = {m.longname: m.shape for m in analysed(module_source(layer))}
     assert found == {

@@ -5,131 +5,36 @@ huggingface_hub reads its settings when it is imported, so that each case runs i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import torch
 from safetensors.torch import save
+from tests.models.local_hub import WEIGHTS, Hub, running
 
 from gpuherd.errors import BadModel
 from gpuherd.models.locate import choose_files, locate
 from gpuherd.models.names import ModelRef, parse_model
 
-COMMIT = "a" * 40
-CONFIG = b'{"model_type": "tiny"}'
-WEIGHTS = save({"layer.weight": torch.ones(3, 3)})
-
-
-class Hub(ThreadingHTTPServer):
-    """A few of the Hub's endpoints. ``failures`` is how many requests are answered 503 first."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.repos = {
-            "org/model": {"config.json": CONFIG, "model.safetensors": WEIGHTS, "pytorch_model.bin": b"x" * 50,
-                          "README.md": b"hello", "onnx/model.onnx": b"y" * 50, "original/model.pth": b"z"},
-            "org/gated": {"config.json": CONFIG, "model.safetensors": WEIGHTS},
-            "org/gguf": {"model-q4.gguf": b"GGUF", "model-q8.gguf": b"GGUF"},
-        }  # fmt: skip
-        self.failures = 0
-        self.asked: Counter[str] = Counter()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *args: object) -> None:
-        """Keeps the test output clean."""
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        path = urlsplit(self.path).path
-        self.server.asked[path] += 1
-        if self.server.failures > 0:
-            self.server.failures -= 1
-            self.reply(503, b"busy")
-        elif path.startswith("/api/models/"):
-            self.api(path.removeprefix("/api/models/"))
-        else:
-            repo, _, rest = path[1:].partition("/resolve/")
-            self.file(repo, rest.partition("/")[2])
-
-    def api(self, path: str) -> None:
-        repo = "/".join(path.split("/")[:2])
-        kind, _, revision = path[len(repo) + 1 :].partition("/")
-        files = self.server.repos.get(repo)
-        if files is None:
-            self.reply(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif revision not in ("", "main", COMMIT):
-            self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        elif kind == "tree":
-            entries = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)}
-                       for name, data in files.items()]  # fmt: skip
-            self.reply(200, json.dumps(entries).encode())
-        else:
-            siblings = [{"rfilename": name} for name in files]
-            self.reply(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode())
-
-    def file(self, repo: str, name: str) -> None:
-        if repo == "org/gated":
-            self.reply(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
-            return
-        data = self.server.repos.get(repo, {}).get(name)
-        if data is None:
-            self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
-            return
-        self.reply(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(data)}"'})
-
-    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
-def oid(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
-
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running() as server:
+        yield server
 
 
 CODE = """
-import sys
+import os, sys
 from gpuherd.errors import GpuherdError
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model
 try:
-    print(locate(parse_model(sys.argv[1]), waits=(0.01, 0.01)))
+    loading = "FOR_LOADING" in os.environ
+    print(locate(parse_model(sys.argv[1]), for_loading=loading, waits=(0.01, 0.01)))
 except GpuherdError as problem:
     print(type(problem).__name__, problem)
 """
@@ -196,6 +101,40 @@ def test_a_cache_that_can_not_be_written(hub: Hub, tmp_path: Path) -> None:
     assert said.startswith("CannotWrite model 'org/model' can't be stored in the local cache")
 
 
+def test_a_disk_without_room_is_known_before_the_download(hub: Hub, tmp_path: Path) -> None:
+    hub.sizes["model.safetensors"] = 1 << 60
+    said, _ = find("org/model", tmp_path / "new" / "cache", hub.url)
+    assert said.startswith("CannotWrite model 'org/model' takes 1,099,511,627,777 MB on the disk of ")
+    assert "MB are free; make room, or set HF_HOME" in said
+    assert not hub.sent["model.safetensors"]
+
+
+def test_what_is_in_the_cache_needs_no_room(hub: Hub, tmp_path: Path) -> None:
+    first, _ = find("org/model", tmp_path, hub.url)
+    hub.sizes["model.safetensors"] = 1 << 60
+    assert find("org/model", tmp_path, hub.url)[0] == first
+
+
+def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
+    weights = save({"layer.weight": torch.ones(2500, 2500)})
+    hub.repos["org/model"]["model.safetensors"] = weights
+    hub.breaks_at = 22_000_000
+    folder, log = find("org/model", tmp_path, hub.url)
+    assert (Path(folder) / "model.safetensors").read_bytes() == weights, log
+    # What the library had in its hands is fetched again, at most a piece of 10 MiB; not all of it.
+    assert hub.breaks_at is None and hub.sent["model.safetensors"] < len(weights) + (11 << 20)
+
+
+def test_files_that_are_complete_are_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["org/model"]["tokenizer.json"] = b"{}"
+    find("org/model", tmp_path, hub.url)
+    hub.sent.clear()
+    folder, _ = find("org/model", tmp_path, hub.url, FOR_LOADING="1")
+    assert (Path(folder) / "tokenizer.json").exists()
+    assert hub.sent["tokenizer.json"] == 2
+    assert not hub.sent["model.safetensors"] and not hub.sent["config.json"]
+
+
 def test_a_local_model_is_where_it_is(tmp_path: Path) -> None:
     assert locate(parse_model(str(tmp_path))) == tmp_path
 
@@ -220,6 +159,21 @@ REF = ModelRef("org/x", "hub", repo_id="org/x")
 )  # fmt: skip
 def test_choice_of_files(files: list[str], chosen: list[str]) -> None:
     assert choose_files(files, REF) == chosen
+
+
+def test_what_loading_needs_beside_config_and_weights() -> None:
+    files = [
+        "config.json", "generation_config.json", "model.safetensors", "pytorch_model.bin.index.json", "tokenizer.json",
+        "tokenizer.model", "tokenizer_config.json", "merges.txt", "chat_template.jinja", "modeling_x.py", "README.md",
+        "LICENSE.txt", "USE_POLICY.md", "additional_chat_templates/rag.jinja", "original/params.json", "onnx/a.json",
+    ]  # fmt: skip
+    loading = [
+        "additional_chat_templates/rag.jinja", "chat_template.jinja", "config.json", "generation_config.json",
+        "merges.txt", "model.safetensors", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert choose_files(files, REF) == ["config.json", "model.safetensors"]
+    assert choose_files(files, REF, for_loading=True) == loading
+    assert choose_files(files, REF, for_loading=True, with_code=True) == sorted([*loading, "modeling_x.py"])
 
 
 @pytest.mark.parametrize("files", [[], ["README.md"], ["config.json"], ["sub/model.safetensors"], ["tf_model.h5"]])

@@ -19,6 +19,7 @@ from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.module_source import module_source
+from gpuherd.models.subject import count_weights
 
 Tiny = Callable[..., tuple[Any, Path]]
 
@@ -247,6 +248,64 @@ def test_tied_by_the_config(tmp_path: Path) -> None:
     assert "embedding" in str(skips("true", {"lm_head.weight": torch.ones(9, 4)})["lm_head"])
     other_size = {"model.embed_tokens.weight": torch.ones(9, 4), "lm_head.weight": torch.ones(8, 4)}
     assert skips("true", other_size)["lm_head"] is None
+    longer = {"cpmant.input_embedding.weight": torch.ones(12, 4), "lm_head.weight": torch.ones(9, 4)}
+    assert skips("true", longer)["lm_head"] is None  # CPM-Ant, whose prompts are embedded too
+    # Layers may have outputs too, and so may a model whose embedding has a name that is not known.
+    outputs = {f"h.{layer}.output.weight": torch.ones(9, 4) for layer in range(2)}
+    assert set(skips("true", outputs).values()) == {None}
+    mamba = {"backbone.embeddings.weight": torch.ones(9, 4), "lm_head.weight": torch.ones(9, 4)}
+    assert "tied to backbone.embeddings.weight" in str(skips("true", mamba)["lm_head"])
+
+
+def test_no_two_matrices_have_one_name(tmp_path: Path) -> None:
+    """Names are what results are joined by; each of these would be cut to the same as another."""
+    tensors = {
+        "a.in_proj.weight": torch.randn(6, 2), "a.in_proj_weight": torch.randn(6, 2), "a.in_proj_q": torch.randn(2, 2),
+        "b.weight": torch.randn(3, 3), "b_weight": torch.randn(3, 3, 2), "b": torch.randn(2, 2),
+        "c.weight.weight": torch.randn(3, 3), "c.weight": torch.randn(3, 3), "c": torch.randn(3, 3),
+        "d.experts.up_proj": torch.randn(2, 3, 3), "d.experts.0.up_proj.weight": torch.randn(3, 3),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = open_checkpoint(tmp_path)
+    found = list(matrices(source))
+    names = {m.longname: m.tensor for m in found}
+    assert len(names) == len(found) == 14 and set(names.values()) == tensors.keys()
+    assert names["a.in_proj"] == "a.in_proj.weight" and names["a.in_proj_weight_q"] == "a.in_proj_weight"
+    assert names["d.experts.0.up_proj"] == "d.experts.up_proj"
+    assert names["d.experts.0.up_proj.weight"] == "d.experts.0.up_proj.weight"
+    # What is analysed besides does not change them.
+    assert [m.longname for m in matrices(source, embeddings=True)] == [m.longname for m in found]
+
+
+def test_a_config_that_contradicts_itself_ties_nothing(tmp_path: Path) -> None:
+    """Qwen3-VL-MoE's says no, and its text part, by default, yes: its head is one of its own, in memory and saved."""
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "moe_intermediate_size": 16, "num_experts": 2,
+            "num_experts_per_tok": 1, "pad_token_id": 0}  # fmt: skip
+    vision = {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32,
+              "patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}  # fmt: skip
+    model = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(text_config=text, vision_config=vision))
+    model.save_pretrained(tmp_path)
+    for source in (module_source(model), open_checkpoint(tmp_path)):
+        assert source.config["tie_word_embeddings"] is False
+        assert source.config["text_config"]["tie_word_embeddings"] is True
+        (head,) = (m for m in matrices(source) if m.longname == "lm_head")
+        assert head.skip is None
+
+
+def test_of_two_names_for_one_storage_the_one_that_says_what_it_is_counts(tmp_path: Path) -> None:
+    """A parameter that a model also keeps under a name of its own would else not be analysed under either."""
+    linear = torch.nn.Linear(6, 5, bias=False)
+    model = torch.nn.Module()
+    model.own, model.fc = linear.weight, linear
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    for source in (module_source(model), open_checkpoint(tmp_path)):
+        assert next(iter(source.tensors)) == "own"
+        skips = {m.longname: m.skip for m in matrices(source)}
+        assert skips == {"own": "tied to fc.weight, counted there", "fc": None}
+        assert count_weights(source.tensors, list(matrices(source))) == 30
 
 
 @pytest.mark.parametrize("kernel", [(3,), (3, 2), (2, 3, 2)])
@@ -291,7 +350,7 @@ def test_what_is_no_weight_matrix_is_listed_with_a_reason(tmp_path: Path) -> Non
         "embeddings.patch_embedding",
     }
     assert "norm" not in found and len(found) == 7
-    assert "I64" in str(found["position_ids"].skip) and "bias" in str(found["h.0.attn.bias"].skip)
+    assert "I64" in str(found["position_ids"].skip) and "a mask" in str(found["h.0.attn.bias"].skip)
 
 
 def test_order_is_natural(tmp_path: Path) -> None:

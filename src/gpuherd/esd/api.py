@@ -44,7 +44,8 @@ def analyze_model(
     Args:
         model: a folder or file, a Hugging Face id (``org/name@revision``), or a ``torch.nn.Module``, whose state
             dictionary is read where it lies.
-        base: of an adapter, where it does not name its own; or what ``spectra_of="delta"`` compares with.
+        base: of an adapter, where it does not name its own; or what ``spectra_of="delta"`` compares with. Of another
+            model only what ``source_model`` says; it is not looked for.
         progress: called with the number of matrices done and of all, from one thread at a time.
         **options: those of the command line with underscores (``AnalysisOptions``): ``fix_fingers``, ``embeddings``,
             ``layers``, ``device_map``, …
@@ -112,13 +113,14 @@ def _is_module(model: Any) -> bool:
 
 def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
     from gpuherd.esd.selection import selected
+    from gpuherd.models.kinds import adapter_factor
     from gpuherd.models.matrices import matrices
     from gpuherd.models.module_source import module_source
 
     if base is not None or options.spectra_of != "weights":
         raise BadModel("a module in memory has no base to compare with: save it, and give its folder and its base")
     source: TensorSource = module_source(module)
-    lora = next((name for name in source.tensors if ".lora_A." in name), None)
+    lora = adapter_factor(source.tensors)
     if lora is not None:
         raise BadModel(f"the module has an adapter that is not merged ({lora}): call its merge_and_unload() first")
     found = selected(
@@ -131,20 +133,19 @@ def _of_name(
     model: str | os.PathLike[str] | Any, base: str | os.PathLike[str] | None, options: AnalysisOptions
 ) -> _Opened:
     from gpuherd.esd.selection import selected
-    from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
     from gpuherd.models.names import parse_model
-    from gpuherd.models.subject import open_subject
+    from gpuherd.models.subject import base_of, open_subject
 
     if not isinstance(model, str | os.PathLike):
         raise BadModel(f"a model is a path, an id or a torch.nn.Module, not a {type(model).__name__}")
     path = locate(parse_model(os.fspath(model)))
-    from_config = adapter_base(path) if base is None and is_adapter(path) else None
-    named = os.fspath(base) if base is not None else from_config
+    given = None if base is None else os.fspath(base)
+    named = base_of(path, given, options.spectra_of)
     there = None if named is None else locate(parse_model(named))
     subject = open_subject(path, there, options.spectra_of, embeddings=options.embeddings)
     found = selected(subject.matrices, subject.source.tensors, options.layers, options.exclude)
-    return _Opened(found, os.fspath(model), named)
+    return _Opened(found, os.fspath(model), given or named)
 
 
 def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None) -> pd.DataFrame:

@@ -56,7 +56,7 @@ class TensorCoverage:
 
 @dataclass(frozen=True, slots=True)
 class CoverageTotals:
-    """What a table adds up to. ``params`` counts each weight once: no integers, no tied copies."""
+    """What a table adds up to. ``params`` counts each weight once: no integers, buffers or tied copies."""
 
     tensors: int
     analysed: int
@@ -112,25 +112,24 @@ def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> 
 
 
 def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
-    from gpuherd.models.kinds import SCALES, TIED
+    from gpuherd.models.kinds import SCALES, TIED, buffer_of
 
     if info.scales_of is not None:
         return "skipped", f"{SCALES}{info.scales_of}, counted there"
     if not inside:
         tied = None if info.shares is None else f"{TIED}{info.shares}"
-        return "skipped", tied or ("one axis: no matrix" if info.shape else "a single number")
+        return "skipped", tied or buffer_of(info) or ("one axis: no matrix" if info.shape else "a single number")
     without = [row for _, row in inside if row.fit_status != FIT_OK]
     if not without:
         return "analysed", None
-    if len(inside) == 1:
-        reason = without[0].fit_status
-    else:
-        first = f"{without[0].longname}: {without[0].fit_status}"
-        reason = f"{len(without)} of {len(inside)} matrices without a fit; {first}"
-    if len(without) < len(inside):
-        return "analysed", reason
-    skipped = all(row.fit_status.startswith(SKIPPED) for row in without)
-    return ("skipped", without[0].fit_status.removeprefix(SKIPPED)) if skipped else ("failed", reason)
+    failed = [row for row in without if not row.fit_status.startswith(SKIPPED)]
+    if not failed and len(without) == len(inside):
+        return "skipped", without[0].fit_status.removeprefix(SKIPPED)
+    told = (failed or without)[0]
+    reason = told.fit_status
+    if len(inside) > 1:
+        reason = f"{len(without)} of {len(inside)} matrices without a fit; {told.longname}: {reason}"
+    return "analysed" if len(without) < len(inside) else "failed", reason
 
 
 def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
@@ -146,10 +145,10 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
 
 
 def _counts(line: TensorCoverage) -> bool:
-    from gpuherd.models.kinds import SCALES, TIED
+    from gpuherd.models.kinds import NOT_COUNTED
     from gpuherd.models.subject import NOT_WEIGHTS
 
-    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith((TIED, SCALES))
+    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(NOT_COUNTED)
 
 
 def coverage_text(lines: Sequence[TensorCoverage]) -> str:

@@ -93,17 +93,21 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
-    """The row that --single-model and --base-model stand for. A model with a base is an adapter, or for
-    ``--spectra-of delta`` a whole model to compare with it. Raises BadModel for an impossible name."""
+    """The row that --single-model and --base-model stand for.
+
+    A model with a base is an adapter of it or made from it, as its files tell; one of the Hub, where they can't be seen
+    yet, is an adapter, or for ``--spectra-of delta`` either.
+
+    Raises BadModel for an impossible name.
+    """
     model, base = str(config.single_model), None if config.base_model is None else str(config.base_model)
-    kind = Relation.BASE if base is None else Relation.ADAPTER
-    if base is not None and config.spectra_of == "delta":
-        path = parse_model(model).path
-        if path is None:  # a model of the Hub: the worker will see what it is
-            return ModelRow(line=None, model_id=model, source_model=base)
-        kind = Relation.ADAPTER if is_adapter(path) else Relation.FINETUNE
-    relation = "" if base is None else kind.value
-    return ModelRow(line=None, model_id=model, source_model=base, relation=relation, kind=kind)
+    if base is None:
+        return ModelRow(line=None, model_id=model, source_model=None)
+    path = parse_model(model).path
+    if path is None and config.spectra_of == "delta":  # the worker will see what it is
+        return ModelRow(line=None, model_id=model, source_model=base)
+    kind = Relation.ADAPTER if path is None or is_adapter(path) else Relation.FINETUNE
+    return ModelRow(line=None, model_id=model, source_model=base, relation=kind.value, kind=kind)
 
 
 def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:

@@ -129,17 +129,15 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
 
 def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
-    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.adapter import is_adapter
     from gpuherd.models.locate import locate
-    from gpuherd.models.subject import open_subject, told_ranks
+    from gpuherd.models.subject import base_of, open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
     if not adapter and relation_of(options.relation) is Relation.ADAPTER:
         raise BadModel(f"model {options.model_id!r} is listed as an adapter but has no adapter_config.json")
-    base, base_path = None, None
-    if adapter or options.spectra_of == "delta":
-        base = options.source_model or (adapter_base(path) if adapter else None)
+    base, base_path = base_of(path, options.source_model, options.spectra_of), None
     if base is not None:
         print(f"{'Adapter of' if adapter else 'Compared with'}: {printable(base)}")
         base_path = locate(parse_model(base))

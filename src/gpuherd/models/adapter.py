@@ -11,7 +11,7 @@ in bfloat16 and so rounds the sum to 8 bits; here it is not rounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,10 @@ def merge(base: TensorSource, adapter_path: Path) -> Merged:
             if name in edits:
                 raise BadModel(f"{folder}: two adapter modules change {name!r}")
             edits[name] = edit
-    replaced = _replacements(folder, config, names, whole)
-    return _merged(base, edits, replaced)
+    replaced = _replacements(folder, config, names, whole, modules)
+    # A head of its own beside the embedding: no longer tied.
+    unties = any(name not in base.tensors or names.is_head(name) for name in replaced)
+    return _merged(base, edits, replaced, unties=unties)
 
 
 def _open(folder: Path) -> tuple[Mapping[str, Any], dict[str, _Found], dict[str, StoredTensor]]:
@@ -261,7 +263,11 @@ def _edits(
 
 
 def _replacements(
-    folder: Path, config: Mapping[str, Any], names: BaseNames, whole: Mapping[str, StoredTensor]
+    folder: Path,
+    config: Mapping[str, Any],
+    names: BaseNames,
+    whole: Mapping[str, StoredTensor],
+    modules: Collection[str],
 ) -> dict[str, StoredTensor]:
     """Tensors that the adapter holds whole, by the name of the base tensor that they stand for.
 
@@ -270,9 +276,11 @@ def _replacements(
     result: dict[str, StoredTensor] = {}
     saved = tuple(config.get("modules_to_save") or ())
     for key, tensor in whole.items():
-        name = names.tensor(key)
+        module = key.rpartition(".")[0]
+        # PEFT saves an embedding or a head that it trains beside the factors, which belong to the same tensor.
+        trained = module in modules and key.endswith(".weight")
+        name = names.weight(module) if trained else names.tensor(key)
         if name is None:
-            module = key.rpartition(".")[0]
             # The head of a tied model is not in the base's file; PEFT saves it beside the embedding.
             known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
             if not known:
@@ -288,15 +296,14 @@ def _replacements(
     return result
 
 
-def _merged(base: TensorSource, edits: dict[str, Edit], replaced: dict[str, StoredTensor]) -> Merged:
+def _merged(base: TensorSource, edits: dict[str, Edit], replaced: dict[str, StoredTensor], *, unties: bool) -> Merged:
     infos = dict(base.tensors)
     for name, tensor in replaced.items():
         infos[name] = replace(tensor.info, name=name, shares=None)
     for name in edits:
         infos[name] = replace(infos[name], shares=None)
     config = dict(base.config)
-    if any(name not in base.tensors for name in replaced):
-        # A head of its own beside the embedding: no longer tied.
+    if unties:
         config["tie_word_embeddings"] = False
     for name, edit in edits.items():
         edit.check(infos[name])

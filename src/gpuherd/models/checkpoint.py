@@ -20,6 +20,7 @@ from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models import gguf_model, safetensors_file, torch_file
 from gpuherd.models.decoding import decoded
 from gpuherd.models.dtypes import Codes, FloatArray, Half
+from gpuherd.models.kinds import adapter_factor
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.source import Run, TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, opened
@@ -140,7 +141,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config, stored = _open(path)
     if not stored:
         raise BadModel(f"{path} has weight files, but there is no tensor in them")
-    if any(".lora_A." in name or ".lora_embedding_A" in name for name in stored):
+    if adapter_factor(stored) is not None:
         raise BadModel(
             f"{path} holds the factors of an adapter; an adapter is given as its folder, with its adapter_config.json"
         )

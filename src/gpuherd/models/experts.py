@@ -15,7 +15,11 @@ from gpuherd.models.source import TensorInfo
 
 # More than this in one tensor are no mixture; each is a matrix to us.
 MAX_EXPERTS = 1 << 16
-_EXPERTS = re.compile(r"(?:.*\.)?(?:(?:experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+|(?:input|output)_linear\.weight)")
+# Below an expert's number stands what belongs to it alone: a convolution, if it has three axes.
+_EXPERTS = re.compile(
+    r"(?!.*experts\.\d+\.)(?:.*\.)?"
+    r"(?:(?:(?:shared_)?experts|moe|block_sparse_moe)\.(?:.*\.)?[^.]+|(?:input|output)_linear\.weight)"
+)
 _GGUF = re.compile(r"(?P<stem>(?:.*\.)?ffn_(?:gate_up|gate|up|down))_(?:ch)?exps(?:\.weight)?")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
 # The tensor of an expert's gate and up projections, and that of its down projection.

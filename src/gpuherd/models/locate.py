@@ -1,31 +1,55 @@
-"""Brings a model to this machine: a local path as it is, a Hugging Face id as a snapshot of its config and weights.
+"""Brings a model to this machine: a local path as it is, a Hugging Face id as a snapshot of the files that are needed.
 
-Downloads only what analysis reads: config files and one format of weights, safetensors if the repository has it,
-GGUF only where there is nothing else. Says apart what users have to do different things about: no such repository, no
-such revision, gated, not in the cache of an offline machine, no network. The cache, tokens and HF_HUB_OFFLINE are
-huggingface_hub's own.
+Downloads only what is read: config files and one format of weights, safetensors if the repository has it, GGUF only
+where there is nothing else; for loading, also the tokenizer and what else transformers looks for. Before a download it
+looks whether the disk has room for it. How the Hub is asked, and its failures told apart, is ``hub``.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
 
-from gpuherd.errors import BadModel, CannotWrite, MissingModel
+from gpuherd.errors import BadModel
+from gpuherd.models.diskspace import check_space
+from gpuherd.models.hub import (
+    WAITS,
+    Listing,
+    NoNetwork,
+    Patience,
+    RemoteFile,
+    is_offline,
+    list_repo,
+    missing,
+    no_progress_bars,
+    patiently,
+    repo_of,
+)
 from gpuherd.models.names import ModelRef, shown
 
-logger = logging.getLogger(__name__)
-
 _CONFIGS = ("config.json", "adapter_config.json", "*.index.json")
+# What transformers reads beside config and weights: generation_config.json, the tokenizer in its many forms, the
+# processor of pictures and sounds, chat templates.
+_FOR_LOADING = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "*.spm",
+    "*.bpe",
+    "*.vocab",
+    "additional_chat_templates/*",
+)
+_CODE = ("*.py",)
+_DOCUMENTS = ("license*", "notice*", "readme*", "use_policy*", "requirements*")
 # For a repository's own top folder. Copies in other layouts (original/, onnx/, consolidated.*) are left out.
 _SAFETENSORS = ("*.safetensors",)
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-_ENDINGS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NOT_WEIGHTS = (
     "*/*", "consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*", "scaler*", "*.fp16.*",
     "flax_model*", "tf_model*", "rust_model*",
@@ -33,47 +57,93 @@ _NOT_WEIGHTS = (
 # The vision part of a GGUF model, a file of its own, and the number of a shard in a GGUF file's name.
 _PROJECTOR = "mmproj*"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# Seconds before each further try after a failure that may pass.
-WAITS = (1.0, 4.0, 15.0)
-
-ResultT = TypeVar("ResultT")
 
 
-def locate(ref: ModelRef, *, waits: Sequence[float] = WAITS, sleep: Callable[[float], None] = time.sleep) -> Path:
+def locate(
+    ref: ModelRef,
+    *,
+    for_loading: bool = False,
+    with_code: bool = False,
+    waits: Sequence[float] = WAITS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
     """The folder or file that holds the model, downloaded if it is a Hugging Face id and not in the cache.
 
-    A failing network is tried again after ``waits`` seconds each. Raises MissingModel when the model is not to be had
-    (missing, gated, offline) and BadModel when its repository has no weights that can be read.
+    A download that was interrupted goes on: files that are complete stay, and only the others are fetched.
+
+    Args:
+        ref: the model.
+        for_loading: fetch also what loading it with transformers needs: tokenizer, generation config, templates.
+        with_code: fetch also the Python files that a model brings for ``trust_remote_code``; nothing is run here.
+        waits: a failing network is tried again after so many seconds each.
+        sleep: lets them pass.
+
+    Raises:
+        MissingModel: the model is not to be had (missing, gated, offline).
+        BadModel: its repository has no weights that can be read.
+        CannotWrite: the disk of the cache has no room for it, which is known before the download, or can't be written.
     """
     if ref.path is not None:
         return ref.path
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         return _from_cache(ref, None)
+    patience = Patience(waits, sleep)
     try:
-        files = _patiently(lambda: _list_files(ref), ref, waits, sleep)
-        return _patiently(lambda: _download(ref, choose_files(files, ref)), ref, waits, sleep)
-    except _NoNetwork as problem:
+        listing = patiently(lambda: list_repo(ref), ref, patience)
+        chosen = choose_files(listing.names, ref, for_loading=for_loading, with_code=with_code)
+        _check_disk(ref, listing, chosen)
+        return patiently(lambda: _download(ref, chosen), ref, patience)
+    except NoNetwork as problem:
         # Without the network a model that was downloaded before will do.
         return _from_cache(ref, str(problem))
 
 
-class _NoNetwork(Exception):
-    """The Hub could not be reached, though it was tried several times."""
+def cached_copy(ref: ModelRef) -> Path | None:
+    """The folder of a model that was downloaded before, with its weights; asks no network. None where there is none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repo_of(ref), revision=ref.revision, local_files_only=True))
+    except LocalEntryNotFoundError as absent:
+        # Newer versions call a snapshot incomplete that has only the files that we had asked for.
+        folder = Path(getattr(absent, "snapshot_path", None) or "")
+    if folder.name and any(path.suffix in WEIGHT_ENDINGS for path in folder.iterdir()):
+        return folder
+    return None
 
 
-def choose_files(files: Sequence[str], ref: ModelRef) -> list[str]:
+def choose_files(
+    files: Sequence[str], ref: ModelRef, *, for_loading: bool = False, with_code: bool = False
+) -> list[str]:
     """Of the files of a repository those to download: configs, and weights in one format. Raises BadModel."""
-    top = [name for name in files if not any(fnmatchcase(name, pattern) for pattern in _NOT_WEIGHTS)]
-    configs = [name for name in top if any(fnmatchcase(name, pattern) for pattern in _CONFIGS)]
+    top = [name for name in files if not _matches(name, _NOT_WEIGHTS)]
+    configs = [name for name in top if _matches(name, _CONFIGS)]
+    others = _others(files, for_loading, with_code)
     for patterns in (_SAFETENSORS, _PICKLES):
-        weights = [name for name in top if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        weights = [name for name in top if _matches(name, patterns)]
         if weights:
             ending = "safetensors" if patterns is _SAFETENSORS else "bin"
             kept = [name for name in configs if not name.endswith("index.json") or f".{ending}." in name]
-            return sorted({*kept, *weights})
-    return _gguf(top, ref)
+            return sorted({*kept, *weights, *others})
+    return sorted({*_gguf(top, ref), *others})
+
+
+def _others(files: Sequence[str], for_loading: bool, with_code: bool) -> list[str]:
+    """What is fetched beside config and weights."""
+    patterns = (*(_FOR_LOADING if for_loading else ()), *(_CODE if with_code else ()))
+    return [
+        name
+        for name in files
+        if _matches(name, patterns)
+        and ("/" not in name or name.startswith("additional_chat_templates/"))
+        and not name.endswith(".index.json")
+        and not _matches(name.lower(), _DOCUMENTS)
+    ]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _gguf(files: Sequence[str], ref: ModelRef) -> list[str]:
@@ -90,106 +160,44 @@ def _gguf(files: Sequence[str], ref: ModelRef) -> list[str]:
     return found
 
 
-def _list_files(ref: ModelRef) -> list[str]:
-    from huggingface_hub import HfApi
+def _check_disk(ref: ModelRef, listing: Listing, chosen: Sequence[str]) -> None:
+    """Raises CannotWrite when what is still to be downloaded is more than the cache's disk has room for."""
+    from huggingface_hub import constants
 
-    # One request without huggingface_hub's own retries, so that it is known at once whether there is a network.
-    info = HfApi().model_info(_repo(ref), revision=ref.revision, timeout=20)
-    return [sibling.rfilename for sibling in info.siblings or ()]
+    wanted = set(chosen)
+    size = sum(
+        file.size or 0 for file in listing.files if file.name in wanted and not _is_cached(ref, listing.commit, file)
+    )
+    check_space(
+        Path(constants.HF_HUB_CACHE),
+        size,
+        f"model {shown(ref.text)}",
+        remedy="make room, or set HF_HOME to a folder on a larger disk",
+    )
+
+
+def _is_cached(ref: ModelRef, commit: str, file: RemoteFile) -> bool:
+    """Whether the file is in the cache, for this commit or, by its content, for another."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    if isinstance(try_to_load_from_cache(repo_of(ref), file.name, revision=commit), str):
+        return True
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_of(ref), repo_type="model")
+    return file.sha256 is not None and (folder / "blobs" / file.sha256).exists()
 
 
 def _download(ref: ModelRef, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    with _no_progress_bars():
-        return Path(snapshot_download(_repo(ref), revision=ref.revision, allow_patterns=[*files]))
+    # By the name that was asked for and not by the commit, so that the cache knows the name when it is asked offline.
+    with no_progress_bars():
+        return Path(snapshot_download(repo_of(ref), revision=ref.revision, allow_patterns=[*files]))
 
 
 def _from_cache(ref: ModelRef, problem: str | None) -> Path:
     """The snapshot that was downloaded before. Raises MissingModel when there is none, or none with weights."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(_repo(ref), revision=ref.revision, local_files_only=True))
-    except LocalEntryNotFoundError as missing:
-        # Newer versions call a snapshot incomplete that has only the files that we had asked for.
-        folder = Path(getattr(missing, "snapshot_path", None) or "")
-    if folder.name and any(
-        path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") for path in folder.iterdir()
-    ):
-        return folder
-    reason = f"the Hugging Face Hub can't be reached ({problem})" if problem else "HF_HUB_OFFLINE is set"
-    raise MissingModel(
-        f"model {shown(ref.text)} is not in the local cache, and {reason}; download it where there is a network"
-    )
-
-
-def _repo(ref: ModelRef) -> str:
-    if ref.repo_id is None:
-        raise ValueError(f"{ref.text!r} is no Hugging Face id")
-    return ref.repo_id
-
-
-def _patiently(
-    call: Callable[[], ResultT], ref: ModelRef, waits: Sequence[float], sleep: Callable[[float], None]
-) -> ResultT:
-    """The call's result; a failure of the network or the server is tried again, any other becomes our error."""
-    for wait in (*waits, None):
-        try:
-            return call()
-        except Exception as problem:
-            passing = _judge(problem, ref)
-            if wait is None:
-                raise _NoNetwork(passing) from None
-            logger.warning("model %s: %s; trying again in %.0f s", shown(ref.text), passing, wait)
-            sleep(wait)
-    raise AssertionError("unreachable")
-
-
-def _judge(problem: Exception, ref: ModelRef) -> str:
-    """A short reason if the failure may pass; raises our error if it won't, and what is no failure of the Hub as is."""
-    from huggingface_hub import errors
-
-    model = f"model {shown(ref.text)}"
-    # Gated is a kind of missing repository in huggingface_hub, so it has to come first.
-    if isinstance(problem, errors.GatedRepoError):
-        raise MissingModel(
-            f"{model} is gated: accept its licence on its page of the Hugging Face Hub and log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.RevisionNotFoundError):
-        raise MissingModel(f"{model}: the repository has no revision {shown(ref.revision or 'main')}") from None
-    if isinstance(problem, errors.RepositoryNotFoundError):
-        raise MissingModel(
-            f"{model} is not on the Hugging Face Hub, or is private; check the id, or log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.DisabledRepoError):
-        raise MissingModel(f"{model} has been disabled on the Hugging Face Hub") from None
-    if isinstance(problem, errors.HfHubHTTPError):
-        status = problem.response.status_code
-        if status in (408, 429) or status >= 500:
-            return f"the Hub answered {status}"
-        raise MissingModel(f"{model} can't be downloaded: the Hub answered {status}") from None
-    # HTTPError is the base of the HTTP library's own errors of transport.
-    if isinstance(problem, errors.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
-        return f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
-    if isinstance(problem, OSError) and problem.strerror:
-        where = f" ({problem.filename})" if problem.filename else ""
-        raise CannotWrite(f"{model} can't be stored in the local cache: {problem.strerror}{where}") from None
-    raise problem
-
-
-class _no_progress_bars:  # noqa: N801 - used like a function
-    """Keeps huggingface_hub's progress bars out of job logs."""
-
-    def __enter__(self) -> None:
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-
-        self._were_disabled = are_progress_bars_disabled()
-        disable_progress_bars()
-
-    def __exit__(self, *_: Any) -> None:
-        from huggingface_hub.utils import enable_progress_bars
-
-        if not self._were_disabled:
-            enable_progress_bars()
+    folder = cached_copy(ref)
+    if folder is None:
+        raise missing(ref, problem)
+    return folder

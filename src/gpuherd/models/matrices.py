@@ -20,7 +20,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import Codes, FloatArray, Half
 from gpuherd.models.experts import down_shape, expert_name, part_name, stacked_experts
 from gpuherd.models.fused import Layout, Shape, expert_layout, layout_of
-from gpuherd.models.kinds import Kind, classify, tied_heads
+from gpuherd.models.kinds import Kind, classify, ties_of
 from gpuherd.models.region import Region, Room, code_slabs, read_region, slabs
 from gpuherd.models.source import BlockSource, CodeSource, TensorInfo, TensorSource
 
@@ -120,15 +120,26 @@ def matrices(source: TensorSource, *, embeddings: bool = False) -> Iterator[Weig
     """Every tensor of two or more axes, as matrices, in natural order of names (layer 2 before layer 10).
 
     ``embeddings`` also analyses token and position embeddings. Tied weights are analysed once; scales of quantised
-    weights are left out. Reads headers only.
+    weights are left out. Reads headers only. No two have one longname: where ``a.weight`` and ``a_weight`` stand in
+    one checkpoint, the second keeps its name in full.
     """
+    taken: set[str] = set()
+    for matrix in _as_they_are_called(source, embeddings):
+        longname = matrix.longname
+        while longname in taken:
+            longname = _unshortened(matrix) if longname == matrix.longname else f"{longname}_"
+        taken.add(longname)
+        yield matrix if longname == matrix.longname else replace(matrix, longname=longname)
+
+
+def _as_they_are_called(source: TensorSource, embeddings: bool) -> Iterator[WeightMatrix]:
     tensors, config = source.tensors, source.config
-    tied = tied_heads(tensors, config)
+    ties = ties_of(tensors, config)
     for name in sorted(tensors, key=_natural):
         info = tensors[name]
         if len(info.shape) < 2 or info.scales_of is not None:
             continue
-        kind, reason = classify(info, tied, embeddings)
+        kind, reason = classify(info, ties, embeddings)
         if reason is not None:
             yield _skipped(info, kind, reason)
         elif kind == "expert":
@@ -147,6 +158,13 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 def _longname(name: str) -> str:
     return name.removesuffix(".weight").removesuffix("_weight")
+
+
+def _unshortened(matrix: WeightMatrix) -> str:
+    """The tensor's own name, with what its parts have added to the shortened one."""
+    piece = f".{matrix.part.piece}" if matrix.kind == "expert" else ""
+    layout = matrix.part.layout
+    return matrix.tensor + piece + ("" if layout is None else f"_{layout.parts[matrix.part.number][0].strip('_')}")
 
 
 def _skipped(info: TensorInfo, kind: Kind, reason: str) -> WeightMatrix:

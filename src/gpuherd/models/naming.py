@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpuherd.models.kinds import ties_of
 from gpuherd.models.source import TensorInfo
 
 # model_type of architectures whose blocks are made of transformers' Conv1D, which stores the transpose.
@@ -39,15 +40,18 @@ class BaseNames:
         return longer[0] if len(longer) == 1 else None
 
     def weight(self, module: str) -> str | None:
-        """The weight of a module. The head of a tied model is its input embedding when the file has no other."""
+        """The weight of a module. The head of a tied model is its input embedding, whether or not the file has both."""
         name = self.tensor(f"{module}.weight")
-        if name is None and self.is_head(f"{module}.weight"):
+        if not self.is_head(f"{module}.weight"):
+            return name
+        if name is None:
             # Another name for the head (transformers 5 renames GPT-NeoX's), else the embedding that it is tied to.
             for endings in (_HEADS, _EMBEDDINGS):
                 found = [name for name in self._tensors if name.endswith(endings)]
                 if found:
                     return found[0] if len(found) == 1 else None
-        return name
+            return None
+        return ties_of(self._tensors, self._config).counted_in.get(name, name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a base tensor."""

@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter
+from gpuherd.models.adapter import check_adapter, is_adapter
 from gpuherd.models.matrices import WeightMatrix
 from gpuherd.models.names import ModelRef, parse_model, shown
-from gpuherd.models.subject import SpectraOf, Subject, count_analysed, count_weights, open_subject, why_not
+from gpuherd.models.subject import (
+    SpectraOf,
+    Subject,
+    base_of,
+    count_analysed,
+    count_weights,
+    open_subject,
+    why_not,
+)
 
 ADAPTER_RELATIONS = frozenset({"adapter", "lora", "peft", "qlora"})
 
@@ -97,7 +105,7 @@ def examine(
     reason = why_not(spectra_of, adapter=False, base=look.base)
     if reason is not None:
         raise BadModel(f"model {shown(model)}: {reason}")
-    return _facts("model", ref, ref.path, look.base if spectra_of == "delta" else None, look)
+    return _facts("model", ref, ref.path, base_of(ref.path, look.base, spectra_of), look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Prefl
 
 
 def _examine_adapter(ref: ModelRef, path: Path, look: _Look) -> Preflight:
-    named = look.base or adapter_base(path)
+    named = base_of(path, look.base, look.spectra_of)
     if not named:
         raise BadModel(
             f"adapter {shown(ref.text)} has no base model: neither the list nor its adapter_config.json names one"

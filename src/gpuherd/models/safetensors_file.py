@@ -35,10 +35,21 @@ def read_header(path: Path) -> list[StoredTensor]:
         if length > MAX_HEADER_BYTES:
             raise BadModel(f"{path} has a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
         text = os.pread(fd, length, 8)
-    header = _parse(text, path)
+    return parse_header(text, stamp, 8 + length)
+
+
+def parse_header(text: bytes, file: FileStamp, data_start: int) -> list[StoredTensor]:
+    """The tensors that a header promises, checked against the file's size, in its order. Raises BadModel.
+
+    Args:
+        text: the header without its length.
+        file: the file, of which only path and size count here.
+        data_start: the first byte behind the header.
+    """
+    header = _parse(text, file.path)
     header.pop("__metadata__", None)
-    tensors = [_tensor(name, entry, stamp, 8 + length) for name, entry in header.items()]
-    _check_layout(tensors, stamp, 8 + length)
+    tensors = [_tensor(name, entry, file, data_start) for name, entry in header.items()]
+    _check_layout(tensors, file, data_start)
     return tensors
 
 

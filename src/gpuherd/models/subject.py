@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import is_adapter, merge
+from gpuherd.models.adapter import adapter_base, is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.kinds import TIED
+from gpuherd.models.kinds import NOT_COUNTED, buffer_of
 from gpuherd.models.lora import ExpertEdit, MatrixEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
@@ -67,6 +67,16 @@ def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | Path | None) ->
     return None
 
 
+def base_of(path: Path, given: str | None, spectra_of: SpectraOf) -> str | None:
+    """The name of the base that is wanted to analyse a model: the one ``given``, else that of an adapter's own config.
+
+    None where a whole model is analysed by itself, whatever it comes from, and where nobody names a base.
+    """
+    if is_adapter(path):
+        return given or adapter_base(path)
+    return (given or None) if spectra_of == "delta" else None
+
+
 def open_subject(
     path: Path, base: Path | None, spectra_of: SpectraOf = "weights", *, embeddings: bool = False
 ) -> Subject:
@@ -103,14 +113,14 @@ def open_subject(
 
 
 def count_weights(tensors: Mapping[str, TensorInfo], found: Iterable[WeightMatrix]) -> int:
-    """How many weights the tensors hold: all numbers but integers, each storage once."""
+    """How many weights the tensors hold: all numbers but integers and buffers, each storage once."""
     # Of a tied pair in one storage the embedding is counted, and that need not be the one that owns the storage.
-    tied = {name: info.shares is not None for name, info in tensors.items()}
-    tied |= {matrix.tensor: matrix.skip is not None and matrix.skip.startswith(TIED) for matrix in found}
+    elsewhere = {name: info.shares is not None or buffer_of(info) is not None for name, info in tensors.items()}
+    elsewhere |= {matrix.tensor: (matrix.skip or "").startswith(NOT_COUNTED) for matrix in found}
     return sum(
         math.prod(info.shape)
         for name, info in tensors.items()
-        if not tied[name] and info.scales_of is None and info.dtype not in NOT_WEIGHTS
+        if not elsewhere[name] and info.scales_of is None and info.dtype not in NOT_WEIGHTS
     )
 
 

@@ -28,6 +28,7 @@ MAMBA2: Mapping[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_st
 DELTA: Mapping[str, Any] = {
     "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 12, "num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+    "num_experts_per_tok": 2,
 }  # fmt: skip
 T5: Mapping[str, Any] = {
     "d_model": 64, "d_kv": 12, "d_ff": 80, "num_layers": 2, "num_heads": 4, "vocab_size": 97,
@@ -87,15 +88,15 @@ CASES: Mapping[str, list[Mapping[str, Any]]] = {
     "mixtral": [GROUPED, {**GROUPED, "num_local_experts": 3, "head_dim": 24, "tie_word_embeddings": True}],
     "phimoe": [GROUPED, {**GROUPED, "attention_bias": True, "lm_head_bias": True}],
     "granitemoe": [GROUPED, {**GROUPED, "attention_bias": True, "tie_word_embeddings": True}],
-    "olmoe": [{**GROUPED, "num_experts": 5}, {**SMALL, "attention_bias": True}],
+    "olmoe": [{**GROUPED, "num_experts": 5, "num_experts_per_tok": 2}, {**SMALL, "attention_bias": True}],
     "qwen2_moe": [
         {**GROUPED, "num_experts": 6, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48},
         {**GROUPED, "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [0], "qkv_bias": False},
         {**GROUPED, "num_experts": 6, "use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8},
     ],
     "qwen3_moe": [
-        {**GROUPED, "num_experts": 6, "moe_intermediate_size": 40, "head_dim": 24},
-        {**GROUPED, "num_experts": 6, "decoder_sparse_step": 2, "attention_bias": True},
+        {**GROUPED, "num_experts": 6, "moe_intermediate_size": 40, "head_dim": 24, "num_experts_per_tok": 2},
+        {**GROUPED, "num_experts": 6, "decoder_sparse_step": 2, "attention_bias": True, "num_experts_per_tok": 3},
     ],
     "deepseek_v2": [{**LATENT, "topk_method": "greedy"}, {**LATENT, "q_lora_rank": None, "attention_bias": True}],
     "deepseek_v3": [LATENT, {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0}],
@@ -112,10 +113,12 @@ CASES: Mapping[str, list[Mapping[str, Any]]] = {
     ],
     "bamba": [
         {**GROUPED, **MAMBA2, "attn_layer_indices": [1]},
-        {**GROUPED, **MAMBA2, "mamba_proj_bias": True, "mlp_bias": True, "attention_bias": True},
+        {**GROUPED, **MAMBA2, "attn_layer_indices": [0, 2], "mamba_proj_bias": True, "mlp_bias": True,
+         "attention_bias": True},
     ],
     "granitemoehybrid": [
-        {**GROUPED, **MAMBA2, "shared_intermediate_size": 40, "num_local_experts": 0},
+        {**GROUPED, **MAMBA2, "shared_intermediate_size": 40, "num_local_experts": 0,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
         {**GROUPED, **MAMBA2, "layer_types": ["mamba", "attention", "mamba"], "tie_word_embeddings": True},
     ],
     "falcon_h1": [
@@ -171,6 +174,12 @@ CASES: Mapping[str, list[Mapping[str, Any]]] = {
     ],
     "mpt": [{"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 97}],
 }  # fmt: skip
+
+# Of the same shapes as another that is checked in every run.
+ALIKE = frozenset(
+    {"mt5", "xlm-roberta", "roberta", "falcon_mamba", "ministral3", "glm4", "olmo3", "olmo2", "cohere2", "codegen",
+     "mbart", "granite", "smollm3", "gemma", "granitemoe", "olmoe", "deepseek_v2", "umt5", "nemotron"}
+)  # fmt: skip
 
 
 def test_every_family_has_cases() -> None:

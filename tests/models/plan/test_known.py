@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.models.plan.meta import check
 
 from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.known import KnownModel, known_model, known_models, nearest_names
@@ -33,3 +34,10 @@ def test_other_names_are_not_taken_for_known_ones(text: str) -> None:
 def test_typos_get_the_nearest_names() -> None:
     assert nearest_names("lama-3.1-8B")[0] == "meta-llama/Llama-3.1-8B"
     assert nearest_names("zzzzzzzz") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.model_id)
+def test_whole_models_are_as_transformers_builds_them(model: KnownModel) -> None:
+    fields = {key: value for key, value in model.config.items() if key not in ("model_type", "dtype")}
+    check(model.config["model_type"], fields)

@@ -61,7 +61,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
         is_encoder_decoder=family.is_encoder_decoder,
         stored=stored_precision(config),
         source="config",
-        assumptions=assumptions_of(config),
+        assumptions=(*assumptions_of(config), *_quantised(config)),
         max_tokens=c.size("max_position_embeddings") if c.get("max_position_embeddings") is not None else None,
         tensor_parallel=bool(split),
         tensor_parallel_limit=gcd(heads, c.key_heads) if split else None,
@@ -82,6 +82,15 @@ def assumptions_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(config.get("auto_map"), Mapping):
         return ("The model brings code of its own (auto_map); the plan is of the code in transformers.",)
     return ()
+
+
+def _quantised(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence where the config says that its weights are stored as codes, whose size it doesn't tell."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return ()
+    method = shown(str(settings.get("quant_method", "an unnamed method")))
+    return (f"The config says that the weights are stored quantised ({method}); this plan is of plain ones.",)
 
 
 def _unknown(config: Mapping[str, Any], model: str, model_type: str) -> str:

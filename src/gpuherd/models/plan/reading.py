@@ -6,6 +6,7 @@ Reads headers and configs only.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.errors import BadModel, MissingModel
@@ -14,13 +15,16 @@ from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.known import KnownModel, known_model, nearest_names
 
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+
 
 def read_architecture(text: str) -> Architecture:
     """The architecture of a model.
 
     Args:
         text: a folder (config.json, with weights or without), a weight file, a known name in any case
-            (``llama-3.1-70b``), or a Hugging Face id. What exists on this machine wins over a known name.
+            (``llama-3.1-70b``), or a Hugging Face id. What exists on this machine wins over a known name. A folder that
+            is an adapter is planned beside the base that its config names.
 
     Raises:
         MissingModel: it is not to be had; names of known models that are near are said.
@@ -43,23 +47,84 @@ def _exists(text: str) -> bool:
 
 
 def _of_known(known: KnownModel, text: str) -> Architecture:
-    from dataclasses import replace
-
     return replace(from_config.architecture_of(known.config, text), source="known")
 
 
 def _local(path: Path, text: str) -> Architecture:
-    """A folder or file of this machine."""
-    from gpuherd.models.checkpoint import read_json
+    """A folder or file of this machine; a folder without weights by its config."""
+    from gpuherd.models.plan import from_gguf, from_weights
+
+    if path.is_dir() and not _has_weights(path):
+        return _of_config(path, text)
+    from gpuherd.models.adapter import is_adapter
+    from gpuherd.models.checkpoint import open_checkpoint
+
+    if is_adapter(path):
+        return _of_adapter(path, text)
+    source = open_checkpoint(path)
+    if from_gguf.is_gguf(source.config):
+        return from_gguf.architecture_of(source.config, source.tensors, text)
+    return from_weights.architecture_of(source.config, source.tensors, text)
+
+
+def _of_adapter(path: Path, text: str) -> Architecture:
+    """An adapter beside the base that its config names."""
+    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.plan.adapters import with_adapter
 
     folder = path if path.is_dir() else path.parent
+    base = adapter_base(path)
+    if base is None:
+        raise BadModel(f"{shown(text)} is an adapter that names no base model; plan the base, with --adapter {text}")
+    ref = parse_model(base)
+    if ref.path is not None and is_adapter(ref.path):
+        raise BadModel(f"{shown(text)}: its base {shown(base)} is itself an adapter; merge that one first")
+    return replace(with_adapter(read_architecture(base), folder), model=text)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether there are weights, or an index that promises some."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as problem:
+        raise BadModel(f"{shown(str(folder))} can't be listed: {problem.strerror}") from None
+    return any(Path(name).suffix.lower() in _WEIGHTS or name.endswith(".index.json") for name in names)
+
+
+def _of_config(folder: Path, text: str) -> Architecture:
+    from gpuherd.models.checkpoint import read_json
+
     config = folder / "config.json"
     if not config.exists():
-        raise MissingModel(f"{shown(text)} has no config.json")
+        raise MissingModel(f"{shown(text)} is no model folder: it has neither a config.json nor weights")
     return from_config.architecture_of(read_json(config), text)
 
 
 def _from_hub(ref: ModelRef) -> Architecture:
-    near = nearest_names(ref.text)
-    hint = f"; near known names: {', '.join(near)}" if near else ""
-    raise BadModel(f"{shown(ref.text)} is no known name and no path{hint}")
+    """A model of the Hugging Face Hub: in the local cache, or by its headers over the network."""
+    from gpuherd.models.plan import from_weights
+    from gpuherd.models.remote_headers import read_remote
+
+    cached = _cached(ref)
+    if cached is not None:
+        return replace(_local(cached, ref.text), model=ref.text)
+    try:
+        remote = read_remote(ref)
+    except MissingModel as problem:
+        near = nearest_names(ref.text)
+        hint = f" (near known names: {', '.join(near)})" if near else ""
+        raise MissingModel(f"{problem}{hint}") from None
+    if not remote.tensors:
+        return from_config.architecture_of(remote.config, ref.text)
+    return from_weights.architecture_of(remote.config, remote.tensors, ref.text)
+
+
+def _cached(ref: ModelRef) -> Path | None:
+    """The snapshot in the local cache, if its weights are there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(ref.repo_id or "", "config.json", revision=ref.revision)
+    if not isinstance(found, str):
+        return None
+    folder = Path(found).parent
+    return folder if _has_weights(folder) else None
