@@ -16,11 +16,11 @@ from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable, usage_of
 from gpuherd.models.plan.workload import Reserve, Workload
 
@@ -51,9 +51,10 @@ def some_split_fits(
     """Every split over these cards, tried; with a tied head at the end, and with it beside the embedding."""
     count = len(architecture.blocks)
     layouts = {architecture, ties_together(architecture) or architecture} if len(cards) > 1 else {architecture}
-    for costs in (table(layout, workload, reserve) for layout in layouts):
+    for layout in layouts:
+        costs, cuts = table(layout, workload, reserve), cuts_allowed(layout)
         for order in permutations(cards) if any_order else [tuple(cards)]:
-            for inner in combinations_with_replacement(range(count + 1), len(order) - 1):
+            for inner in combinations_with_replacement(cuts, len(order) - 1):
                 runs = zip((0, *inner), (*inner, count), order, strict=True)
                 if all(
                     first == after or costs.usage(first, after, card).total <= card.free for first, after, card in runs
@@ -180,6 +181,18 @@ def test_ties_are_brought_together_and_nothing_else_moves() -> None:
     assert together is not None
     assert [block.name for block in together.blocks] == ["embed", "head", "layers.0", "layers.1"]
     assert ties_together(together) is None
+
+
+def test_what_makes_the_first_hidden_states_stays_together() -> None:
+    architecture = read_architecture("gpt2")
+    assert [block.name for block in architecture.blocks[:3]] == [
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.h.0",
+    ]
+    assert cuts_allowed(architecture)[:3] == (0, 2, 3)
+    plan = planned(architecture, cards_of(*[3000] * 4), BF16, ONE, parallel="layers")
+    assert {plan.device_map[name] for name in ("transformer.wte", "transformer.wpe", "lm_head")} == {0}
 
 
 def test_the_wish_for_layers_takes_all_cards_and_that_for_replicas_one_each() -> None:

@@ -6,11 +6,11 @@ import pytest
 from tests.models.plan.toy import NOTHING, cards_of
 
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cutting import ties_together
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.sizing import MOST_SEQUENCES, Sizing
-from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import Reserve, Workload
 
@@ -23,8 +23,8 @@ def test_a_run_never_needs_less_than_a_part_of_it_nor_more_than_its_parts(model:
     architecture = read_architecture(model)
     for layout in (architecture, ties_together(architecture) or architecture):
         costs = CostTable(layout, Precision(precision), WORKLOAD, Reserve())
-        sizing = Sizing(costs, len(layout.blocks), WORKLOAD.batch, Reserve())
-        count = sizing.blocks
+        count = len(layout.blocks)
+        sizing = Sizing(costs, range(count + 1), WORKLOAD.batch, Reserve())
         for first in range(count):
             for after in range(first + 1, count):
                 run = sizing.blocks_bytes(first, after)
@@ -36,12 +36,12 @@ def test_a_run_never_needs_less_than_a_part_of_it_nor_more_than_its_parts(model:
 def test_needs_are_those_of_the_table_on_any_card() -> None:
     reserve = Reserve()
     costs = CostTable(read_architecture("llama-3.1-8b"), Precision.BF16, WORKLOAD, reserve)
-    sizing = Sizing(costs, 35, WORKLOAD.batch, reserve)
+    sizing = Sizing(costs, (0, 3, 35), WORKLOAD.batch, reserve)
     for card in cards_of(40_960, 81_920):
         need = sizing.need([card])
-        for run in ((0, 1), (3, 17), (0, 35)):
-            assert need(0, *run) == costs.usage(*run, card).total
-        assert need(0, 5, 5) == 0
+        for run, blocks in (((0, 1), (0, 3)), ((1, 2), (3, 35)), ((0, 2), (0, 35))):
+            assert need(0, *run) == costs.usage(*blocks, card).total
+        assert need(0, 1, 1) == 0
 
 
 class Growing:
@@ -57,7 +57,7 @@ class Growing:
 @pytest.mark.parametrize("asked", [1, 7, 900, 5_000])
 @pytest.mark.parametrize(("each", "most"), [(1, 924), (10, 92), (924, 1), (925, 0), (0, MOST_SEQUENCES)])
 def test_the_largest_batch(asked: int, each: int, most: int) -> None:
-    sizing = Sizing(Growing(each), 1, asked, NOTHING)
+    sizing = Sizing(Growing(each), (0, 1), asked, NOTHING)
     cards = [Card("0", "", 1024, 1024)]
     loads = sizing.loads(cards, sizing.best(cards))
     assert sizing.largest_as_it_lies(loads) == most

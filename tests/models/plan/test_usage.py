@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuherd.models.plan.architecture import Architecture, Block, LayerCache, Role, Tensor
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.from_config import architecture_of as read_config
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.usage import CostTable, usage_of
 from gpuherd.models.plan.weights import weight_bytes
@@ -209,3 +210,19 @@ def test_the_reserve_and_the_context_stand_on_every_gpu() -> None:
     )  # fmt: skip
     assert (usage.weights, usage.quantisation, usage.cache) == (0, 0, 0)
     assert (usage.context, usage.reserve) == (500 * MIB, 100 * MIB + 4 * GIB)
+
+
+def test_tensor_parallel_divides_what_the_plan_of_transformers_divides() -> None:
+    config = llama(num_hidden_layers=4)
+    architecture = read_config(config.to_dict(), "test")
+    last = len(architecture.blocks)
+    one, four = (
+        CostTable(architecture, Precision.BF16, Workload(8, 512, 64), Reserve(), ways=ways).usage(0, last, A100)
+        for ways in (1, 4)
+    )
+    divided = 2 * sum(tensor.numel for tensor in architecture.tensors() if tensor.split)
+    assert divided > 0.7 * one.weights, "all matrices of the layers, and the head"
+    assert four.weights == one.weights - divided + divided // 4
+    assert four.cache == one.cache // 4, "each GPU has two of the eight key heads"
+    # The MLP's middle is divided, the hidden states beside it are not.
+    assert one.workspace / 4 < four.workspace < one.workspace / 2

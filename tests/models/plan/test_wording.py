@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.models.plan.toy import cards_of, toy
 
+from gpuherd.models.plan.cutting import ties_together
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.wording import blocks_in_words, cards_in_words
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.models.plan.architecture import Architecture, LayerCache
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.workload import Workload
-from gpuherd.models.plan.workspace import Line, stages_of
+from gpuherd.models.plan.workspace import SAMPLING, Line, stages_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.models.plan.measured_peak import measured  # noqa: E402
-from tests.models.plan.meta_models import architecture_of, meta_model  # noqa: E402
 
 TWO = {"num_hidden_layers": 2}
 LLAMA_8B = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 14336, "num_key_value_heads": 8}
@@ -46,7 +45,9 @@ CONFIGS: dict[str, Any] = {
     ),
     "gpt2": transformers.GPT2Config(n_layer=2),
     "gpt-j-6b": transformers.GPTJConfig(n_layer=2),
-    "gpt-neo-1.3b": transformers.GPTNeoConfig(num_layers=2, attention_types=[[["global", "local"], 1]]),
+    "gpt-neo-1.3b": transformers.GPTNeoConfig(
+        num_layers=2, attention_types=[[["global", "local"], 1]], max_position_embeddings=4096
+    ),
     "pythia-2.8b": transformers.GPTNeoXConfig(
         hidden_size=2560, intermediate_size=10240, num_attention_heads=32, **TWO
     ),
@@ -77,27 +78,8 @@ EVERY_TIME = ["llama-3.1-8b", "llama-2-7b", "gemma2-9b", "phi-4", "gpt2", "mixtr
 
 
 def described(config: Any) -> Architecture:
-    """The architecture of a config, with what each of its layers keeps."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if config.model_type == "falcon" and config.multi_query:
-        heads = 1
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    model = meta_model(config)
-    layers = [
-        name for name, module in model.named_modules() if type(module).__name__ in (model._no_split_modules or ())
-    ]
-    caches = {
-        name: LayerCache(2 * heads * size, window=config.sliding_window if kind == "sliding_attention" else None)
-        for name, kind in zip(layers, kinds, strict=True)
-    }
-    experts = getattr(config, "num_experts_per_tok", None)
-    inner = (
-        experts * (getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
-        if experts
-        else getattr(config, "ffn_dim", None) or getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    )
-    return dataclasses.replace(architecture_of(model, caches), intermediate_size=inner)
+    """The architecture of a config, as a plan reads it."""
+    return architecture_of(config.to_dict(), "test")
 
 
 def needs(architecture: Architecture, workload: Workload, precision: Precision, **chosen: Any) -> tuple[int, int]:
@@ -115,7 +97,9 @@ def _agrees(name: str, prompt: int, precision: Precision, attention: str | None 
     real = measured(config, batch=4, prompt=prompt, dtype=dtype, attention=attention)
     chosen = {} if attention is None else {"attention": attention}
     for_prompt, for_token = needs(described(config), Workload(4, prompt, 1), precision, **chosen)
-    assert real.prompt <= for_prompt <= 1.1 * real.prompt, for_prompt / real.prompt
+    # Where the head needs most, the formula has what sampling takes, which this measurement leaves out.
+    sampling = 4 * config.vocab_size * (SAMPLING - 4)
+    assert real.prompt <= for_prompt <= 1.1 * (real.prompt + sampling), for_prompt / real.prompt
     assert for_token >= real.token, for_token / real.token
 
 

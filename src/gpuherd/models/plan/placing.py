@@ -20,12 +20,12 @@ from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.capability import split_by_capability
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.replicas import replicas_over
 from gpuherd.models.plan.result import GpuLoad, MemoryPlan, Parallel, Refusal
 from gpuherd.models.plan.sizing import Sizing
 from gpuherd.models.plan.split import Split
-from gpuherd.models.plan.ties import ties_together
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.wording import blocks_in_words, cards_in_words, gib
 from gpuherd.models.plan.workload import Reserve, Workload
@@ -53,7 +53,7 @@ class Task:
         """The needs of its blocks, each split over so many GPUs."""
         if ways not in self._sizings:
             table = CostTable(self.architecture, self.precision, self.workload, self.reserve, ways=ways)
-            self._sizings[ways] = Sizing(table, len(self.architecture.blocks), self.workload.batch, self.reserve)
+            self._sizings[ways] = Sizing(table, cuts_allowed(self.architecture), self.workload.batch, self.reserve)
         return self._sizings[ways]
 
     @cached_property

@@ -26,12 +26,17 @@ class Sizing:
     """Needs of one architecture, precision and number of tokens, each run of blocks asked for once.
 
     A need on a card is what the blocks take on any card, and what is reserved for the card's size.
+
+    Args:
+        cuts: numbers of the blocks before which a part may begin, 0 and the number of blocks with them.
+        batch: sequences at once where no other number is asked for.
     """
 
-    def __init__(self, costs: Costs, blocks: int, batch: int, reserve: Reserve) -> None:
+    def __init__(self, costs: Costs, cuts: Sequence[int], batch: int, reserve: Reserve) -> None:
         self.costs = costs
-        self.blocks = blocks
+        self.cuts = tuple(cuts)
         self.batch = batch
+        self._blocks = self.cuts[-1]
         self._reserve = reserve
         self._ranges: dict[int, dict[int, int]] = {}
         # A card of no size: nothing is reserved for its size, so that what is left is the same on every card.
@@ -46,7 +51,7 @@ class Sizing:
         """What the blocks take on any card, nothing reserved."""
         many = self.batch if batch is None else batch
         known = self._ranges.setdefault(many, {})
-        key = first * (self.blocks + 1) + after_last
+        key = first * (self._blocks + 1) + after_last
         found = known.get(key)
         if found is None:
             found = self.costs.usage(first, after_last, self._no_card, many).total - self._fixed
@@ -55,33 +60,36 @@ class Sizing:
 
     def whole(self, batch: int | None = None) -> int:
         """What the whole model takes on one card, nothing reserved."""
-        return self.blocks_bytes(0, self.blocks, batch)
+        return self.blocks_bytes(0, self._blocks, batch)
 
     def need(self, cards: Sequence[Card], batch: int | None = None) -> Need:
-        """What a run of blocks needs on each of these cards, with the reserve of those that have any blocks."""
-        reserved = [card.free - self.room(card) for card in cards]
+        """What the pieces between cuts need on each of these cards, with the reserve of those that have any."""
+        reserved, cuts = [card.free - self.room(card) for card in cards], self.cuts
 
         def need(gpu: int, first: int, after_last: int) -> int:
-            return 0 if first == after_last else self.blocks_bytes(first, after_last, batch) + reserved[gpu]
+            if first == after_last:
+                return 0
+            return self.blocks_bytes(cuts[first], cuts[after_last], batch) + reserved[gpu]
 
         return need
 
     def fits(self, cards: Sequence[Card], batch: int | None = None) -> bool:
         """Whether the blocks fit on these cards in this order."""
-        return fits(self.blocks, [card.free for card in cards], self.need(cards, batch))
+        return fits(len(self.cuts) - 1, [card.free for card in cards], self.need(cards, batch))
 
     def best(self, cards: Sequence[Card]) -> Split:
-        """The best split over these cards in this order."""
+        """The best split of the pieces between cuts over these cards in this order."""
         rooms = [card.free for card in cards]
         # Parts of a model never take less together than the whole.
-        return best_split(self.blocks, rooms, self.need(cards), at_least=self.whole() / sum(rooms))
+        return best_split(len(self.cuts) - 1, rooms, self.need(cards), at_least=self.whole() / sum(rooms))
 
     def loads(self, cards: Sequence[Card], split: Split) -> tuple[GpuLoad, ...]:
         """What lies on each card of the split; cards that get nothing are left out."""
+        runs = [(self.cuts[first], self.cuts[after_last]) for first, after_last in split.ranges]
         return tuple(
-            GpuLoad(card, first, after_last, self.costs.usage(first, after_last, card, self.batch))
-            for card, (first, after_last) in zip(cards, split.ranges, strict=True)
-            if after_last > first
+            GpuLoad(card, *run, self.costs.usage(*run, card, self.batch))
+            for card, run in zip(cards, runs, strict=True)
+            if run[1] > run[0]
         )
 
     def largest_as_it_lies(self, loads: Sequence[GpuLoad]) -> int:

@@ -123,11 +123,19 @@ def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> Split:
     def fullness(gpu: int, first: int, after_last: int) -> float:
         return need(gpu, first, after_last) / rooms[gpu] if after_last > first else 0.0
 
+    def pair(gpu: int, begin: int, cut: int, end: int) -> tuple[float, float, int]:
+        """The fuller, then the emptier of two neighbours; of cuts that are as good the left one comes first, so that a
+        GPU with nothing comes to lie where it is of use."""
+        two = fullness(gpu, begin, cut), fullness(gpu + 1, cut, end)
+        return max(two), min(two), cut
+
     for _ in range(_MOST_ROUNDS):
         changed = False
         for gpu in range(len(rooms) - 1):
             begin, cut, end = places[gpu : gpu + 3]
-            if begin == end:
+            now = pair(gpu, begin, cut, end)
+            near = [place for place in (cut - 1, cut + 1) if begin <= place <= end]
+            if all(now < pair(gpu, begin, place, end) for place in near):
                 continue
             # The left one gets fuller and the right one emptier with every block: they cross once.
             low, high = begin, end
@@ -137,15 +145,9 @@ def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> Split:
                     high = middle
                 else:
                     low = middle + 1
-
-            def pair(place: int, gpu: int = gpu, begin: int = begin, end: int = end) -> tuple[float, float]:
-                two = fullness(gpu, begin, place), fullness(gpu + 1, place, end)
-                return max(two), min(two)
-
-            # Of two that are as good the left one, so that a GPU with nothing comes to lie where it is of use.
-            better = min((pair(place), place) for place in (low - 1, low) if begin <= place <= end)
-            if better < (pair(cut), cut):
-                places[gpu + 1], changed = better[1], True
+            better = min(pair(gpu, begin, place, end) for place in (low - 1, low) if begin <= place <= end)
+            if better < now:
+                places[gpu + 1], changed = better[2], True
         if not changed:
             break
     fullest = max(fullness(gpu, places[gpu], places[gpu + 1]) for gpu in range(len(rooms)))

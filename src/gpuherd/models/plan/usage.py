@@ -18,6 +18,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.weights import weight_bytes
+from gpuherd.models.plan.widths import divides_heads
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.models.plan.workspace import Stages, stages_of
 
@@ -39,11 +40,22 @@ def usage_of(
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A storage of several tensors: which blocks have one of them, and its bytes."""
+    """A storage of several tensors: which blocks have one of them, their names, and its bytes."""
 
     blocks: tuple[int, ...]
+    names: tuple[str, ...]
     weights: int
     quantisation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one block takes: its own weights, the cache of one sequence, and its steps."""
+
+    weights: int
+    quantisation: int
+    cache: CacheSizes
+    stages: Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +84,14 @@ class CostTable:
         self.architecture = architecture
         self.workload = workload
         self._reserve = reserve
-        sizes = {tensor.name: _part_bytes(tensor, precision, ways) for tensor in architecture.tensors()}
-        self._shared = _shared_storages(architecture.blocks, sizes)
-        tied = {tensor.name for tensor in architecture.tensors() if tensor.tied_to is not None}
-        tied |= {tensor.tied_to for tensor in architecture.tensors() if tensor.tied_to is not None}
-        own = [
-            _sum_of_pairs([sizes[tensor.name] for tensor in block.tensors if tensor.name not in tied])
-            for block in architecture.blocks
-        ]
-        self._weights = _prefix([weights for weights, _ in own])
-        self._quantisation = _prefix([state for _, state in own])
-        kept = _kept(architecture, workload, precision, ways)
-        self._after_prompt = _prefix([cache.after_prompt for cache in kept])
-        self._at_end = _prefix([cache.at_end for cache in kept])
-        self._needs = _needs([stages_of(block, architecture, workload, precision) for block in architecture.blocks])
+        self._shared = _shared_storages(architecture.blocks, precision, ways)
+        tied = {name for shared in self._shared for name in shared.names}
+        costs = _costs(architecture, tied, workload, precision, ways)
+        self._weights = _prefix([cost.weights for cost in costs])
+        self._quantisation = _prefix([cost.quantisation for cost in costs])
+        self._after_prompt = _prefix([cost.cache.after_prompt for cost in costs])
+        self._at_end = _prefix([cost.cache.at_end for cost in costs])
+        self._needs = _needs([cost.stages for cost in costs])
 
     def weights(self, first: int, after_last: int) -> tuple[int, int]:
         """Bytes of the weights of ``blocks[first:after_last]`` and of their quantisation."""
@@ -135,38 +141,74 @@ class CostTable:
         return self.workload.batch if batch is None else batch
 
 
+def _costs(
+    architecture: Architecture, tied: set[str], workload: Workload, precision: Precision, ways: int
+) -> list[_Cost]:
+    """What each block takes; blocks that differ in their name alone are looked at once."""
+    known: dict[object, _Cost] = {}
+    found: list[_Cost] = []
+    for block in architecture.blocks:
+        key = (block.kind, block.cache, tuple(_signature(each, len(block.name), tied) for each in block.tensors))
+        cost = known.get(key)
+        if cost is None:
+            cost = known[key] = _cost(block, architecture, tied, workload, precision, ways)
+        found.append(cost)
+    return found
+
+
+def _signature(tensor: Tensor, start: int, tied: set[str]) -> tuple[object, ...]:
+    """All of a tensor that a cost depends on, its name from the block's on."""
+    form = (tensor.shape, tensor.role, tensor.transposed, tensor.stored_bytes, tensor.split)
+    return (tensor.name[start:], form, tensor.keeps_fp32, tensor.fp32_in_fp16, tensor.name in tied)
+
+
+def _cost(
+    block: Block, architecture: Architecture, tied: set[str], workload: Workload, precision: Precision, ways: int
+) -> _Cost:
+    pairs = [_part_bytes(tensor, precision, ways) for tensor in block.tensors if tensor.name not in tied]
+    kept = CacheSizes()
+    if block.cache is not None:
+        kept = sequence_bytes(block.cache, workload, precision, decoder_only=not architecture.is_encoder_decoder)
+        kept = _part_of_cache(block, kept, ways)
+    return _Cost(
+        weights=sum(weights for weights, _ in pairs),
+        quantisation=sum(state for _, state in pairs),
+        cache=kept,
+        stages=stages_of(block, architecture, workload, precision, ways=ways),
+    )
+
+
 def _part_bytes(tensor: Tensor, precision: Precision, ways: int) -> tuple[int, int]:
     weights, state = weight_bytes(tensor, precision)
     return (-(-weights // ways), -(-state // ways)) if tensor.split else (weights, state)
 
 
-def _kept(architecture: Architecture, workload: Workload, precision: Precision, ways: int) -> list[CacheSizes]:
-    """What each block keeps of one sequence."""
-    decoder_only = not architecture.is_encoder_decoder
-    sizes = {
-        cache: sequence_bytes(cache, workload, precision, decoder_only=decoder_only)
-        for cache in {block.cache for block in architecture.blocks if block.cache is not None}
-    }
-    return [
-        CacheSizes() if block.cache is None else _part_of_cache(block, sizes[block.cache], ways)
-        for block in architecture.blocks
-    ]
-
-
 def _part_of_cache(block: Block, kept: CacheSizes, ways: int) -> CacheSizes:
-    if ways == 1 or not any(tensor.split for tensor in block.tensors):
+    if ways == 1 or not divides_heads(block):
         return kept
     return CacheSizes(-(-kept.after_prompt // ways), -(-kept.at_end // ways))
 
 
-def _shared_storages(blocks: Sequence[Block], sizes: dict[str, tuple[int, int]]) -> tuple[_Shared, ...]:
-    owners: dict[str, set[int]] = {}
-    where = {tensor.name: number for number, block in enumerate(blocks) for tensor in block.tensors}
+def _shared_storages(blocks: Sequence[Block], precision: Precision, ways: int) -> tuple[_Shared, ...]:
+    places: dict[str, list[tuple[int, str]]] = {}
     for number, block in enumerate(blocks):
         for tensor in block.tensors:
             if tensor.tied_to is not None:
-                owners.setdefault(tensor.tied_to, {where[tensor.tied_to]}).add(number)
-    return tuple(_Shared(tuple(sorted(places)), *sizes[name]) for name, places in owners.items())
+                places.setdefault(tensor.tied_to, []).append((number, tensor.name))
+    owners = {
+        tensor.name: (number, tensor)
+        for number, block in enumerate(blocks)
+        for tensor in block.tensors
+        if tensor.name in places
+    }
+    return tuple(
+        _Shared(
+            tuple(sorted({owners[name][0], *(number for number, _ in others)})),
+            (name, *(other for _, other in others)),
+            *_part_bytes(owners[name][1], precision, ways),
+        )
+        for name, others in places.items()
+    )
 
 
 def _needs(stages: Sequence[Stages]) -> tuple[_Need, ...]:
@@ -177,7 +219,3 @@ def _needs(stages: Sequence[Stages]) -> tuple[_Need, ...]:
 
 def _prefix(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(numbers, initial=0))
-
-
-def _sum_of_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(first for first, _ in pairs), sum(second for _, second in pairs)

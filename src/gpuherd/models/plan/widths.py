@@ -26,7 +26,7 @@ class Widths:
         inner: of the MLP's middle; 0 where experts are all it has.
         gated, fused: whether the MLP has a gate, and whether gate and middle come out of one matrix.
         expert_inner: of the middle of all experts of a token together; 0 without experts.
-        experts: how many experts a token goes to.
+        experts, choices: how many experts a token goes to, of how many.
         query_norm: queries and keys are normalised.
         largest: numbers of the largest quantisable matrix.
     """
@@ -39,33 +39,51 @@ class Widths:
     fused: bool
     expert_inner: int
     experts: int
+    choices: int
     query_norm: bool
     largest: int
 
 
-def widths_of(block: Block, architecture: Architecture) -> Widths:
-    """The widths of one layer."""
+def widths_of(block: Block, architecture: Architecture, ways: int = 1) -> Widths:
+    """The widths of one layer, on one of ``ways`` GPUs that its divided tensors are divided over.
+
+    A matrix of several parts in one (queries with keys and values, gate with middle) gives all of its outputs on every
+    GPU, because transformers gathers them before it takes them apart.
+    """
     matrices = {_leaf(tensor): tensor for tensor in block.tensors if len(tensor.shape) == 2}
     leaves = {_leaf(tensor) for tensor in block.tensors}
     keys = block.cache.per_token // 2 if block.cache is not None else architecture.hidden_size
     latent = _rows(matrices["kv_b_proj"]) if "kv_b_proj" in matrices else 0
     inner, fused = _inner(matrices)
-    of_one = _expert_inner(block.tensors, architecture.hidden_size)
+    choices, of_one = _experts(block.tensors, architecture.hidden_size)
     experts = max(1, round((architecture.intermediate_size - inner) / of_one)) if of_one else 0
     if not inner and not of_one:
         inner = architecture.intermediate_size
+    in_heads = ways if divides_heads(block) else 1
+    in_middle = ways if not fused and any(each.split for leaf, each in matrices.items() if leaf in _INTO) else 1
+    in_experts = ways if any(tensor.split for tensor in block.tensors if len(tensor.shape) == 3) else 1
     return Widths(
-        query=_query(matrices, keys, architecture.hidden_size),
-        keys=keys,
-        latent=latent,
-        inner=inner,
+        query=-(-_query(matrices, keys, architecture.hidden_size) // in_heads),
+        keys=-(-keys // in_heads),
+        latent=-(-latent // in_heads),
+        inner=-(-inner // in_middle),
         gated=bool(_GATE & leaves) or fused or inner == 0 or not (_INTO & leaves),
         fused=fused,
-        expert_inner=experts * of_one,
+        expert_inner=-(-experts * of_one // in_experts),
         experts=experts,
+        choices=choices,
         query_norm="q_norm" in leaves,
-        largest=max((tensor.numel for tensor in matrices.values() if tensor.role is Role.LINEAR), default=0),
+        largest=max((_part(tensor, ways) for tensor in matrices.values() if tensor.role is Role.LINEAR), default=0),
     )
+
+
+def divides_heads(block: Block) -> bool:
+    """Whether each GPU of a tensor-parallel group has a part of the heads, and keeps keys and values of those alone."""
+    return any(tensor.split and _leaf(tensor) in _QUERY for tensor in block.tensors)
+
+
+def _part(tensor: Tensor, ways: int) -> int:
+    return -(-tensor.numel // ways) if tensor.split else tensor.numel
 
 
 def _leaf(tensor: Tensor) -> str:
@@ -95,9 +113,9 @@ def _inner(matrices: dict[str, Tensor]) -> tuple[int, bool]:
     return max((_rows(tensor) for leaf, tensor in matrices.items() if leaf in _INTO), default=0), False
 
 
-def _expert_inner(tensors: Iterable[Tensor], hidden: int) -> int:
-    """The width of one expert's middle; 0 without experts that are fused into one parameter."""
+def _experts(tensors: Iterable[Tensor], hidden: int) -> tuple[int, int]:
+    """How many experts there are and the width of one's middle; zeros without experts fused into one parameter."""
     for tensor in tensors:
         if len(tensor.shape) == 3 and tensor.name.endswith("gate_up_proj"):
-            return tensor.shape[1] * tensor.shape[2] // hidden // 2
-    return 0
+            return tensor.shape[0], tensor.shape[1] * tensor.shape[2] // hidden // 2
+    return 0, 0

@@ -70,6 +70,8 @@ class Family:
         softmax_fp32: the softmax of the scores is taken in float32.
         attended: further hidden states alive beside the attention.
         rotary_fp32: positions are applied in float32.
+        keys_fp32: keys become float32 for the scores.
+        table: bytes of a table of all positions, which each sequence gets a copy of.
     """
 
     attention: Attention = "sdpa"
@@ -81,6 +83,8 @@ class Family:
     softmax_fp32: bool = True
     attended: int = 0
     rotary_fp32: bool = False
+    keys_fp32: bool = False
+    table: int = 0
 
 
 _TANH_GELU = 4  # written out in Python: input, half of it, its cube, the cube scaled
@@ -91,9 +95,9 @@ FAMILIES = {
     "falcon": Family("math"),
     "gemma2": Family("eager"),
     "gpt2": Family(hidden=6, inner=_TANH_GELU),
-    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2, attended=4),
+    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2, attended=4, keys_fp32=True),
     "gpt_oss": Family("eager", experts=9, masked=3, softmax_fp32=False),
-    "gptj": Family("eager", inner=_TANH_GELU, scores=2, masked=2),
+    "gptj": Family("eager", inner=_TANH_GELU, scores=2, masked=2, keys_fp32=True, table=2048 * 64 * 4),
     "olmo2": Family(hidden=3),
     "phi": Family(inner=_TANH_GELU),
     "stablelm": Family(hidden=6),
@@ -107,14 +111,30 @@ def stages_of(
     precision: Precision,
     *,
     attention: Attention | None = None,
+    ways: int = 1,
 ) -> Stages:
-    """What a block needs, of the batch of ``workload`` independent; ``attention`` instead of the family's own."""
+    """What a block needs, of the batch of ``workload`` independent.
+
+    Args:
+        block, architecture, precision: as they lie on one GPU.
+        workload: its tokens.
+        attention: instead of the family's own.
+        ways: GPUs that the block's divided tensors are divided over.
+    """
     family = FAMILIES.get(architecture.model_type, Family())
     number, hidden, prompt = precision.number_bytes, architecture.hidden_size, workload.prompt_tokens
     normalising = 3 * hidden * number + 2 * hidden * _FLOAT32
     if block.kind == "layer":
-        layer = _Layer(architecture, family, widths_of(block, architecture), precision, attention or family.attention)
         window = block.cache.window if block.cache is not None else None
+        layer = _Layer(
+            architecture,
+            family,
+            widths_of(block, architecture, ways),
+            precision,
+            attention or family.attention,
+            windowed=window is not None,
+            kinds=len({each.cache.window for each in architecture.blocks if each.cache is not None}) or 1,
+        )
         return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
     if block.kind == "head":
         logits = architecture.vocab_size * (number + SAMPLING)
@@ -131,28 +151,37 @@ class _Layer:
     widths: Widths
     precision: Precision
     attention: Attention
+    windowed: bool
+    kinds: int
 
     def prompt(self, tokens: int) -> tuple[Line, ...]:
         """The steps for all tokens of a prompt at once."""
         mask = self._mask(tokens, tokens)
         steps = [
-            self._normalising(tokens) + mask,
-            self._rotary(tokens) + mask,
-            self._attention(tokens, tokens) + mask,
-            self._mlp(tokens) + self._kept_scores(tokens, tokens) + mask,
+            self._normalising(tokens),
+            self._rotary(tokens),
+            self._attention(tokens, tokens),
+            self._mlp(tokens) + self._kept_scores(tokens, tokens),
         ]
-        return (Line(0, max(steps)), *self._unpacking(tokens, mask))
+        return (Line(0, max(steps) + mask), *self._unpacking(tokens, mask))
 
     def token(self, tokens: int) -> tuple[Line, ...]:
         """The steps for one more token after ``tokens``; the layer's keys, then its values, are copied to grow."""
         mask = self._mask(1, tokens)
-        growing = 3 * self._hidden + (2 * self.widths.query + self.widths.keys * tokens) * self._number
         steps = [
-            growing + mask,
-            self._attention(1, tokens) + mask,
-            self._mlp(1) + self._kept_scores(1, tokens) + mask,
+            self._growing(tokens),
+            self._attention(1, tokens),
+            self._mlp(1) + self._kept_scores(1, tokens),
         ]
-        return (Line(0, max(steps)), *self._unpacking(1, mask))
+        return (Line(0, max(steps) + mask), *self._unpacking(1, mask))
+
+    def _growing(self, tokens: int) -> int:
+        """The new token's states, and keys beside their longer copy (a layer with a window: values too)."""
+        copies = 2 if self.windowed else 1
+        kept = copies * self.widths.keys * tokens * self._number
+        biases = 5 * self.architecture.heads * tokens * _FLOAT32
+        as_float32 = self.widths.query * tokens * _FLOAT32 if self.family.keys_fp32 else 0
+        return 8 * self._hidden + 4 * self.widths.query * self._number + biases + max(kept, as_float32)
 
     @property
     def _number(self) -> int:
@@ -163,11 +192,11 @@ class _Layer:
         return self.architecture.hidden_size * self._number
 
     def _mask(self, asking: int, asked: int) -> int:
-        """The masks of allowed pairs, booleans and then numbers for the kernel; two tables of angles; ids and places."""
-        kinds = len({block.cache.window for block in self.architecture.blocks if block.cache is not None}) or 1
-        pair = kinds * self._number if self.attention == "eager" else kinds + self._number
-        angles = 2 * kinds * self.widths.query // max(self.architecture.heads, 1) * self._number
-        return asking * (asked * pair + angles) + 4 * _INT64 * asked
+        """The masks of allowed pairs, two tables of angles, and int64 ids, places and the like."""
+        kinds = self.kinds
+        pair = kinds * self._number if self.attention == "eager" else kinds
+        angles = 2 * kinds * self.widths.query // max(self.architecture.heads, 1) * _FLOAT32
+        return asking * (asked * pair + angles) + 4 * _INT64 * asked + self.family.table
 
     def _normalising(self, tokens: int) -> int:
         """Embedding, layer input, residual; the numbers as float32 and scaled."""
@@ -195,17 +224,24 @@ class _Layer:
         return alive + self._scores(asking, asked)
 
     def _scores(self, asking: int, asked: int) -> int:
-        """A score for each pair: of the fused kernel's plain form all in float32, with queries, keys and values too."""
+        """The mask as numbers for a fused kernel; else a score for each pair, and copies of what they are made from."""
         pairs, half = self.architecture.heads * asking * asked, self._number < _FLOAT32
         if self.attention == "sdpa":
-            return 0
+            return asking * (asked * self._number + self.architecture.heads * _FLOAT32)
         if self.attention == "math":
-            keys = self.widths.query if self.widths.latent else self.widths.keys
-            copies = 2 * self.widths.query * asking + 2 * keys * asked
-            spread = self.widths.query * asked if asking == 1 else 0  # one head's keys for all heads
-            return (2 * pairs + spread + (copies if half else copies // 2)) * _FLOAT32
+            return asking * asked * self._number + self._plain_kernel(pairs, asking, asked)
         softmax = (2 if half else 1) * _FLOAT32 if self.family.softmax_fp32 else 0
         return pairs * (self.family.masked * self._number + softmax)
+
+    def _plain_kernel(self, pairs: int, asking: int, asked: int) -> int:
+        """Torch's kernel that isn't fused: all in float32; first queries, keys and values, then the output too."""
+        query, half = self.widths.query, self._number < _FLOAT32
+        keys = query if self.widths.latent else self.widths.keys
+        spread = query * asked if asking == 1 else 0  # one head's keys for all heads
+        copies = 2 * query * asking + 2 * keys * asked
+        before = 2 * pairs + spread + (copies if half else copies // 2)
+        after = pairs + query * (3 * asking + asked)
+        return max(before * _FLOAT32, after * _FLOAT32 + (pairs * self._number if half else 0))
 
     def _kept_scores(self, asking: int, asked: int) -> int:
         if self.attention != "eager":
@@ -227,8 +263,9 @@ class _Layer:
             before = 1 if widths.gated and not widths.fused else 0
             middle = max(middle, ((before + outputs) * number + outputs * _FLOAT32) * widths.inner + hidden)
         routed = widths.experts * hidden
-        experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number if routed else 0
-        return tokens * (self.family.hidden * self._hidden + max(middle, experts))
+        experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number
+        routing = 2 * widths.choices * _FLOAT32 + 4 * widths.experts * _INT64
+        return tokens * (self.family.hidden * self._hidden + max(middle, experts) + routing)
 
     def _unpacking(self, tokens: int, mask: int) -> tuple[Line, ...]:
         """A 4-bit matrix in 16 bits, and with double quantisation its scales in two float32 copies."""

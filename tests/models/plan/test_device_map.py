@@ -1,0 +1,39 @@
+"""Our device maps as transformers and accelerate take them: every parameter and buffer has its place, no block that may
+not be split is."""
+
+from __future__ import annotations
+
+import pytest
+from tests.models.plan.toy import cards_of
+
+from gpuherd.models.plan.known import known_model
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.plan.workload import Workload
+
+pytest.importorskip("transformers")
+
+MODELS = ["llama-3.2-1b", "gpt2", "opt-1.3b", "pythia-1b", "mixtral-8x7b", "gemma-2-2b", "gemma-3-4b", "phi-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_the_libraries_accept_the_map(model: str) -> None:
+    from accelerate.utils import check_device_map
+    from benchmarks._device_maps import meta_model
+
+    architecture = read_architecture(model)
+    whole = (architecture.parameters * 2 >> 20) + 3000
+    plan = make_plan(architecture, cards_of(*[whole] * 4), Precision.BF16, Workload(), parallel="layers")
+    assert isinstance(plan, MemoryPlan), plan.reason
+    assert plan.gpus == 4
+    known = known_model(model)
+    assert known is not None
+    loaded, _ = meta_model(known.config, "bf16")
+    check_device_map(loaded, plan.device_map)
+    names = dict(loaded.named_modules())
+    assert all(path in names for path in plan.device_map)
+    whole_ones = {name for name, module in names.items() if type(module).__name__ in loaded._no_split_modules}
+    assert not [path for path in plan.device_map if any(path.startswith(f"{name}.") for name in whole_ones)]
