@@ -197,7 +197,7 @@ class Judge:
             "gib": [round(need / GIB, 1) for need in needs],
             "layers": layers,
             "fullest": round(fullest, 4),
-            "verdict": verdict or ("fits" if fullest <= 1 else f"too full by {100 * (fullest - 1):.0f} %"),
+            "verdict": verdict or ("fits" if fullest <= 1 else f"too full by {100 * (fullest - 1):.1f} %"),
         }
 
     def need(self, blocks: Sequence[int]) -> int:

@@ -15,14 +15,15 @@ from gpuherd.models.plan.workload import Workload
 
 pytest.importorskip("transformers")
 
-MODELS = ["llama-3.2-1b", "gpt2", "opt-1.3b", "pythia-1b", "mixtral-8x7b", "gemma-2-2b", "gemma-3-4b", "phi-2"]
+MODELS = ["llama-3.2-1b", "gpt2", "opt-1.3b", "pythia-1b", "mixtral-8x7b", "gemma-2-2b", "gemma-3-4b", "t5-small"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_libraries_accept_the_map(model: str) -> None:
+    import torch
     from accelerate.utils import check_device_map
-    from benchmarks._device_maps import meta_model
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     architecture = read_architecture(model)
     whole = (architecture.parameters * 2 >> 20) + 3000
@@ -31,7 +32,10 @@ def test_the_libraries_accept_the_map(model: str) -> None:
     assert plan.gpus == 4
     known = known_model(model)
     assert known is not None
-    loaded, _ = meta_model(known.config, "bf16")
+    fields = {name: value for name, value in known.config.items() if name != "model_type"}
+    kind = AutoModelForSeq2SeqLM if architecture.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        loaded = kind.from_config(AutoConfig.for_model(known.config["model_type"], **fields))
     check_device_map(loaded, plan.device_map)
     names = dict(loaded.named_modules())
     assert all(path in names for path in plan.device_map)
