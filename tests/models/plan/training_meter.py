@@ -40,6 +40,27 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, key: int) -> None:
         self.now -= self._live.pop(key, 0)
 
+    def __enter__(self) -> Meter:
+        """FSDP frees storages by resizing them, which no operation tells."""
+        self._resize = torch.UntypedStorage.resize_
+        original, meter = self._resize, self
+
+        def resize_(storage: Any, size: int) -> Any:
+            result = original(storage, size)
+            if storage._cdata in meter._live:
+                meter.now += size - meter._live[storage._cdata]
+                meter._live[storage._cdata] = size
+                meter.peak = max(meter.peak, meter.now)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -60,14 +81,21 @@ class Measured:
 
 
 def measure(
-    model: Any, ids: torch.Tensor, *, mixed: bool = False, checkpointing: bool = False, mask: torch.Tensor | None = None
+    model: Any,
+    ids: torch.Tensor,
+    *,
+    mixed: bool = False,
+    checkpointing: bool = False,
+    mask: torch.Tensor | None = None,
+    local: bool = False,
 ) -> Measured:
-    """One forward and backward pass of a causal model on its own text."""
+    """One forward and backward pass of a causal model on its own text; ``local`` for parameters that are divided."""
     model.train()
     if checkpointing:
         model.activation_checkpointing_enable()
     with Meter() as meter:
-        for tensor in (*model.parameters(), *model.buffers(), ids):
+        parameters = [part._local_tensor if local else part for part in model.parameters()]
+        for tensor in (*parameters, *model.buffers(), ids):
             meter.add(tensor)
         before = meter.now
         with autocast() if mixed else contextlib.nullcontext():

@@ -18,7 +18,8 @@ class Moment:
     """What lies on one GPU at a moment of a training step.
 
     Attributes:
-        name: ``generating``, ``loss``, ``backward, last layer``, ``backward, first layer``, ``optimiser step``.
+        name: ``generating``, ``loss``, ``backward, last layer``, ``backward, first layer``,
+            ``optimiser step``; with FSDP also ``backward, next layer`` and ``backward, embeddings``.
         parameters, quantisation, gradients, optimiser: of the model that is trained.
         copies: the parameters again, in the numbers of products: autocast's, or those that FSDP gathered.
         exchange: buffers in which GPUs exchange gradients.

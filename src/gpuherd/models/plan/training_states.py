@@ -6,7 +6,7 @@ Sources, each checked in tests against the thing itself:
 - AdamW keeps two moments in the type of the parameter and a float32 step (torch 2.13; arXiv 1711.05101);
 - 8-bit AdamW (arXiv 2110.02861) keeps two bytes a number, a float32 scale for 256 of each, and two tables for all;
   tensors below 4,096 numbers stay in float32, and so do embeddings, because transformers' Trainer sets them apart;
-- Adafactor (arXiv 1804.04235) keeps a float32 mean for each row and each column, and of a vector each square;
+- Adafactor (arXiv 1804.04235) keeps a norm and a float32 mean for each row and each column, of a vector each square;
 - FSDP (torch's ``fully_shard``) divides every parameter along its first dimension and rounds up: arXiv 2304.11277.
 """
 
@@ -111,7 +111,7 @@ def optimiser_bytes(tensor: Tensor, shape: tuple[int, ...], number: int, optimis
 
     >>> weight = Tensor("w", (4096, 1024), Role.LINEAR)
     >>> [optimiser_bytes(weight, weight.shape, 4, kind) for kind in Optimiser]
-    [33554436, 8519680, 0, 20480]
+    [33554436, 8519680, 0, 20484]
     """
     numel = prod(shape)
     if optimiser is Optimiser.SGD:
@@ -119,7 +119,8 @@ def optimiser_bytes(tensor: Tensor, shape: tuple[int, ...], number: int, optimis
     if optimiser is Optimiser.ADAMW:
         return 2 * numel * number + _FLOAT32
     if optimiser is Optimiser.ADAFACTOR:
-        return _FLOAT32 * (prod(shape[:-1]) + prod(shape[:-2]) * shape[-1] if len(shape) >= 2 else numel)
+        means = prod(shape[:-1]) + prod(shape[:-2]) * shape[-1] if len(shape) >= 2 else numel
+        return _FLOAT32 * (means + 1)
     if numel < _SMALL or tensor.role is Role.EMBEDDING:
         return 2 * numel * _FLOAT32
     return 2 * numel + 2 * _FLOAT32 * -(-numel // _SCALED)

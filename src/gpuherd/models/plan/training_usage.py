@@ -62,6 +62,8 @@ class Step:
     def __init__(
         self, model: TrainingModel, job: TrainingJob, *, gpus: int = 1, reward: Architecture | None = None
     ) -> None:
+        if job.strategy is Strategy.FSDP and gpus == 1:  # nothing is divided
+            job = replace(job, strategy=Strategy.SINGLE)
         self.job, self.architecture = job, model.architecture
         self.model = model if job.lora is None else with_lora(model, job.lora)
         self.shards = gpus if job.strategy is Strategy.FSDP else 1
@@ -127,7 +129,7 @@ class Step:
 
     def usage(self, reserve: Reserve, card: Card, batch: int | None = None) -> TrainingUsage:
         """What a card holds, with another batch than the job's if one is named."""
-        job = self.job if batch is None else replace(self.job, batch=batch)
+        job = self.job if batch is None or batch == self.job.batch else replace(self.job, batch=batch)
         moments = [*self._generating(job), *self._learning(job), self._stepping()]
         return TrainingUsage(tuple(moments), reserve.context, reserve.on(card.total))
 
@@ -194,9 +196,38 @@ class Step:
         if not waiting and not self.replicated:
             own = (self.gradients_of_layer + self.gradients_before) * times
             bottom = replace(bottom, gradients=bottom.gradients - own)
-        reducing = self._reducing()
-        top, bottom = (replace(moment, exchange=moment.exchange + reducing) for moment in (top, bottom))
-        return [max(loss, key=lambda moment: moment.total), top, bottom]
+        moments = [max(loss, key=lambda moment: moment.total), top, bottom]
+        return [*moments[:1], *self._dividing(job, top, bottom)] if self.shards > 1 else moments
+
+    def _dividing(self, job: TrainingJob, top: Moment, bottom: Moment) -> list[Moment]:
+        """FSDP's backward pass: a layer's whole gradients, the buffer of the layer before that is being sent, and the
+        whole gradients of what stands around the layers, which are sent last."""
+        whole = self.widest_unit + self.unit_around
+        sending = self._buffer(self.widest_unit)
+        done = self.widest.entry if job.checkpointing else self.widest.whole
+        end = self._always("backward, embeddings", gradients=True)
+        return [
+            replace(top, exchange=whole),
+            replace(
+                top,
+                name="backward, next layer",
+                activations=max(0, top.activations - done * job.passed_tokens),
+                copies=top.copies - (0 if job.reshard else self.copy_of_layer),
+                exchange=whole + sending,
+            ),
+            replace(bottom, exchange=whole + sending),
+            replace(end, copies=self.copies_around, exchange=self.unit_around + self._buffer(self.unit_around)),
+        ]
+
+    def _buffer(self, gradients: int) -> int:
+        """What sends whole gradients: of mixed precision in float32."""
+        return gradients * (2 if self.job.precision is TrainingPrecision.MIXED else 1)
+
+    def _copies_in_layers(self, job: TrainingJob, *, first: bool) -> int:
+        """Copies while the last layer's backward pass begins, or the first one's."""
+        if self.shards > 1:
+            return self.copies_around + self._gathered(2) if first else self._alive_copies(job)
+        return self.copy_of_layer if job.checkpointing or first else self.copies_of_layers
 
     def _alive_copies(self, job: TrainingJob) -> int:
         """Copies that the backward pass has when it begins."""
@@ -204,18 +235,8 @@ class Step:
             return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
         return self.copies_around + (0 if job.checkpointing else self.copies_of_layers)
 
-    def _copies_in_layers(self, job: TrainingJob, *, first: bool) -> int:
-        """Copies while the last layer's backward pass begins, or the first one's."""
-        if self.shards > 1:
-            return self._alive_copies(job)
-        return self.copy_of_layer if job.checkpointing or first else self.copies_of_layers
-
     def _gathered(self, units: int) -> int:
         return units * self.copy_of_layer
-
-    def _reducing(self) -> int:
-        """FSDP: whole gradients of a layer and of what stands around the layers, and the buffer that sends them."""
-        return 2 * self.widest_unit + self.unit_around if self.shards > 1 else 0
 
     def _logits(self, job: TrainingJob) -> tuple[int, int, int]:
         """At the end of the forward pass, in the loss's backward pass, and what a chunked loss needs instead."""
