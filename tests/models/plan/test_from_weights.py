@@ -187,3 +187,24 @@ def test_a_config_that_says_quantised_is_told(tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert any("'gptq'" in sentence for sentence in read_architecture(str(tmp_path)).assumptions)
+
+
+def test_what_is_said_to_be_tied_but_is_not_counts_twice(llama: Path, tmp_path: Path) -> None:
+    folder = copied(llama, tmp_path / "m", lambda t: None)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    found = read_architecture(str(folder))
+    assert found.parameters == read_architecture(str(llama)).parameters
+    assert any("not tied" in sentence for sentence in found.assumptions)
+
+
+def test_what_is_tied_and_stored_twice_counts_once(llama: Path, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    folder = copied(llama, tmp_path / "m", change)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    found = read_architecture(str(folder))
+    assert found.parameters == read_architecture(str(llama)).parameters - 97 * 64
+    assert found.assumptions == ()

@@ -37,7 +37,12 @@ def test_typos_get_the_nearest_names() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.model_id)
+@pytest.mark.parametrize(
+    "model",
+    # Without Flan-T5, whose head transformers ties until it sees that the weights hold another one.
+    [model for model in known_models() if "flan" not in model.model_id],
+    ids=lambda model: model.model_id,
+)
 def test_whole_models_are_as_transformers_builds_them(model: KnownModel) -> None:
     fields = {key: value for key, value in model.config.items() if key not in ("model_type", "dtype")}
     check(model.config["model_type"], fields)

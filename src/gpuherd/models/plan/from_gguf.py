@@ -19,8 +19,15 @@ from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.source import TensorInfo
 
 # llama.cpp's name -> model_type.
-_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text",
-             "stablelm": "stablelm", "starcoder2": "starcoder2", "phi3": "phi3", "falcon": "falcon"}  # fmt: skip
+_FAMILIES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "starcoder2": "starcoder2",
+    "phi3": "phi3",
+}
 _BLOCK = re.compile(r"blk\.(\d+)\..+")
 
 
@@ -57,5 +64,8 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
             f"{shown(model)}: its metadata and its weights disagree: {formula.parameters} numbers are expected of the "
             f"architecture {shown(named)}, the file holds {stored}"
         )
-    told = "A GGUF model is turned back into weights when transformers loads it: planned as those weights."
+    told = (
+        "A GGUF model is turned back into weights when transformers loads it: planned as those weights, with the windows "
+        "of attention that are usual in its family."
+    )
     return replace(formula, source="weights", stored=None, assumptions=(*formula.assumptions, told))

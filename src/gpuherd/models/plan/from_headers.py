@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any
 
 from gpuherd.errors import BadModel
-from gpuherd.models.kinds import classify, tied_heads
+from gpuherd.models.kinds import Ties, classify, ties_of
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture, Block, LayerCache, Role, Tensor
 from gpuherd.models.plan.fields import text_part
@@ -25,6 +25,7 @@ _KEYS = re.compile(r"(?:.+\.)?(?:k_proj|key|k_lin|wk|k|attn_k)\.weight")
 _VALUES = re.compile(r"(?:.+\.)?(?:v_proj|value|v_lin|wv|v|attn_v)\.weight")
 _QUERIES = re.compile(r"(?:.+\.)?(?:q_proj|query|q_lin|wq|q|attn_q)\.weight")
 _NORM = re.compile(r"(?:.*\.)?[\w]*(?:norm|ln|layernorm)[\w]*", re.IGNORECASE)
+_NO_TIES = Ties({}, frozenset())
 # The names that configs have for the same field.
 _NAMES = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
@@ -45,17 +46,17 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     """
     weights = {name: info for name, info in tensors.items() if info.scales_of is None and info.shares is None}
     text = {**config, **(text_part(config) or {})}
-    tied = tied_heads(weights, config)
+    ties = ties_of(weights, config)
     layers, rest = _sorted_out(weights)
     main = _main_list(layers, model)
     assumptions = [_told(model_type_of(config), main, len(layers[main]))]
     per_token, heads = _cache(text, layers[main], model, assumptions)
-    blocks = [*_blocks_before(rest, tied)]
+    blocks = [*_blocks_before(rest, ties)]
     for name in sorted(layers, key=lambda name: name == main):
         for number in sorted(layers[name]):
             blocks.append(_layer(f"{name}.{number}".lstrip("."), layers[name][number], name == main, per_token))
-    blocks += _blocks_after(rest, tied)
-    embedding = next((info for info in rest if _role(info, tied) is Role.EMBEDDING), None)
+    blocks += _blocks_after(rest, ties)
+    embedding = next((info for info in rest if _role(info, ties) is Role.EMBEDDING), None)
     hidden = _number(text, "hidden") or (embedding.shape[-1] if embedding is not None else _width(layers[main]))
     return Architecture(
         model=model,
@@ -145,28 +146,29 @@ def _width(layers: Mapping[int, Sequence[TensorInfo]]) -> int:
     return max(1, gcd(*sides))
 
 
-def _role(info: TensorInfo, tied: Mapping[str, str | None]) -> Role:
+def _role(info: TensorInfo, ties: Ties) -> Role:
     """By the rules that the analysis of spectra has for the same question."""
-    kind, reason = classify(info, tied, embeddings=True)
-    if kind == "embedding" or (reason or "").startswith("tied"):
-        return Role.HEAD if _is_head(info.name) else Role.EMBEDDING
-    if kind == "linear":
-        return Role.HEAD if _is_head(info.name) else Role.LINEAR
-    return Role.OTHER
+    kind, _ = classify(info, ties, embeddings=True)
+    tied = info.name in ties.counted_in
+    if _is_head(info.name) and (tied or kind in ("linear", "embedding")):
+        return Role.HEAD
+    if kind == "embedding" or tied:
+        return Role.EMBEDDING
+    return Role.LINEAR if kind == "linear" else Role.OTHER
 
 
 def _is_head(name: str) -> bool:
     return name.split(".")[-2:-1] in (["lm_head"], ["embed_out"], ["output_layer"], ["output"]) and name.count(".") <= 2
 
 
-def _tensor(info: TensorInfo, tied: Mapping[str, str | None]) -> Tensor:
-    role = _role(info, tied) if len(info.shape) >= 2 else Role.OTHER
-    same = tied.get(info.name)
+def _tensor(info: TensorInfo, ties: Ties) -> Tensor:
+    role = _role(info, ties) if len(info.shape) >= 2 else Role.OTHER
+    same = ties.counted_in.get(info.name)
     return Tensor(info.name, info.shape, role, same, stored_bytes=info.nbytes if info.decoded else None)
 
 
 def _layer(name: str, members: Sequence[TensorInfo], is_main: bool, per_token: int) -> Block:
-    tensors = tuple(_tensor(info, {}) for info in members)
+    tensors = tuple(_tensor(info, _NO_TIES) for info in members)
     return Block(name, "layer", tensors, LayerCache(per_token)) if is_main else Block(name, "other", tensors)
 
 
@@ -179,11 +181,11 @@ def _modules(members: Sequence[TensorInfo]) -> Mapping[str, list[TensorInfo]]:
     return found
 
 
-def _blocks_before(rest: Sequence[TensorInfo], tied: Mapping[str, str | None]) -> list[Block]:
+def _blocks_before(rest: Sequence[TensorInfo], ties: Ties) -> list[Block]:
     """Embeddings, and what is neither norm nor head."""
     blocks = []
     for name, members in _modules(rest).items():
-        tensors = tuple(_tensor(info, tied) for info in members)
+        tensors = tuple(_tensor(info, ties) for info in members)
         if any(tensor.role is Role.EMBEDDING for tensor in tensors):
             blocks.append(Block(name, "embedding", tensors))
         elif not _NORM.fullmatch(name) and not any(tensor.role is Role.HEAD for tensor in tensors):
@@ -191,11 +193,11 @@ def _blocks_before(rest: Sequence[TensorInfo], tied: Mapping[str, str | None]) -
     return blocks
 
 
-def _blocks_after(rest: Sequence[TensorInfo], tied: Mapping[str, str | None]) -> list[Block]:
+def _blocks_after(rest: Sequence[TensorInfo], ties: Ties) -> list[Block]:
     """Norms, then the head."""
     norms, heads = [], []
     for name, members in _modules(rest).items():
-        tensors = tuple(_tensor(info, tied) for info in members)
+        tensors = tuple(_tensor(info, ties) for info in members)
         if any(tensor.role is Role.HEAD for tensor in tensors):
             heads.append(Block(name, "head", tensors))
         elif _NORM.fullmatch(name) and not any(tensor.role is Role.EMBEDDING for tensor in tensors):

@@ -6,14 +6,20 @@ Reads headers and configs only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.known import KnownModel, known_model, nearest_names
+
+if TYPE_CHECKING:
+    from gpuherd.models.checkpoint import Checkpoint
+    from gpuherd.models.source import TensorInfo
 
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
@@ -64,7 +70,39 @@ def _local(path: Path, text: str) -> Architecture:
     source = open_checkpoint(path)
     if from_gguf.is_gguf(source.config):
         return from_gguf.architecture_of(source.config, source.tensors, text)
-    return from_weights.architecture_of(source.config, source.tensors, text)
+    return _with_ties_as_they_are(from_weights.architecture_of(source.config, source.tensors, text), source)
+
+
+def _with_ties_as_they_are(architecture: Architecture, source: Checkpoint) -> Architecture:
+    """What the config says is tied, but the file holds twice with other numbers, is not tied: so transformers has it.
+
+    Only the first rows are compared.
+    """
+    from gpuherd.models.plan.matching import Stored
+
+    stored = Stored(source.tensors)
+    apart = {
+        tensor.name
+        for tensor in architecture.tensors()
+        if tensor.tied_to is not None and _differ(source, stored.of(tensor.name), stored.of(tensor.tied_to))
+    }
+    if not apart:
+        return architecture
+    blocks = tuple(
+        replace(block, tensors=tuple(replace(t, tied_to=None) if t.name in apart else t for t in block.tensors))
+        for block in architecture.blocks
+    )
+    told = f"The config ties {', '.join(sorted(apart))}, but the weights hold other numbers there: planned as not tied."
+    return replace(architecture, blocks=blocks, assumptions=(*architecture.assumptions, told))
+
+
+def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> bool:
+    """Whether two stored tensors are there, and their first rows are not the same."""
+    if len(ones) != 1 or len(others) != 1 or ones[0].name == others[0].name or ones[0].shape != others[0].shape:
+        return False
+    if ones[0].shares is not None or others[0].shares is not None:
+        return False
+    return bool((source.read_part(ones[0].name, 0, 1) != source.read_part(others[0].name, 0, 1)).any())
 
 
 def _of_adapter(path: Path, text: str) -> Architecture:
