@@ -225,6 +225,71 @@ def test_two_dtypes_are_one_too_many() -> None:
         run(["plan", "llama-3.1-8b-8bit", "--dtype", "nf4", "--gpus", "1x24GB"])
 
 
+def test_double_quantisation_is_4_bit_too(capsys: Capture) -> None:
+    words = ["--gpus", "1x24GB", "--dtype", "nf4-dq"]
+    assert plan_of(capsys, "llama-3.1-8b-4bit", *words) == plan_of(capsys, "llama-3.1-8b", *words)
+
+
+def test_what_is_quantised_already_stays_so(capsys: Capture, small: Callable[..., Path]) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder = small("packed", quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+    tensors = {
+        "model.embed_tokens.weight": np.zeros((1000, 256), np.float16),
+        "model.norm.weight": np.zeros(256, np.float16),
+    }
+    tensors["lm_head.weight"] = np.zeros((1000, 256), np.float16)
+    for layer in range(4):
+        before = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{before}.{name}.weight"] = np.zeros(256, np.float16)
+        sizes = {"q_proj": (256, 256), "k_proj": (256, 128), "v_proj": (256, 128), "o_proj": (256, 256)}
+        modules = {f"self_attn.{name}": size for name, size in sizes.items()}
+        modules |= {"mlp.gate_proj": (256, 512), "mlp.up_proj": (256, 512), "mlp.down_proj": (512, 256)}
+        for name, (rows, columns) in modules.items():
+            groups = rows // 128
+            tensors[f"{before}.{name}.qweight"] = np.zeros((rows // 8, columns), np.int32)
+            tensors[f"{before}.{name}.qzeros"] = np.zeros((groups, columns // 8), np.int32)
+            tensors[f"{before}.{name}.scales"] = np.zeros((groups, columns), np.float16)
+            tensors[f"{before}.{name}.g_idx"] = np.zeros(rows, np.int32)
+    save_file(tensors, folder / "model.safetensors")
+    plan = plan_of(capsys, str(folder), "--gpus", "1x8GB")
+    assert plan["dtype"] == "as-stored"
+    assert plan["weights_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    with pytest.raises(UsageError, match="quantised already"):
+        run(["plan", str(folder), "--gpus", "1x8GB", "--dtype", "int8"])
+
+
+def test_an_adapter_beside_its_base(capsys: Capture, small: Callable[..., Path], tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    base, other = small("base", dtype="float32"), small("other", dtype="float32", hidden_size=128)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": str(base),
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for layer in range(4):
+        before = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{before}.lora_A.weight"] = np.zeros((4, 256), np.float32)
+        tensors[f"{before}.lora_B.weight"] = np.zeros((256, 4), np.float32)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    alone = plan_of(capsys, str(base), "--gpus", "1x8GB")
+    both = plan_of(capsys, str(base), "--gpus", "1x8GB", "--adapter", str(adapter))
+    assert both["weights_bytes"] - alone["weights_bytes"] == 4 * 2 * 4 * 256 * 4
+    assert plan_of(capsys, str(adapter), "--gpus", "1x8GB")["weights_bytes"] == both["weights_bytes"]
+    with pytest.raises(BadModel, match="q_proj"):
+        run(["plan", str(other), "--gpus", "1x8GB", "--adapter", str(adapter)])
+
+
 # ---- what was said ---------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +333,7 @@ def test_ways_to_lay_it_out(capsys: Capture) -> None:
         (["--gpus", "4x40GB", "--train", "sft", "--lora-targets", "q_proj"], "add --lora"),
         (["--gpus", "4x40GB", "--train", "sft", "--parallel", "tensor"], "--strategy"),
         (["--gpus", "4x40GB", "--train", "sft", "--device-map"], "without --train"),
+        (["--gpus", "4x40GB", "--train", "sft", "--adapter", "x"], "--lora RANK"),
         (["--gpus", "4x40GB", "--train", "sft", "--lora", "--lora-targets", "nope"], "nope"),
         (["--gpus", "4x40GB", "--parallel", "tensor", "--device-map"], "no device map"),
         (["llama-3.2-1b", "--gpus", "4x40GB", "--device-map"], "one model"),
@@ -357,7 +423,7 @@ LOOKS = [
     ["llama-3.1-8b", "--gpus", "8xH100", "--parallel", "tensor"],
     ["llama-3.2-1b", "llama-3.1-8b", "llama-3.1-405b", "--gpus", "2x80GB+4x24GB"],
     ["llama-3.1-70b-4bit"],
-    ["llama-3.1-8b", "--gpus", "4x40GB", "--train", "sft", "--strategy", "fsdp"],
+    ["llama-3.1-8b", "--gpus", "8x40GB", "--train", "sft", "--strategy", "fsdp"],
     ["llama-3.1-8b", "--gpus", "4x24GB", "--train", "ppo"],
     ["llama-3.1-8b", "--train", "grpo", "--lora"],
 ]
@@ -400,7 +466,7 @@ def test_nothing_heavy_is_imported() -> None:
     )
     for words in (["--batch", "8"], ["--train", "sft", "--strategy", "fsdp"]):
         done = subprocess.run(
-            [sys.executable, "-c", program, "plan", "llama-3.1-8b", "--gpus", "4x40GB", *words],
+            [sys.executable, "-c", program, "plan", "llama-3.1-8b", "--gpus", "8x40GB", *words],
             capture_output=True,
             text=True,
             check=False,

@@ -36,7 +36,7 @@ examples:
   gpuherd plan qwen2.5-7b                                 without GPUs: what it takes on usual ones
   gpuherd plan llama-3.2-1b llama-3.1-8b llama-3.1-70b --gpus 2x80GB
   gpuherd plan llama-3.1-70b --gpus 4x40GB --device-map > map.json
-  gpuherd plan llama-3.1-8b --gpus 4x40GB --train sft --strategy fsdp
+  gpuherd plan llama-3.1-8b --gpus 8x40GB --train sft --strategy fsdp
 
 Exit codes: 0 it fits, 1 it doesn't, 2 wrong usage, 65 bad model, 66 no such model.
 """
@@ -122,19 +122,35 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     Raises UsageError when both ask for something else.
     """
     from gpuherd.models.plan.naming import split_precision
+    from gpuherd.models.plan.precision import Precision
     from gpuherd.models.plan.reading import read_architecture
 
     name, named = split_precision(model)
-    if named is not None and options.dtype not in (None, named):
+    asked = options.dtype or named
+    # 4-bit with double quantisation is 4-bit, too.
+    if named is not None and asked is not named and (named, asked) != (Precision.NF4, Precision.NF4_DQ):
         raise UsageError(f"{model} asks for {named}, and --dtype for {options.dtype}; say one of them")
     architecture = read_architecture(name)
-    return architecture, options.dtype or named
+    if options.adapter is not None:
+        from gpuherd.models.locate import locate
+        from gpuherd.models.names import parse_model
+        from gpuherd.models.plan.adapters import with_adapter
+
+        architecture = with_adapter(architecture, locate(parse_model(options.adapter)))
+    return architecture, asked
 
 
 def _precision(architecture: Architecture, asked: Precision | None) -> tuple[Architecture, Precision]:
-    """The dtype of the plan, by default the checkpoint's own; where neither is known bf16, and the assumption said."""
+    """The dtype of the plan, by default the checkpoint's own; where neither is known bf16, and the assumption said.
+
+    Raises UsageError for another dtype than that of a checkpoint that is quantised already: it is loaded as it is.
+    """
     from gpuherd.models.plan.precision import Precision
 
+    if architecture.stored == Precision.AS_STORED:
+        if asked not in (None, Precision.AS_STORED.computes_in):
+            raise UsageError(f"{architecture.model} is quantised already and loaded as it is; leave {asked} out")
+        return architecture, Precision.AS_STORED
     if asked is not None:
         return architecture, asked
     if architecture.stored is not None:
@@ -257,6 +273,8 @@ def _train(asked: Asked, gpus: Gpus, as_json: bool) -> int:
         raise UsageError(f"--train plans one model at a time, and {len(asked.models)} are named")
     if options.parallel is not None:
         raise UsageError("--parallel is about answers; of a training say --strategy single, ddp or fsdp")
+    if options.adapter is not None:
+        raise UsageError("--adapter is loaded for answers; of an adapter that is trained say --lora RANK")
     architecture, dtype = _read(asked.models[0], options)
     job = training.job(options, dtype)
     reward = None if training.reward is None else read_architecture(training.reward)

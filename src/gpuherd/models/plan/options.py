@@ -112,6 +112,9 @@ class PlanOptions:
         parse=whole,
         metavar="N",
     )
+    adapter: str | None = option(
+        None, help="a LoRA adapter that is loaded beside the model: a folder, or a Hugging Face id", metavar="ADAPTER"
+    )
     reserve: str | None = option(
         None,
         help="kept free on each GPU against fragmentation: 2GB, 5% or 1GB+5% (default: 256MB+5%)",
