@@ -375,7 +375,11 @@ def test_models_that_can_be_none(model: str) -> None:
     assert problem.value.exit_code in (ExitCode.BAD_INPUT, ExitCode.MISSING, ExitCode.USAGE)
 
 
-def test_a_typo_names_the_nearest(capsys: Capture) -> None:
+def test_a_typo_names_the_nearest(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadModel, match=r"[Ll]lama-3\.1-70B"):
         run(["plan", "lama-3.1-70b", "--gpus", "1x24GB"])
     with pytest.raises(BadModel):

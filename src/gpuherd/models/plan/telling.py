@@ -235,7 +235,7 @@ def _sum(usages: Sequence[Usage]) -> Usage:
 _SOURCES = {
     "weights": "shapes from the headers of its weights",
     "config": "shapes from its config",
-    "known": "shapes that are shipped with gpuherd",
+    "known": "shapes as published",
 }
 
 
