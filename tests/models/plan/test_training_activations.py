@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_job import LoraShape, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_job import LoraShape, Method, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import TrainingUsage
 from gpuherd.models.plan.training_usage import training_usage
 from gpuherd.models.plan.workload import Reserve
@@ -17,7 +18,7 @@ from gpuherd.models.plan.workload import Reserve
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.plan.training_meter import Measured, fake, measure  # noqa: E402
+from tests.models.plan.training_meter import Measured, Meter, fake, measure  # noqa: E402
 from tests.models.plan.training_models import CONFIGS, EAGER, architecture, config_of, model_of  # noqa: E402
 
 BATCH, TOKENS = 2, 256
@@ -84,6 +85,45 @@ def test_a_large_vocabulary_makes_the_loss_the_fullest_moment() -> None:
     assert usage.fullest.name == "loss"
     assert usage.fullest.logits == 3 * 4 * 64_000 * BATCH * TOKENS
     assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.05)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_scores_of_answers_take_what_a_loss_on_texts_takes(number: int) -> None:
+    """DPO, GRPO and PPO need the log-probability of each answer's token: ``log_softmax`` and ``gather``."""
+    vocab, positions = 4000, 300
+    job = TrainingJob(
+        precision=TrainingPrecision.BF16 if number == 2 else TrainingPrecision.FP32,
+        method=Method.GRPO,
+        new_tokens=positions - 1,
+    )
+    usage = training_usage(architecture(config_of("llama", vocab=vocab)), job, NOTHING, BIG)
+    with fake(), Meter() as meter:
+        hidden = torch.zeros(positions, 8, requires_grad=True, dtype=torch.bfloat16 if number == 2 else torch.float32)
+        head = torch.zeros(vocab, 8, dtype=hidden.dtype)
+        tokens = torch.zeros(positions, 1, dtype=torch.long)
+        before = meter.now
+        chosen = (hidden @ head.T).float().log_softmax(-1).gather(-1, tokens)
+        chosen.sum().backward()
+        assert usage.most("logits") == pytest.approx(meter.peak - before, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT 0.21 asks for it
+def test_a_base_in_4_bits_keeps_what_is_predicted(tmp_path: Path) -> None:
+    """QLoRA for real: bitsandbytes' modules under PEFT's adapter, on the CPU."""
+    peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    config = config_of("llama", layers=5, vocab=500, hidden_size=256, intermediate_size=704, num_attention_heads=4)
+    model_of(config, torch.bfloat16).save_pretrained(tmp_path)
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=four, dtype=torch.bfloat16)
+    shape = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    real = measure(peft.get_peft_model(model, shape), ids, mixed=True, mask=mask)
+    usage = step_of(config, TrainingPrecision.MIXED, False, lora=LoraShape(8), base=Precision.NF4)
+    assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.15)
 
 
 def test_activations_grow_with_layers_and_checkpoints_with_their_inputs_alone() -> None:

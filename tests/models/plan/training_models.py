@@ -9,9 +9,7 @@ import torch
 from tests.models.plan.meta_models import architecture_of, meta_model
 
 from gpuherd.models.plan.architecture import Architecture, LayerCache
-from gpuherd.models.plan.card import Card
 
-GIB = 1 << 30
 _WIDE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 1408}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _WIDE,
@@ -58,8 +56,3 @@ def model_of(config: Any, dtype: torch.dtype, *, eager: bool = False) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager" if eager else "sdpa")
-
-
-def cards(number: int, size_gb: int) -> tuple[Card, ...]:
-    """Empty GPUs."""
-    return tuple(Card(str(each), f"{size_gb}GB", size_gb * GIB, size_gb * GIB, (8, 0)) for each in range(number))
