@@ -16,7 +16,7 @@ def window() -> Window:
     from gpuherd.models.plan.drawing import Window
 
     try:
-        "█░…·".encode(sys.stdout.encoding or "ascii")
+        "█░…·".encode(sys.stdout.encoding or "utf-8")
         unicode = True
     except (UnicodeEncodeError, LookupError):
         unicode = False

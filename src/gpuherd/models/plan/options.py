@@ -223,6 +223,12 @@ class TrainingOptions:
         choices=("head", "model"),
         group="training",
     )
+    no_reshard: bool = option(
+        False, help="with fsdp: keep every layer's parameters from forward to backward", group="training"
+    )
+    bucket_view: bool = option(
+        False, help="with ddp: gradients lie in the buckets that are sent, not beside them", group="training"
+    )
     reward: str | None = option(
         None, help="a reward model that lies on each GPU too", metavar="MODEL", group="training"
     )
@@ -273,4 +279,6 @@ class TrainingOptions:
             loss="chunked" if self.loss == "chunked" else "whole",
             reference=None if self.reference is None else self.reference == "yes",
             value="model" if self.value == "model" else "head",
+            reshard=not self.no_reshard,
+            bucket_view=self.bucket_view,
         )
