@@ -14,7 +14,7 @@ from gpuherd.models.plan.next_steps import Asked, asked_words
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.sizing import MOST_SEQUENCES
-from gpuherd.models.plan.telling import model_fact, notes, weights_bytes
+from gpuherd.models.plan.telling import model_fact, notes, on_quantisation, weights_bytes
 from gpuherd.models.plan.usual import MOST_GPUS, OnUsual
 from gpuherd.models.plan.wording import cards_in_words, gib
 from gpuherd.models.plan.workload import Workload
@@ -54,7 +54,7 @@ def tell_usual(
     hint = (f"-: more than {MOST_GPUS}. " if more else "") + "For a plan on given GPUs, by size or kind:"
     return [
         *lines,
-        *notes(architecture.assumptions, window),
+        *notes((*architecture.assumptions, *on_quantisation(architecture, precisions)), window),
         (),
         *wrapped(hint, window, "head"),
         *command(asked_words(asked, ("--gpus", _example(rows, first))), window),
