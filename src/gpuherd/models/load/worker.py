@@ -1,0 +1,159 @@
+"""Loads one model, checks it, computes one prompt: ``python -m gpuherd.models.load.worker MODEL --json report.json``.
+
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does as a job of a queue. Its exit code
+(``ExitCode``) says whether another try can help; what it found is its log, and the JSON file, written whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuherd.engines import progress
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.models.load.options import LoadOptions
+from gpuherd.models.plan.workload import Workload
+from gpuherd.options import option
+
+DESCRIPTION = """\
+Loads a model as 'gpuherd plan' plans it, checks where everything lies, and computes one prompt.
+
+examples:
+  CUDA_VISIBLE_DEVICES=0,1 python -m gpuherd.models.load.worker meta-llama/Llama-3.1-8B --dtype int8
+  python -m gpuherd.models.load.worker ./small --gpus 4x40GB --parallel layers --json report.json
+"""
+_MAX_MAP_BYTES = 5_000_000
+_MOST_DIGITS = 9
+
+logger = logging.getLogger("gpuherd.models.load")
+
+
+def _count(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > _MOST_DIGITS or not int(word):
+        raise ValueError(f"{word!r} is no whole number from 1 on")
+    return int(word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(LoadOptions):
+    """What the worker is told."""
+
+    batch: int = option(1, help="sequences at once", parse=_count, group="workload")
+    prompt_tokens: int = option(512, help="tokens of a prompt", parse=_count, group="workload")
+    new_tokens: int = option(64, help="tokens of an answer", parse=_count, group="workload")
+    simulate: bool = option(
+        False, help="pretend the GPUs: their blocks go to the CPU's memory and are checked all the same", group="model"
+    )
+    no_trial: bool = option(False, help="load and check only, compute nothing", group="workload")
+    json: str | None = option(None, help="write the report there as JSON", metavar="FILE", group="output")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker. Returns its exit code; what went wrong is the last line of its log."""
+    parser = Parser(prog="python -m gpuherd.models.load.worker", description=DESCRIPTION)
+    parser.add_argument("model", metavar="MODEL", help="a folder, a weight file, or a Hugging Face id")
+    add_options(parser, WorkerOptions)
+    args, unknown = parser.parse_known_args(argv)
+    parser.reject_unknown(unknown)
+    try:
+        _load(args.model, build(WorkerOptions, args))
+    except GpuherdError as problem:
+        logger.error("error: %s", problem)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as problem:
+        logger.error("%s", traceback.format_exc())
+        return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
+    return ExitCode.OK
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether a GPU's or the computer's memory ran out."""
+    return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+
+
+def _load(model: str, options: WorkerOptions) -> None:
+    """Loads, checks, tries out, writes the report."""
+    from gpuherd.models.load.asked import Asked
+    from gpuherd.models.load.loading import load_prepared
+    from gpuherd.models.load.prepare import prepare
+    from gpuherd.models.load.trial import try_out
+
+    workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
+    logger.info("Model: %s", model)
+    logger.info("CUDA_VISIBLE_DEVICES: %s", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+    progress.report(0, None, "plan")
+    ready = prepare(
+        Asked(
+            model=model,
+            device_map=read_device_map(options.device_map),
+            quantization=options.quantization,
+            dtype=options.dtype,
+            adapter=options.adapter,
+            merge_adapter=options.merge_adapter,
+            allow_offload=options.allow_offload,
+            parallel=options.parallel,
+            gpus=options.gpus,
+            trust_remote_code=options.trust_remote_code,
+            workload=workload,
+            simulate=options.simulate,
+        )
+    )
+    progress.report(0, None, "load")
+    loaded = load_prepared(ready)
+    found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
+    if not options.no_trial:
+        progress.report(0, None, "compute")
+        loads = ready.placement.loads or {}
+        planned = {gpu: load.usage.total - load.usage.context - load.usage.reserve for gpu, load in loads.items()}
+        trial = try_out(loaded, workload, planned)
+        logger.info("%s", trial.sentence())
+        found["trial"] = trial.as_json()
+    if options.json is not None:
+        _write(Path(options.json), found)
+
+
+def read_device_map(word: str | None) -> Mapping[str, Any] | str | None:
+    """The device map that ``--device-map`` means: ``auto``, ``cpu``, or what a JSON file holds.
+
+    Raises UsageError: the file is not there or holds no device map.
+    """
+    if word is None or word in ("auto", "cpu"):
+        return word
+    try:
+        with Path(word).open("rb") as file:
+            found = json.loads(file.read(_MAX_MAP_BYTES))
+    except OSError as problem:
+        raise UsageError(f"--device-map {word}: it is auto, cpu or a JSON file; {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"--device-map {word}: the file is no JSON: {problem}") from None
+    if not isinstance(found, dict) or not all(isinstance(device, int | str) for device in found.values()):
+        raise UsageError(f"--device-map {word}: a device map is an object of module paths and devices")
+    return found
+
+
+def _write(target: Path, found: Mapping[str, Any]) -> None:
+    try:
+        atomic_write(target, (json.dumps(found, indent=2) + "\n").encode("utf-8"))
+    except OSError as problem:
+        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+    logger.info("Saved: %s", target)
+
+
+if __name__ == "__main__":
+    # A log that is read while the worker runs must not wait in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.exit(main())
