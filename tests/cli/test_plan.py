@@ -13,8 +13,19 @@ from typing import Any
 
 import pytest
 
+from gpuherd.cli.checking import agrees, tell_check, worker_words
 from gpuherd.cli.main import build_parser, run
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.models.load.worker import WorkerOptions
+from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.drawing import Window, plain
+from gpuherd.models.plan.next_steps import Asked
+from gpuherd.models.plan.options import PlanOptions, TrainingOptions
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -393,6 +404,97 @@ def test_a_config_of_strangers_is_printable(capsys: Capture, small: Callable[...
     assert text.replace("\n", "").isprintable()
     (words,) = commands(text)
     assert json.loads(told(capsys, *words[2:]))["lm_head"] == 0
+
+
+# ---- loading as planned ----------------------------------------------------------------------------------------------
+
+
+def checked_words(*, here: bool = False, simulate: str | None = None, **options: Any) -> list[str]:
+    """The words of the worker for a plan of Llama-3.1-8B on four GPUs."""
+    chosen = PlanOptions(gpus="4x40GB", **options)
+    asked = Asked(("llama-3.1-8b-8bit",), ("llama-3.1-8b",), chosen, TrainingOptions(), simulate, here)
+    plan = make_plan(read_architecture("llama-3.1-8b"), parse_cards("4x10GB"), Precision.INT8, chosen.workload())
+    assert isinstance(plan, MemoryPlan)
+    return worker_words(plan, asked, Path("map.json"), Path("report.json"))
+
+
+def test_a_check_on_this_machine_takes_gpus_as_any_job_does() -> None:
+    words = checked_words(here=True)
+    at = words.index("--")
+    assert words[:4] == [sys.executable, "-m", "gpuherd", "run"]
+    parser = build_parser(["run"])
+    args, unknown = parser.parse_known_args(words[3:])
+    assert (unknown, args.num_gpus > 0, args.no_wait) == ([], True, True)
+    assert "--simulate" not in words[at:]
+
+
+@pytest.mark.parametrize(("here", "simulate"), [(False, None), (True, "4x40GB")])
+def test_a_check_of_gpus_that_are_not_here_pretends_them(here: bool, simulate: str | None) -> None:
+    words = checked_words(here=here, simulate=simulate, batch=3, adapter="org/lora")
+    assert words[:4] == [sys.executable, "-m", "gpuherd.models.load.worker", "llama-3.1-8b"]
+    parser = Parser()
+    add_options(parser, WorkerOptions)
+    options = build(WorkerOptions, parser.parse_args(words[4:]))
+    assert (options.simulate, options.device_map, options.json) == (True, "map.json", "report.json")
+    assert (options.batch, options.prompt_tokens, options.new_tokens) == (3, 512, 64)
+    assert (options.dtype, options.adapter) == ("int8", "org/lora")
+
+
+REPORT: dict[str, Any] = {
+    "class": "LlamaForCausalLM",
+    "simulated": True,
+    "seconds": 3.25,
+    "within_tolerance": True,
+    "notes": ["a note"],
+    "trial": {"finite": True, "within_plan": True},
+    "devices": [
+        {"device": 0, "blocks": "embedding, layers 0-2", "predicted_bytes": 1000, "real_bytes": 1001},
+        {"device": "cpu\x1b", "blocks": "head", "predicted_bytes": 0, "real_bytes": None},
+    ],
+}
+
+
+def test_a_check_in_words() -> None:
+    text = "\n".join(plain(line) for line in tell_check(REPORT, Window(80)))
+    assert "take what it says" in text
+    assert " ".join(text.split()).count("GPU 0 1,000 1,001 +0.100 % embedding, layers 0-2") == 1
+    assert "cpu\\x1b" in text
+    bad = {**REPORT, "trial": {"finite": True, "within_plan": False}}
+    assert not agrees(bad)
+    assert "NOT as planned" in "\n".join(plain(line) for line in tell_check(bad, Window(80)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpus", "4x40GB", "--device-map"],
+        ["--gpus", "4x40GB", "--train", "sft"],
+        ["llama-3.2-1b", "--gpus", "4x40GB"],
+        [],
+        ["--gpus", "4x40GB", "--parallel", "tensor"],
+    ],
+)
+def test_what_cannot_be_checked(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="--check"):
+        run(["plan", "llama-3.1-8b", *words, "--check"])
+
+
+@pytest.mark.slow
+def test_a_small_model_is_loaded_as_planned(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, vocab_size=300
+    )
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "tiny")
+    words = [str(tmp_path / "tiny"), "--gpus", "2x1GB", "--parallel", "layers", "--prompt-tokens", "20", "--check"]
+    done = plan_process(*words, "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    plan = json.loads(done.stdout)["plans"][0]
+    assert plan["check"]["device_map"] == plan["device_map"]
+    assert plan["check"]["within_tolerance"]
+    # Weights that are not to be had are the worker's to tell, and its exit code is ours.
+    done = plan_process("llama-3.1-8b", "--gpus", "1x40GB", "--check", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert (done.returncode, "was not loaded as planned" in done.stderr) == (ExitCode.MISSING, True)
 
 
 # ---- this machine ----------------------------------------------------------------------------------------------------

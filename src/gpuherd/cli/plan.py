@@ -36,6 +36,7 @@ examples:
   gpuherd plan qwen2.5-7b                                 without GPUs: what it takes on usual ones
   gpuherd plan llama-3.2-1b llama-3.1-8b llama-3.1-70b --gpus 2x80GB
   gpuherd plan llama-3.1-70b --gpus 4x40GB --device-map > map.json
+  gpuherd plan ./my-model --gpus auto --check             load it as planned, and compare
   gpuherd plan llama-3.1-8b --gpus 8x40GB --train sft --strategy fsdp
 
 Exit codes: 0 it fits, 1 it doesn't, 2 wrong usage, 65 bad model, 66 no such model.
@@ -52,6 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_options(parser, TrainingOptions)
     parser.add_argument(
         "--device-map", "--device_map", action="store_true", help="print the device map alone, for from_pretrained"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="load the model as planned, and lay what it takes beside the plan"
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of text")
     parser.set_defaults(run=run)
@@ -82,6 +86,10 @@ def run(args: argparse.Namespace) -> int:
         simulate=args.simulate,
         here=gpus.here,
     )
+    if args.check and (len(asked.models) > 1 or training.train is not None or args.device_map or not gpus.cards):
+        raise UsageError(
+            "--check loads one model for answers, on GPUs; name one model, and GPUs if there are none here"
+        )
     if args.device_map:
         return _device_map(asked, gpus)
     if training.train is not None:
@@ -90,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         return _usual(asked, args.json)
     if len(asked.models) > 1:
         return _many(asked, gpus, args.json)
-    return _one(asked, gpus, args.json)
+    return _one(asked, gpus, args.json, args.check)
 
 
 def _gpus(options: PlanOptions) -> Gpus:
@@ -181,19 +189,42 @@ def _wish(options: PlanOptions) -> Wish:
     return next((wish for wish in WISHES if wish == options.parallel), "auto")
 
 
-def _one(asked: Asked, gpus: Gpus, as_json: bool) -> int:
+def _one(asked: Asked, gpus: Gpus, as_json: bool, check: bool) -> int:
     from gpuherd.models.plan.result import MemoryPlan
 
     told = _plan(asked.models[0], asked, gpus.cards)
+    report: dict[str, Any] | None = None
     if as_json:
         from gpuherd.models.plan.as_json import plan_as_json
 
-        _print_json([plan_as_json(told, asked)], gpus)
+        if check and isinstance(told, MemoryPlan):
+            report = _checked(told, asked, quiet=True)
+        plan = plan_as_json(told, asked)
+        _print_json([{**plan, "check": report} if check else plan], gpus)
     else:
         from gpuherd.models.plan.telling import Scene, tell
 
         print_lines(tell(told, Scene(gpus.cards, asked, gpus.remarks), window()))
-    return ExitCode.OK if isinstance(told, MemoryPlan) else ExitCode.FAILED
+        if check and isinstance(told, MemoryPlan):
+            report = _checked(told, asked, quiet=False)
+    good = isinstance(told, MemoryPlan) and (report is None or _agrees(report))
+    return ExitCode.OK if good else ExitCode.FAILED
+
+
+def _checked(plan: MemoryPlan, asked: Asked, *, quiet: bool) -> dict[str, Any]:
+    """Loads as planned, and tells how it went unless ``quiet``."""
+    from gpuherd.cli.checking import check, tell_check
+
+    report = check(plan, asked, quiet=quiet)
+    if not quiet:
+        print_lines(tell_check(report, window()))
+    return report
+
+
+def _agrees(report: dict[str, Any]) -> bool:
+    from gpuherd.cli.checking import agrees
+
+    return agrees(report)
 
 
 def _many(asked: Asked, gpus: Gpus, as_json: bool) -> int:
