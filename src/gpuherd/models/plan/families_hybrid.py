@@ -151,7 +151,7 @@ def _bamba(c: Fields, kind: LayerKind) -> Parts:
 
 
 def _bamba_kinds(c: Fields) -> list[LayerKind]:
-    full = set(c.list("attn_layer_indices") or ())
+    full = set(c.numbers("attn_layer_indices") or ())
     return [LayerKind("full_attention" if n in full else "linear_attention") for n in range(c.layers)]
 
 

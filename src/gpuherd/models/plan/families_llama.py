@@ -80,7 +80,7 @@ def _windowed_without_positions(c: Fields) -> list[LayerKind]:
     if c.says("layer_types") or not c.flag("use_sliding_window") or c.get("sliding_window") is None:
         return all_alike(c) if c.says("layer_types") else [LayerKind()] * c.layers
     interval = c.size("no_rope_layer_interval")
-    turned = c.list("no_rope_layers") or [(n + 1) % interval for n in range(c.layers)]
+    turned = c.numbers("no_rope_layers", c.layers) or [(n + 1) % interval for n in range(c.layers)]
     return [LayerKind("full_attention" if turned[n] else "sliding_attention") for n in range(c.layers)]
 
 
@@ -138,8 +138,8 @@ def _starcoder2(c: Fields, _: LayerKind) -> Parts:
 def _stablelm(c: Fields, _: LayerKind) -> Parts:
     yield from within("self_attn", attention(c, bias=c.flag("use_qkv_bias")))
     if c.flag("qk_layernorm"):
-        for name, heads in (("q_layernorm", c.heads), ("k_layernorm", c.key_heads)):
-            for head in range(heads):
+        for name, field in (("q_layernorm", "num_attention_heads"), ("k_layernorm", "num_key_value_heads")):
+            for head in range(c.layers_in(field, "num_attention_heads")):
                 yield from norm(f"self_attn.{name}.norms.{head}", c.head_dim)
     yield from within("mlp", gated(c, c.size("intermediate_size")))
     yield from norm("input_layernorm", c.hidden, True)

@@ -49,7 +49,7 @@ def _olmoe(c: Fields, _: LayerKind) -> Parts:
 
 def sparse_by_step(c: Fields, kinds: list[LayerKind]) -> list[LayerKind]:
     """Qwen: every ``decoder_sparse_step``-th layer is a mixture, but not those of ``mlp_only_layers``."""
-    dense, step = set(c.list("mlp_only_layers") or ()), c.size("decoder_sparse_step")
+    dense, step = set(c.numbers("mlp_only_layers") or ()), c.size("decoder_sparse_step")
     number = c.count("num_experts")
     return [
         LayerKind(kind.attention, n not in dense and number > 0 and (n + 1) % step == 0) for n, kind in enumerate(kinds)
@@ -187,9 +187,9 @@ def _llama4(c: Fields, kind: LayerKind) -> Parts:
 def _llama4_kinds(c: Fields) -> list[LayerKind]:
     """Chunks where positions are turned, all tokens where they aren't; mixtures every so many layers."""
     interval, step = c.size("no_rope_layer_interval"), c.size("interleave_moe_layer_step")
-    turned = c.list("no_rope_layers") or [int((n + 1) % interval != 0) for n in range(c.layers)]
-    sparse = c.list("moe_layers")
-    sparse = range(step - 1, c.layers, step) if sparse is None else sparse
+    turned = c.numbers("no_rope_layers", c.layers) or [int((n + 1) % interval != 0) for n in range(c.layers)]
+    given = c.list("moe_layers")
+    sparse = range(step - 1, c.layers, step) if given is None else c.numbers("moe_layers") or ()
     if c.says("layer_types"):
         kinds = all_alike(c)
     else:

@@ -70,6 +70,15 @@ class Fields:
             raise self.bad(name, value, "a list")
         return cast("Sequence[Any] | None", value)
 
+    def numbers(self, name: str, least: int = 0) -> Sequence[int] | None:
+        """A list of whole numbers of at least ``least`` entries, or None where there is none, or an empty one."""
+        value = self.list(name)
+        if not value:
+            return None
+        if len(value) < least or not all(isinstance(number, int) for number in value):
+            raise self.bad(name, value, f"a list of at least {least} whole numbers")
+        return value
+
     def part(self, name: str, default_type: str) -> Fields:
         """A config within the config."""
         value = self._config.get(name)
@@ -90,7 +99,7 @@ class Fields:
         return self.layers_in("num_hidden_layers")
 
     def layers_in(self, *names: str) -> int:
-        """The number of layers that another field has."""
+        """The number of layers, or of other modules that are listed one by one, that a field has; at most 10,000."""
         number = self.size(*names)
         if number > MAX_LAYERS:
             raise self.bad(names[0], number, f"at most {MAX_LAYERS}")

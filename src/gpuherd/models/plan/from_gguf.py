@@ -65,7 +65,7 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
             f"architecture {shown(named)}, the file holds {stored}"
         )
     told = (
-        "A GGUF model is turned back into weights when transformers loads it: planned as those weights, with the windows "
-        "of attention that are usual in its family."
+        "A GGUF model is turned back into weights when transformers loads it: planned as those weights, with the "
+        "windows of attention that are usual in its family."
     )
     return replace(formula, source="weights", stored=None, assumptions=(*formula.assumptions, told))
