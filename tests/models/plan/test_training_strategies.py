@@ -38,8 +38,8 @@ def padded(tokens: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "reshard"),
     [
-        (TrainingPrecision.FP32, False, True),
-        (TrainingPrecision.FP32, True, True),
+        pytest.param(TrainingPrecision.FP32, False, True, marks=pytest.mark.slow),
+        pytest.param(TrainingPrecision.FP32, True, True, marks=pytest.mark.slow),
         (TrainingPrecision.BF16, True, True),
         (TrainingPrecision.MIXED, False, True),
         (TrainingPrecision.MIXED, True, True),
