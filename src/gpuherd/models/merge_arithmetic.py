@@ -62,8 +62,8 @@ def _matrix_update(edit: MatrixEdit, weight: torch.Tensor) -> torch.Tensor:
         product = b.squeeze(3).squeeze(2) @ a.squeeze(3).squeeze(2)
         return product.unsqueeze(2).unsqueeze(3) * edit.factors.scaling
     convolve = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}[a.ndim]
-    product = convolve(a.transpose(0, 1), b).transpose(0, 1)
-    return product * edit.factors.scaling
+    product = convolve(a.transpose(0, 1), b)
+    return product.transpose(0, 1) * edit.factors.scaling
 
 
 def _rescaled(edit: MatrixEdit, magnitude: StoredTensor, weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _rescaled(edit: MatrixEdit, magnitude: StoredTensor, weight: torch.Tensor, u
     wanted = _factor(magnitude, weight)
     if total.ndim > 2:
         norms = total.norm(p=2, dim=tuple(range(1, total.ndim)), keepdim=True)
-        factor = wanted.reshape(norms.shape) / norms
+        factor: torch.Tensor = wanted.reshape(norms.shape) / norms
     else:
         norms = torch.linalg.norm(total.T if edit.transposed else total, dim=1)
         factor = (wanted.reshape(-1) / norms).view((1, -1) if edit.transposed else (-1, 1))
@@ -87,6 +87,5 @@ def _expert_update(edit: ExpertEdit, weight: torch.Tensor) -> torch.Tensor:
         return (product.T if edit.transposed else product).unsqueeze(0)
     a = a.reshape(edit.experts, -1, a.shape[-1])
     b = b.reshape(b.shape[0], -1, edit.experts)
-    return torch.einsum("o r e, e r i -> e i o" if edit.transposed else "o r e, e r i -> e o i", b, a) * (
-        edit.factors.scaling
-    )
+    update: torch.Tensor = torch.einsum("o r e, e r i -> e i o" if edit.transposed else "o r e, e r i -> e o i", b, a)
+    return update * edit.factors.scaling

@@ -30,12 +30,13 @@ from gpuherd.jobs.durable import atomic_write, remove_strays, replacing, sync_fo
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space
-from gpuherd.models.dtypes import read_bytes
+from gpuherd.models.dtypes import FloatArray, read_bytes
 from gpuherd.models.merge_companions import companions, config_text, merged_config
 from gpuherd.models.merge_plan import MergePlan, Written, plan_merge
 from gpuherd.models.merged import Merged
 from gpuherd.models.names import shown
 from gpuherd.models.safetensors_writing import header, in_order, index
+from gpuherd.models.source import TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchanged
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class MergeResult:
 
     Attributes:
         output: the folder.
-        files: its weight files.
+        files: its weight files; empty where they are not known yet.
         tensors: how many tensors there are.
         changed: names of those that the adapter changes or brings.
         params: numbers in all of them.
@@ -122,6 +123,42 @@ def look_over(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtyp
     files = {name: tensor.file.path.name for name, tensor in opened.stored.items()}
     plan = plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
     return Merge(opened, adapter, merged, plan, _fingerprint(opened, adapter, merged, plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """A base that is known by its headers only: nothing of it can be read."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def read(self, name: str) -> FloatArray:
+        raise ValueError(f"{name} is not on this machine")
+
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+        raise ValueError(f"{start} to {stop} of {name} are not on this machine")
+
+
+def look_over_headers(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    adapter: Path,
+    output: Path,
+    *,
+    shard_bytes: int | None = None,
+    dtype: str | None = None,
+) -> MergeResult:
+    """What a merge into a base would write of which only config and headers are known. See ``look_over``.
+
+    Without ``shard_bytes`` the number of files is not known: it is the base's.
+    """
+    if not tensors:
+        raise BadModel("the base has no safetensors files, so that its headers can't be looked at; download it first")
+    plan = plan_merge(merge(_Headers(config, tensors), adapter), {}, dtype=dtype, shard_bytes=shard_bytes)
+    return MergeResult(
+        output, tuple(plan.files) if shard_bytes else (), len(plan.tensors), tuple(plan.changed), plan.params,
+        plan.nbytes, plan.dtype,
+    )  # fmt: skip
 
 
 def _fingerprint(base: Checkpoint, adapter: Path, merged: Merged, plan: MergePlan) -> str:

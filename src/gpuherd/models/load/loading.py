@@ -22,7 +22,7 @@ from gpuherd.models.load.classes import classes_for, config_of
 from gpuherd.models.load.options import Offload
 from gpuherd.models.load.placed import Placement, weights_by_device
 from gpuherd.models.load.prepare import Prepared, prepare
-from gpuherd.models.load.pretrained import few, fitting_class, from_pretrained
+from gpuherd.models.load.pretrained import few, fitted_class, from_pretrained
 from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
 from gpuherd.models.load.report import LoadReport, OnDevice
 from gpuherd.models.names import shown
@@ -147,7 +147,7 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
     _check_cuda(ready.placement)
     trusted = ready.asked.trust_remote_code
     config = config_of(ready.folder, trusted=trusted)
-    model_class, device_map = fitting_class(classes_for(ready.base, config, trusted=trusted), config, ready)
+    model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
     before = _given_out(ready.placement)
     model, unexpected = from_pretrained(model_class, config, ready, device_map)
     notes = [*ready.notes]

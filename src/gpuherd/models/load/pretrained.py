@@ -10,57 +10,71 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from gpuherd.errors import BadModel
-from gpuherd.models.load.placed import DISK, block_of
+from gpuherd.models.load.fitting import Built, Fitted, fitted
+from gpuherd.models.load.placed import DISK, Placement, block_of
 from gpuherd.models.load.prepare import Prepared
 from gpuherd.models.load.quantised import loading_words
 from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
 
-def fitting_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, dict[str, Any]]:
-    """The first of the classes that builds the very model that was planned, and the device map that it is loaded with.
+def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, Prepared, dict[str, Any]]:
+    """The first of the classes that builds the very model that was planned, the plan in its names, and the device map
+    that it is loaded with: the planned one, with a place for buffers that lie in no block.
 
-    The map is the planned one, with a place for buffers that lie in no block. What is loaded as it is stored quantised,
-    and what the model's own code builds, is known only when it is loaded.
+    What is loaded as it is stored quantised, and what the model's own code builds, is known only when it is loaded.
 
     Raises BadModel where transformers builds another model than was planned: a tensor is named.
     """
-    device_map: dict[str, Any] = dict(ready.placement.device_map)
     if ready.precision is Precision.AS_STORED or not hasattr(classes[0], "_from_config"):
-        return classes[0], device_map
+        return classes[0], ready, dict(ready.placement.device_map)
+    from gpuherd.models.checkpoint import open_checkpoint
+
+    stored = open_checkpoint(ready.path).tensors
     differences: list[str] = []
     for each in classes:
         empty = _empty_model(each, config)
-        difference = _difference(empty, ready)
-        if difference is None:
-            first = next(iter(device_map.values()))
-            for name, _ in empty.named_buffers(remove_duplicate=False):
-                if block_of(name, device_map) is None:
-                    device_map[name.rpartition(".")[0]] = first
-            return each, device_map
-        differences.append(f"{each.__name__} has {difference}")
+        found = fitted(ready.base, ready.placement, _built(empty), stored)
+        if isinstance(found, Fitted):
+            ready = replace(ready, base=found.base, placement=found.placement)
+            return each, ready, _whole_map(empty, found.placement)
+        differences.append(f"{each.__name__} has {found}")
     raise BadModel(
         f"{shown(ready.asked.model)}: transformers builds another model than was planned from its weights: "
         + "; ".join(differences)
     )
 
 
-def _difference(empty: Any, ready: Prepared) -> str | None:
-    """The first tensor that a model and its plan don't have alike, None where there is none."""
-    planned = {tensor.name: tensor.shape for tensor in ready.base.tensors()}
-    real = {name: tuple(each.shape) for name, each in empty.named_parameters(remove_duplicate=False)}
-    real |= {name: tuple(each.shape) for name, each in empty.named_buffers() if name in planned}
-    for name in (*real, *planned):
-        if real.get(name) != planned.get(name):
-            return f"{shown(name)} {_of_shape(real.get(name))}, planned {_of_shape(planned.get(name))}"
-    return None
+def _built(empty: Any) -> Built:
+    """The shapes of a model without memory."""
+    parameters: dict[str, tuple[int, ...]] = {}
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, each in empty.named_parameters(remove_duplicate=False):
+        parameters[name] = tuple(each.shape)
+        owner = owners.setdefault(id(each), name)
+        if owner != name:
+            tied[name] = owner
+    return Built(
+        parameters=parameters,
+        buffers={name: tuple(each.shape) for name, each in empty.named_buffers(remove_duplicate=False)},
+        tied=tied,
+        prefix=str(getattr(empty, "base_model_prefix", "")),
+    )
 
 
-def _of_shape(shape: tuple[int, ...] | None) -> str:
-    return "not at all" if shape is None else f"of shape {shape}"
+def _whole_map(empty: Any, placement: Placement) -> dict[str, Any]:
+    """The device map, with the buffers that lie in no block beside the first block."""
+    device_map: dict[str, Any] = dict(placement.device_map)
+    first = next(iter(device_map.values()))
+    for name, _ in empty.named_buffers(remove_duplicate=False):
+        if block_of(name, device_map) is None:
+            device_map[name.rpartition(".")[0]] = first
+    return device_map
 
 
 def _empty_model(model_class: Any, config: Any) -> Any:
