@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -208,6 +211,13 @@ def test_a_bad_model_harms_no_other(capsys: Capture) -> None:
     plans = as_json(capsys, *words, code=ExitCode.MISSING)["plans"]
     assert [plan["fits"] for plan in plans] == [True, None]
     assert "/no/such/model" in plans[1]["error"]
+
+
+def test_an_encoder_reads_texts_and_writes_no_answers(capsys: Capture, small: Callable[..., Path]) -> None:
+    folder = small("bert", model_type="bert", max_position_embeddings=512, type_vocab_size=2, dtype="float32")
+    text = told(capsys, str(folder), "--gpus", "1x8GB")
+    assert " texts of 512 tokens" in " ".join(text.splitlines()[:2])
+    assert "made for at most" not in text
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
@@ -560,6 +570,31 @@ def test_signs_of_ascii_where_there_are_no_others() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
     assert "# weights" in done.stdout
+
+
+def on_a_terminal(*words: str, **variables: str) -> str:
+    """What is printed where somebody sees it."""
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **variables}
+    command = [sys.executable, "-m", "gpuherd", "plan", *words]
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        pieces = []
+        with contextlib.suppress(OSError):  # this is how a terminal ends
+            while piece := os.read(controller, 65536):
+                pieces.append(piece)
+        process.wait()
+    os.close(controller)
+    return b"".join(pieces).decode()
+
+
+def test_colours_on_a_terminal_and_never_by_colour_alone() -> None:
+    words = ["llama-3.1-8b", "--gpus", "1x40GB"]
+    coloured = on_a_terminal(*words)
+    assert "\x1b[1;32m" in coloured
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured).replace("\r\n", "\n")
+    assert [line.rstrip() for line in bare.splitlines()] == plan_process(*words, COLUMNS="100").stdout.splitlines()
+    assert "\x1b[1;32m" not in on_a_terminal(*words, NO_COLOR="1")
 
 
 HEAVY = {"torch", "numpy", "transformers", "rich", "huggingface_hub", "safetensors", "psutil"}

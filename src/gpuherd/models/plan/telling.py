@@ -84,12 +84,18 @@ def verdict(plan: MemoryPlan, given: int) -> str:
 
 
 def at_most(plan: MemoryPlan) -> str:
-    """``at most 19 answers of 576 tokens``."""
-    workload = plan.workload
+    """``at most 19 answers of 576 tokens``; of an encoder, which writes none, texts."""
+    writes = writes_answers(plan.architecture)
+    noun = "answer" if writes else "text"
+    tokens = plan.workload.tokens if writes else plan.workload.prompt_tokens
     if plan.largest_batch >= MOST_SEQUENCES:
-        return f"any number of answers of {workload.tokens} tokens"
-    answers = "answer" if plan.largest_batch == 1 else "answers"
-    return f"at most {plan.largest_batch:,} {answers} of {workload.tokens} tokens"
+        return f"any number of {noun}s of {tokens} tokens"
+    return f"at most {plan.largest_batch:,} {noun}{'' if plan.largest_batch == 1 else 's'} of {tokens} tokens"
+
+
+def writes_answers(architecture: Architecture) -> bool:
+    """Whether it keeps anything of a sequence; an encoder alone does not, and writes no answers."""
+    return any(block.cache is not None for block in architecture.blocks)
 
 
 def gpus_in_words(count: int) -> str:
@@ -255,11 +261,14 @@ def model_fact(architecture: Architecture) -> tuple[str, str]:
 def _model_facts(architecture: Architecture, precision: Precision, workload: Workload) -> list[tuple[str, str]]:
     stored = "" if architecture.stored in (None, str(precision)) else f"; stored in {architecture.stored}"
     size = weights_bytes(architecture, precision)
-    many = "1 answer" if workload.batch == 1 else f"{workload.batch:,} answers at once"
+    writes = writes_answers(architecture)
+    noun = "answer" if writes else "text"
+    many = f"1 {noun}" if workload.batch == 1 else f"{workload.batch:,} {noun}s at once"
+    tokens = f"{workload.prompt_tokens:,}" + (f" + {workload.new_tokens:,}" if writes else "")
     return [
         model_fact(architecture),
         ("weights", f"{gib(size)} ({size / 1e9:.2f} GB) in {precision}{_share(architecture, precision)}{stored}"),
-        ("planned", f"{many}, {workload.prompt_tokens:,} + {workload.new_tokens:,} tokens each"),
+        ("planned", f"{many}, {tokens} tokens each"),
     ]
 
 
