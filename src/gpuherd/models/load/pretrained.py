@@ -86,23 +86,28 @@ def _empty_model(model_class: Any, config: Any) -> Any:
 
 
 def from_pretrained(
-    model_class: Any, config: Any, ready: Prepared, device_map: Mapping[str, Any]
+    model_class: Any, config: Any, ready: Prepared, device_map: Mapping[str, Any] | None, **more: Any
 ) -> tuple[Any, list[str]]:
-    """The model, and tensors of the checkpoint that it has no place for. Raises BadModel where some are missing."""
+    """The model, and tensors of the checkpoint that it has no place for. Raises BadModel where some are missing.
+
+    ``more``: further words for transformers; without a device map they say where it goes.
+    """
     words: dict[str, Any] = {**loading_words(ready.precision, ready.capabilities), **_file_words(ready, config)}
-    folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if DISK in device_map.values() else None
+    offloads = device_map is not None and DISK in device_map.values()
+    folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if offloads else None
     if folder is not None:
         words |= {"offload_folder": folder.name}
     with _no_progress_bars():
         model, told = model_class.from_pretrained(
             ready.folder,
             config=config,
-            device_map=dict(device_map),
+            device_map=None if device_map is None else dict(device_map),
             weights_only=True,
             output_loading_info=True,
             trust_remote_code=ready.asked.trust_remote_code,
             local_files_only=True,
             **words,
+            **more,
         )
     if folder is not None:
         weakref.finalize(model, folder.cleanup)

@@ -13,9 +13,9 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
@@ -24,6 +24,11 @@ from gpuherd.jobs.durable import atomic_write
 from gpuherd.models.load.options import LoadOptions
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import option
+
+if TYPE_CHECKING:
+    from gpuherd.models.load.asked import Asked
+    from gpuherd.models.load.loading import Loaded
+    from gpuherd.models.plan.result import Usage
 
 DESCRIPTION = """\
 Loads a model as 'gpuherd plan' plans it, checks where everything lies, and computes one prompt.
@@ -66,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
     try:
-        _load(args.model, build(WorkerOptions, args))
+        _load(args.model, build(WorkerOptions, args), sys.argv[1:] if argv is None else argv)
     except GpuherdError as problem:
         logger.error("error: %s", problem)
         return problem.exit_code
@@ -83,45 +88,66 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
 
 
-def _load(model: str, options: WorkerOptions) -> None:
-    """Loads, checks, tries out, writes the report."""
+def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
+    """Loads, checks, tries out, writes the report. ``words``: those of the command line."""
     from gpuherd.models.load.asked import Asked
-    from gpuherd.models.load.loading import load_prepared
-    from gpuherd.models.load.prepare import prepare
     from gpuherd.models.load.trial import try_out
 
     workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
     logger.info("Model: %s", model)
     logger.info("CUDA_VISIBLE_DEVICES: %s", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
     progress.report(0, None, "plan")
-    ready = prepare(
-        Asked(
-            model=model,
-            device_map=read_device_map(options.device_map),
-            quantization=options.quantization,
-            dtype=options.dtype,
-            adapter=options.adapter,
-            merge_adapter=options.merge_adapter,
-            allow_offload=options.allow_offload,
-            parallel=options.parallel,
-            gpus=options.gpus,
-            trust_remote_code=options.trust_remote_code,
-            workload=workload,
-            simulate=options.simulate,
-        )
+    asked = Asked(
+        model=model,
+        device_map=read_device_map(options.device_map),
+        quantization=options.quantization,
+        dtype=options.dtype,
+        adapter=options.adapter,
+        merge_adapter=options.merge_adapter,
+        allow_offload=options.allow_offload,
+        parallel=options.parallel,
+        gpus=options.gpus,
+        trust_remote_code=options.trust_remote_code,
+        workload=workload,
+        simulate=options.simulate,
     )
-    progress.report(0, None, "load")
-    loaded = load_prepared(ready)
+    loaded, planned = _part(asked, words) if options.parallel == "tensor" else _whole(asked)
     found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
     if not options.no_trial:
         progress.report(0, None, "compute")
-        loads = ready.placement.loads or {}
-        planned = {gpu: load.usage.total - load.usage.context - load.usage.reserve for gpu, load in loads.items()}
         trial = try_out(loaded, workload, planned)
         logger.info("%s", trial.sentence())
         found["trial"] = trial.as_json()
-    if options.json is not None:
+    if options.json is not None and os.environ.get("RANK", "0") == "0":
         _write(Path(options.json), found)
+
+
+def _whole(asked: Asked) -> tuple[Loaded, Mapping[int, int]]:
+    """The whole model, and what the plan expects on each GPU at most, in bytes."""
+    from gpuherd.models.load.loading import load_prepared
+    from gpuherd.models.load.prepare import prepare
+
+    ready = prepare(asked)
+    progress.report(0, None, "load")
+    return load_prepared(ready), {gpu: _expected(load.usage) for gpu, load in (ready.placement.loads or {}).items()}
+
+
+def _part(asked: Asked, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]]:
+    """This rank's part of a model whose layers are divided; in a process that is none yet: becomes all ranks."""
+    from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
+
+    rank = this_rank(os.environ)
+    if rank is None:
+        relaunch(asked, ["gpuherd.models.load.worker", *words])
+        return _whole(replace(asked, parallel=None))
+    progress.report(0, None, "load")
+    loaded, usage = load_tensor_parallel(asked, rank)
+    return loaded, {rank.local: _expected(usage)}
+
+
+def _expected(usage: Usage) -> int:
+    """What the model itself takes at most: without the context and the reserve of other libraries."""
+    return usage.total - usage.context - usage.reserve
 
 
 def read_device_map(word: str | None) -> Mapping[str, Any] | str | None:
