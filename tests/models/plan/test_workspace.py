@@ -177,3 +177,24 @@ SMALL = described(
 
 def test_a_line() -> None:
     assert Line(10, 3).at(4) == 22
+
+
+RECURRENT = {
+    "mamba2-1.3b": transformers.Mamba2Config(hidden_size=2048, num_heads=64, head_dim=64, **TWO),
+    "mamba-1.4b": transformers.MambaConfig(hidden_size=2048, use_mambapy=False, **TWO),
+    "qwen3-next-80b-a3b": transformers.Qwen3NextConfig(num_hidden_layers=4),
+    "falcon-h1": transformers.FalconH1Config(**TWO),
+    "bamba-9b": transformers.BambaConfig(attn_layer_indices=[1], **TWO),
+    "recurrent-gemma-2b": transformers.RecurrentGemmaConfig(num_hidden_layers=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(RECURRENT))
+def test_recurrent_layers_without_kernels_of_their_own(name: str) -> None:
+    config = RECURRENT[name]
+    real = measured(config, batch=2, prompt=512, dtype=torch.bfloat16)
+    for_prompt, for_token = needs(described(config), Workload(2, 512, 1), Precision.BF16)
+    assert real.prompt <= for_prompt <= 1.5 * real.prompt
+    if not name.startswith("mamba"):  # those two want their cache under another name
+        assert real.token <= for_token

@@ -5,6 +5,7 @@ transformers is imported inside functions only. No code of a model is ever impor
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from gpuherd.errors import BadModel
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.from_config import is_known, model_type_of
 
 # What a model that brings its own code is loaded by, in this order.
 _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
@@ -30,20 +32,26 @@ def own_code(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def check_code(model: str, config: Mapping[str, Any], architecture: Architecture, *, trusted: bool) -> None:
-    """Raises BadModel where a model can only be loaded by code of its own, which nobody has allowed."""
+def check_code(model: str, config: Mapping[str, Any], *, trusted: bool) -> None:
+    """Raises BadModel where a model can only be loaded by code of its own, which nobody has allowed. Imports nothing:
+    what transformers has is told by its files."""
     code = own_code(config)
-    if architecture.class_name is not None or trusted:
+    if trusted or code is None or _in_transformers(config):
         return
-    if code is not None:
-        raise BadModel(
-            f"{shown(model)} needs code of its own to be loaded ({shown(code)}); read that code, and then allow it "
-            "with --trust-remote-code"
-        )
     raise BadModel(
-        f"{shown(model)} is of the architecture {shown(architecture.model_type)}, which transformers has no class for "
-        "and the model brings no code for"
+        f"{shown(model)} needs code of its own to be loaded ({shown(code)}); read that code, and then allow it with "
+        "--trust-remote-code"
     )
+
+
+def _in_transformers(config: Mapping[str, Any]) -> bool:
+    """Whether transformers itself has this architecture: known here, or a folder of its own there."""
+    if is_known(config):
+        return True
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec is not None else None
+    name = model_type_of(config).replace("-", "_")
+    return any((Path(place) / "models" / name).is_dir() for place in places or () if name.isidentifier())
 
 
 def config_of(folder: Path, *, trusted: bool) -> Any:
@@ -56,23 +64,24 @@ def config_of(folder: Path, *, trusted: bool) -> Any:
         raise BadModel(f"{folder}: transformers can't use its config.json: {problem}") from None
 
 
-def class_of(architecture: Architecture, config: Any, *, trusted: bool) -> Any:
-    """The class that the model is loaded as: the one that was planned, else the one that the model brings.
+def classes_for(architecture: Architecture, config: Any, *, trusted: bool) -> list[Any]:
+    """The classes that the model may be loaded as, the likeliest first: the one that its config names, the one that was
+    planned; of a model with code of its own that code's.
 
-    Raises BadModel: this transformers has no such class.
+    Raises BadModel: there are none.
     """
     import transformers
 
-    if architecture.class_name is not None:
-        found = getattr(transformers, architecture.class_name, None)
-        if found is None:
-            raise BadModel(
-                f"{shown(architecture.model)} is a {architecture.class_name}, which transformers "
-                f"{transformers.__version__} doesn't have; a newer one may"
-            )
-        return found
-    for name in _AUTO_CLASSES:
-        auto_map = getattr(config, "auto_map", None) or {}
-        if trusted and name in auto_map:
-            return getattr(transformers, name)
-    raise BadModel(f"{shown(architecture.model)}: there is no class to load it as")
+    named = [*(getattr(config, "architectures", None) or ()), architecture.class_name]
+    found = [getattr(transformers, name, None) for name in dict.fromkeys(named) if isinstance(name, str)]
+    classes = [each for each in found if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel)]
+    if classes:
+        return classes
+    auto_map = getattr(config, "auto_map", None) or {}
+    own = [getattr(transformers, name) for name in _AUTO_CLASSES if trusted and name in auto_map]
+    if own:
+        return own
+    raise BadModel(
+        f"{shown(architecture.model)} is a {shown(str(named[0]))}, which transformers {transformers.__version__} does "
+        "not have"
+    )

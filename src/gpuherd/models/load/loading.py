@@ -18,11 +18,11 @@ from gpuherd.errors import GpuherdError, MissingExtra, MissingModel, naming_extr
 from gpuherd.models.load import verify
 from gpuherd.models.load.adapters import with_adapter
 from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import class_of, config_of
+from gpuherd.models.load.classes import classes_for, config_of
 from gpuherd.models.load.options import Offload
 from gpuherd.models.load.placed import Placement, weights_by_device
 from gpuherd.models.load.prepare import Prepared, prepare
-from gpuherd.models.load.pretrained import few, from_pretrained, whole_map
+from gpuherd.models.load.pretrained import few, fitted_class, from_pretrained
 from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
 from gpuherd.models.load.report import LoadReport, OnDevice
 from gpuherd.models.names import shown
@@ -147,8 +147,7 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
     _check_cuda(ready.placement)
     trusted = ready.asked.trust_remote_code
     config = config_of(ready.folder, trusted=trusted)
-    model_class = class_of(ready.placement.architecture, config, trusted=trusted)
-    device_map = whole_map(model_class, config, ready)
+    model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
     before = _given_out(ready.placement)
     model, unexpected = from_pretrained(model_class, config, ready, device_map)
     notes = [*ready.notes]

@@ -84,7 +84,7 @@ def prepare(asked: Asked) -> Prepared:
     path, adapter = _apart(asked, ref, path)
     architecture = _architecture(asked, path)
     config = _config(path)
-    check_code(asked.model, config, architecture, trusted=asked.trust_remote_code)
+    check_code(asked.model, config, trusted=asked.trust_remote_code)
     if isinstance(asked.plan, MemoryPlan):
         wanted = _agreed(asked.plan, architecture, wanted)
     precision = precision_to_load(architecture, wanted)

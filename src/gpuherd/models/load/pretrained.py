@@ -10,36 +10,66 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from gpuherd.errors import BadModel
-from gpuherd.models.load.placed import DISK, block_of
+from gpuherd.models.load.fitting import Built, Fitted, fitted
+from gpuherd.models.load.placed import DISK, Placement, block_of
 from gpuherd.models.load.prepare import Prepared
 from gpuherd.models.load.quantised import loading_words
 from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
 
-def whole_map(model_class: Any, config: Any, ready: Prepared) -> dict[str, Any]:
-    """The device map, with the buffers that lie in no block, after the planned shapes were found to be the model's.
+def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, Prepared, dict[str, Any]]:
+    """The first of the classes that builds the very model that was planned, the plan in its names, and the device map
+    that it is loaded with: the planned one, with a place for buffers that lie in no block.
 
-    Raises BadModel where transformers builds another model than was planned.
+    What is loaded as it is stored quantised, and what the model's own code builds, is known only when it is loaded.
+
+    Raises BadModel where transformers builds another model than was planned: a tensor is named.
     """
-    placement = ready.placement
+    if ready.precision is Precision.AS_STORED or not hasattr(classes[0], "_from_config"):
+        return classes[0], ready, dict(ready.placement.device_map)
+    from gpuherd.models.checkpoint import open_checkpoint
+
+    stored = open_checkpoint(ready.path).tensors
+    differences: list[str] = []
+    for each in classes:
+        empty = _empty_model(each, config)
+        found = fitted(ready.base, ready.placement, _built(empty), stored)
+        if isinstance(found, Fitted):
+            ready = replace(ready, base=found.base, placement=found.placement)
+            return each, ready, _whole_map(empty, found.placement)
+        differences.append(f"{each.__name__} has {found}")
+    raise BadModel(
+        f"{shown(ready.asked.model)}: transformers builds another model than was planned from its weights: "
+        + "; ".join(differences)
+    )
+
+
+def _built(empty: Any) -> Built:
+    """The shapes of a model without memory."""
+    parameters: dict[str, tuple[int, ...]] = {}
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, each in empty.named_parameters(remove_duplicate=False):
+        parameters[name] = tuple(each.shape)
+        owner = owners.setdefault(id(each), name)
+        if owner != name:
+            tied[name] = owner
+    return Built(
+        parameters=parameters,
+        buffers={name: tuple(each.shape) for name, each in empty.named_buffers(remove_duplicate=False)},
+        tied=tied,
+        prefix=str(getattr(empty, "base_model_prefix", "")),
+    )
+
+
+def _whole_map(empty: Any, placement: Placement) -> dict[str, Any]:
+    """The device map, with the buffers that lie in no block beside the first block."""
     device_map: dict[str, Any] = dict(placement.device_map)
-    empty = _empty_model(model_class, config)
-    if empty is None or ready.precision is Precision.AS_STORED:
-        return device_map
-    planned = {tensor.name: tensor.shape for tensor in ready.base.tensors()}
-    real = {name: tuple(each.shape) for name, each in empty.named_parameters(remove_duplicate=False)}
-    real |= {name: tuple(each.shape) for name, each in empty.named_buffers() if name in planned}
-    for name in (*real, *planned):
-        if real.get(name) != planned.get(name):
-            raise BadModel(
-                f"{shown(ready.asked.model)}: transformers builds {shown(name)} "
-                f"{_of_shape(real.get(name))}, and the plan has it {_of_shape(planned.get(name))}: the plan is of "
-                "another model"
-            )
     first = next(iter(device_map.values()))
     for name, _ in empty.named_buffers(remove_duplicate=False):
         if block_of(name, device_map) is None:
@@ -47,16 +77,10 @@ def whole_map(model_class: Any, config: Any, ready: Prepared) -> dict[str, Any]:
     return device_map
 
 
-def _of_shape(shape: tuple[int, ...] | None) -> str:
-    return "not at all" if shape is None else f"of shape {shape}"
-
-
-def _empty_model(model_class: Any, config: Any) -> Any | None:
-    """The model without memory; None for one whose own code can't be run so."""
+def _empty_model(model_class: Any, config: Any) -> Any:
+    """The model without memory."""
     import torch
 
-    if not hasattr(model_class, "_from_config"):
-        return None
     with torch.device("meta"):
         return model_class(config)
 

@@ -19,11 +19,11 @@ from gpuherd.engines import allotment
 from gpuherd.errors import UsageError, naming_extras
 from gpuherd.models.load import verify
 from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import class_of, config_of
+from gpuherd.models.load.classes import classes_for, config_of
 from gpuherd.models.load.destination import ModelDoesNotFit
 from gpuherd.models.load.loading import Loaded, WrongPlacement
 from gpuherd.models.load.prepare import Prepared, prepare
-from gpuherd.models.load.pretrained import from_pretrained, whole_map
+from gpuherd.models.load.pretrained import fitted_class, from_pretrained
 from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
 from gpuherd.models.load.report import LoadReport, OnDevice
 from gpuherd.models.plan.card import Card
@@ -127,8 +127,8 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
         torch.cuda.set_device(rank.local)
     before = torch.cuda.memory_allocated(rank.local) if cuda else 0
     config = config_of(ready.folder, trusted=asked.trust_remote_code)
-    model_class = class_of(ready.base, config, trusted=asked.trust_remote_code)
-    whole_map(model_class, config, ready)
+    classes = classes_for(ready.base, config, trusted=asked.trust_remote_code)
+    model_class, ready, _ = fitted_class(classes, config, ready)
     split = DistributedConfig(tp_size=rank.ways)
     model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=split)
     notes = (*ready.notes, *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()))

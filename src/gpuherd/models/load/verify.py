@@ -97,6 +97,8 @@ def misplaced(placement: Placement, seen: Iterable[Seen]) -> list[str]:
     problems: list[str] = []
     for each in seen:
         block = block_of(each.name, devices)
+        if block is None and each.buffer and each.device != "meta":
+            continue
         if block is None:
             problems.append(f"{each.name} is part of no block that was planned")
             continue

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
 
+_CHUNK = 256
 _QUERY = frozenset({"q_proj", "q_b_proj", "wq", "q", "query"})
 _FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv"})
 _GATE = frozenset({"gate_proj", "wi_1", "w3", "v_proj_mlp"})
@@ -27,6 +28,8 @@ class Widths:
         gated, fused: whether the MLP has a gate, and whether gate and middle come out of one matrix.
         expert_inner: of the middle of all experts of a token together; 0 without experts.
         experts, choices: how many experts a token goes to, of how many.
+        recurrent, chunk: bytes for each token while a state-space or linear-attention layer reads a prompt without kernels of
+            its own, and to how many tokens it fills up; 0 and 1 without such a part.
         query_norm: queries and keys are normalised.
         largest: numbers of the largest quantisable matrix.
     """
@@ -40,6 +43,8 @@ class Widths:
     expert_inner: int
     experts: int
     choices: int
+    recurrent: int
+    chunk: int
     query_norm: bool
     largest: int
 
@@ -59,6 +64,7 @@ def widths_of(block: Block, architecture: Architecture, ways: int = 1) -> Widths
     experts = max(1, round((architecture.intermediate_size - inner) / of_one)) if of_one else 0
     if not inner and not of_one:
         inner = architecture.intermediate_size
+    recurrent, chunk = _recurrent(block.tensors)
     in_heads = ways if divides_heads(block) else 1
     in_middle = ways if not fused and any(each.split for leaf, each in matrices.items() if leaf in _INTO) else 1
     in_experts = ways if any(tensor.split for tensor in block.tensors if len(tensor.shape) == 3) else 1
@@ -72,6 +78,8 @@ def widths_of(block: Block, architecture: Architecture, ways: int = 1) -> Widths
         expert_inner=-(-experts * of_one // in_experts),
         experts=experts,
         choices=choices,
+        recurrent=recurrent,
+        chunk=chunk,
         query_norm="q_norm" in leaves,
         largest=max((_part(tensor, ways) for tensor in matrices.values() if tensor.role is Role.LINEAR), default=0),
     )
@@ -119,3 +127,19 @@ def _experts(tensors: Iterable[Tensor], hidden: int) -> tuple[int, int]:
         if len(tensor.shape) == 3 and tensor.name.endswith("gate_up_proj"):
             return tensor.shape[0], tensor.shape[1] * tensor.shape[2] // hidden // 2
     return 0, 0
+
+
+def _recurrent(tensors: Iterable[Tensor]) -> tuple[int, int]:
+    """Bytes for each token of a recurrent part, and its chunk.
+
+    Measured on transformers' own code (5.23), rounded up: a selective scan (Mamba) makes its state for every token; the
+    chunked forms (Mamba 2, gated delta rule) pairs within a chunk for each head; a recurrent unit some float32 copies.
+    """
+    for tensor in tensors:
+        if tensor.name.endswith("A_log") and len(tensor.shape) == 2:
+            return 14 * tensor.numel, 1
+        if tensor.name.endswith("A_log"):
+            return 10 * 4 * _CHUNK * tensor.numel, _CHUNK
+        if tensor.name.endswith("recurrent_param"):
+            return 6 * 4 * tensor.numel, 1
+    return 0, 1

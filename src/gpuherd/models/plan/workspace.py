@@ -6,7 +6,8 @@ after the other and free what they took: depth doesn't count.
 
 The formulas count which tensors are alive at each step of transformers' modelling code (5.23), in inference. They are
 held against a measurement of that code under fake tensors in ``tests/models/plan/test_workspace.py``: never below, at
-most 10 % above for the families named there. What they assume:
+most 10 % above for the families named there (of state-space and linear-attention layers at most a half above, without
+kernels of their own). What they assume:
 
 - prompts of unequal length, padded: a mask for each sequence, keys and values repeated for grouped heads;
 - attention by a fused kernel (``sdpa``), unless the family can't (``FAMILIES``): then a score for each pair of tokens;
@@ -133,6 +134,7 @@ def stages_of(
             precision,
             attention or family.attention,
             windowed=window is not None,
+            states=block.cache.per_sequence + block.cache.per_sequence_fp32 if block.cache is not None else 0,
             kinds=len({each.cache.window for each in architecture.blocks if each.cache is not None}) or 1,
         )
         return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
@@ -153,6 +155,7 @@ class _Layer:
     attention: Attention
     windowed: bool
     kinds: int
+    states: int
 
     def prompt(self, tokens: int) -> tuple[Line, ...]:
         """The steps for all tokens of a prompt at once."""
@@ -162,6 +165,7 @@ class _Layer:
             self._rotary(tokens),
             self._attention(tokens, tokens),
             self._mlp(tokens) + self._kept_scores(tokens, tokens),
+            self._recurrent(tokens),
         ]
         return (Line(0, max(steps) + mask), *self._unpacking(tokens, mask))
 
@@ -172,6 +176,7 @@ class _Layer:
             self._growing(tokens),
             self._attention(1, tokens),
             self._mlp(1) + self._kept_scores(1, tokens),
+            self._recurrent(1),
         ]
         return (Line(0, max(steps) + mask), *self._unpacking(1, mask))
 
@@ -197,6 +202,15 @@ class _Layer:
         pair = kinds * self._number if self.attention == "eager" else kinds
         angles = 2 * kinds * self.widths.query // max(self.architecture.heads, 1) * _FLOAT32
         return asking * (asked * pair + angles) + 4 * _INT64 * asked + self.family.table
+
+    def _recurrent(self, tokens: int) -> int:
+        """A recurrent part: its prompt in whole chunks, or copies of its state for one more token."""
+        if not self.widths.recurrent:
+            return 0
+        if tokens == 1:  # of a prompt of one token too
+            return 8 * self._hidden + 5 * self.states * _FLOAT32
+        filled = -(-tokens // self.widths.chunk) * self.widths.chunk
+        return 5 * self._hidden * tokens + filled * self.widths.recurrent + self.states * _FLOAT32
 
     def _normalising(self, tokens: int) -> int:
         """Embedding, layer input, residual; the numbers as float32 and scaled."""
