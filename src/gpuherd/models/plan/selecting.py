@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 
 from gpuherd.errors import JobCannotFit
-from gpuherd.models.plan.asking import own_precision, precision_named
+from gpuherd.models.plan.asking import model_and_precision
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards_now import cards_now
-from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import Wish
 from gpuherd.models.plan.planner import make_plan
-from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.workload import Workload
 
@@ -48,9 +46,7 @@ def auto_select_gpus_for_model(
         JobCannotFit: a ValueError; it fits nowhere now, with the figures and what would fit.
         UsageError, MissingModel, BadModel: a dtype that means nothing, or no such model.
     """
-    name, suffix = split_precision(model)
-    architecture = read_architecture(name)
-    precision = (None if dtype is None else precision_named(dtype)) or suffix or own_precision(architecture)
+    architecture, precision = model_and_precision(model, dtype)
     idle, all_cards = cards_now(), cards_now(busy_too=True)
     if not all_cards.cards:
         logger.warning("no GPU is available: %s", all_cards.problem or "; ".join(all_cards.left_out))
