@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.models.conftest import build
+from tests.models.local_hub import running
 from tests.models.peft_adapters import save_adapter
 
 from gpuherd.cli.main import run
@@ -53,16 +57,15 @@ def test_it_says_what_it_has_done(pair: tuple[Path, Path], tmp_path: Path, capsy
     assert again["was_there"] and again["base_model"] == str(base)
 
 
-def test_another_base_another_format_and_smaller_files(
+def test_another_base_and_another_format(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, adapter = pair
     words = ["merge", adapter, "--output-dir", tmp_path / "out", "--base-model", base, "--dtype", "fp32"]
-    told = as_json(capsys, *words, "--shard-size", "20KB")
+    told = as_json(capsys, *words, "--shard-size", "1MB")
     assert told["dtype"] == "fp32" and told["bytes"] == 4 * told["params"] == 4 * 19_616
     assert told["tensors"] == 21 and len(told["changed"]) == 4 and not told["was_there"]
-    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    assert sorted(set(index["weight_map"].values())) == told["files"] and len(told["files"]) > 2
+    assert told["files"] == ["model.safetensors"]
 
 
 def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,3 +98,31 @@ def test_what_is_wrong_is_said(pair: tuple[Path, Path], tmp_path: Path, capsys: 
     with pytest.raises(SystemExit):
         run(["merge", str(adapter), *out, "--dtype", "int8"])
     assert not (tmp_path / "out").exists()
+
+
+def test_both_from_the_hub(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """A dry run fetches the adapter and asks for the base's headers; the merge then downloads what it needs."""
+    base, adapter = pair
+    with running() as hub:
+        hub.repos["org/base"] = {path.name: path.read_bytes() for path in base.iterdir()}
+        hub.repos["org/base"]["tokenizer.json"] = b"{}"
+        hub.repos["org/adapter"] = {path.name: path.read_bytes() for path in adapter.iterdir() if path.is_file()}
+        environment = {
+            **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }  # fmt: skip
+        words = [sys.executable, "-m", "gpuherd", "merge", "org/adapter", "--base-model", "org/base@main", "--json"]
+        told = []
+        for options in (["--dry-run"], []):
+            done = subprocess.run(
+                [*words, "--output-dir", str(tmp_path / "out"), *options],
+                env=environment, capture_output=True, text=True, timeout=100,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            told.append(json.loads(done.stdout))
+            assert (tmp_path / "out").exists() is not told[-1]["dry_run"]
+            assert bool(hub.asked["/org/base/resolve/main/tokenizer.json"]) is not told[-1]["dry_run"], hub.asked
+    tried, merged = told
+    assert tried["files"] == [] and merged["files"] == ["model.safetensors"]
+    assert all(tried[key] == merged[key] for key in ("params", "bytes", "changed", "dtype", "tensors"))
+    assert (tmp_path / "out" / "tokenizer.json").exists()

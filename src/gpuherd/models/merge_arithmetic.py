@@ -3,11 +3,14 @@
 ``lora`` merges without rounding, for analysis; this is for weights that are to be saved and used. What PEFT 0.21 does:
 factors become float32 (float64 for a float64 base), the whole product B A is taken at once and multiplied by s, and
 the sum is rounded to the base's format once. Only for embeddings and fused experts the update itself is rounded before
-it is added. DoRA's norms are those of the unrounded sum. The very same operations of torch are called on tensors of the
-same shapes, because another order of summation would round differently.
+it is added. DoRA's norms are those of the unrounded sum. The very same products of torch are taken of tensors of the
+same shapes, because another order of summation would round differently; what is done number by number may be done in
+any order, and is done in pieces that stay in the processor's cache.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -15,8 +18,30 @@ from gpuherd.errors import BadModel
 from gpuherd.models.lora import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit
 from gpuherd.models.stored import StoredTensor, read_stored
 
+# Numbers that are scaled, widened, added and rounded at a time: 1 MB of float32.
+PIECE = 1 << 18
 
-def merged_tensor(edit: Edit, weight: torch.Tensor) -> torch.Tensor:
+
+class Scratch:
+    """Memory that is used again for each tensor: getting it anew from the system costs more than the sums."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def bytes(self, purpose: str, count: int) -> torch.Tensor:
+        """Room for so many bytes; what was there for this purpose before is overwritten."""
+        kept = self._kept.get(purpose)
+        if kept is None or kept.numel() < count:
+            self._kept.pop(purpose, None)
+            kept = self._kept[purpose] = torch.empty(count, dtype=torch.uint8)
+        return kept[:count]
+
+    def floats(self, purpose: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Room for a float32 tensor."""
+        return self.bytes(purpose, 4 * math.prod(shape)).view(torch.float32).view(shape)
+
+
+def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     """The base's tensor with the adapter's edit in it, in the same format; ``weight`` may be changed in place.
 
     Memory: the update in float32 (DoRA: twice), in the shape of the weight.
@@ -29,6 +54,9 @@ def merged_tensor(edit: Edit, weight: torch.Tensor) -> torch.Tensor:
         return weight
     if not isinstance(edit, MatrixEdit):
         raise TypeError(f"no arithmetic for {type(edit).__name__}")
+    if _is_plain(edit, weight):
+        _add_in_pieces(edit.factors, weight, scratch)
+        return weight
     update = _matrix_update(edit, weight)
     if edit.factors.magnitude is not None:
         return _rescaled(edit, edit.factors.magnitude, weight, update)
@@ -48,6 +76,30 @@ def _factor(tensor: StoredTensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _both(factors: Factors, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _factor(factors.a, weight), _factor(factors.b, weight)
+
+
+def _is_plain(edit: MatrixEdit, weight: torch.Tensor) -> bool:
+    """Whether it is a Linear's LoRA, which nearly all are."""
+    factors = edit.factors
+    return (
+        weight.ndim == len(factors.a.info.shape) == 2
+        and weight.dtype is not torch.float64
+        and not (edit.transposed or factors.embedding or factors.magnitude is not None)
+    )
+
+
+def _add_in_pieces(factors: Factors, weight: torch.Tensor, scratch: Scratch) -> None:
+    """weight += s B A with one rounding, in place."""
+    a, b = _both(factors, weight)
+    product = scratch.floats("product", tuple(weight.shape))
+    torch.matmul(b, a, out=product)
+    sums, numbers = product.view(-1), weight.view(-1)
+    widened = scratch.floats("piece", (PIECE,))
+    for start in range(0, len(numbers), PIECE):
+        piece, target = sums[start : start + PIECE], numbers[start : start + PIECE]
+        piece.mul_(factors.scaling)
+        piece.add_(widened[: len(target)].copy_(target))
+        target.copy_(piece)
 
 
 def _matrix_update(edit: MatrixEdit, weight: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from gpuherd.jobs.durable import atomic_write, remove_strays, replacing, sync_fo
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space
-from gpuherd.models.dtypes import FloatArray, read_bytes
+from gpuherd.models.dtypes import FloatArray, read_into
 from gpuherd.models.merge_companions import companions, config_text, merged_config
 from gpuherd.models.merge_plan import MergePlan, Written, plan_merge
 from gpuherd.models.merged import Merged
@@ -41,6 +41,8 @@ from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchange
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.models.merge_arithmetic import Scratch
 
 _log = logging.getLogger(__name__)
 
@@ -243,6 +245,7 @@ class _Writing:
         # Beside the result, so that it can take its name.
         self._staging = output.parent / f".{output.name}.merging"
         self._done = 0
+        self._scratch = _new_scratch()
 
     def run(self) -> MergeResult:
         self._output.parent.mkdir(parents=True, exist_ok=True)
@@ -315,7 +318,7 @@ class _Writing:
             file.write(header(tensors))
             for name in in_order(tensors):
                 self._on_progress(self._done, self._todo.plan.nbytes, name)
-                _write_tensor(file, self._todo, by_name[name])
+                _write_tensor(file, self._todo, by_name[name], self._scratch)
                 self._done += by_name[name].nbytes
         self._on_progress(self._done, self._todo.plan.nbytes, path.name)
 
@@ -333,7 +336,13 @@ class _Writing:
             atomic_write(self._staging / "config.json", original.read_bytes() if same else config_text(config))
 
 
-def _write_tensor(file: BinaryIO, todo: Merge, tensor: Written) -> None:
+def _new_scratch() -> Scratch:
+    from gpuherd.models.merge_arithmetic import Scratch
+
+    return Scratch()
+
+
+def _write_tensor(file: BinaryIO, todo: Merge, tensor: Written, scratch: Scratch) -> None:
     """Appends one tensor's bytes."""
     merged = todo.merged
     stored = merged.replaced.get(tensor.name) or todo.base.stored[tensor.name]
@@ -341,12 +350,12 @@ def _write_tensor(file: BinaryIO, todo: Merge, tensor: Written) -> None:
     if tensor.action == "copy" and stored.strides is None:
         _copy(file, stored)
         return
-    weights = _read(stored, tensor.dtype)
+    weights = _read(stored, tensor.dtype, scratch)
     edit = merged.edits.get(tensor.name)
     if edit is not None:
         from gpuherd.models.merge_arithmetic import merged_tensor
 
-        weights = merged_tensor(edit, weights)
+        weights = merged_tensor(edit, weights, scratch)
     if tensor.dtype == "F16" and (edit is not None or stored.info.dtype != "F16"):
         _check_range(tensor, weights)
     _write(file, weights)
@@ -368,16 +377,17 @@ def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) 
         nbytes -= sent
 
 
-def _read(stored: StoredTensor, dtype: str) -> torch.Tensor:
+def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
     """A tensor in the format that it is to be written in."""
     import torch
 
     formats: Mapping[str, torch.dtype] = _torch_formats()
     if stored.strides is None and stored.info.dtype in formats:
         what = f"tensor {stored.info.name!r} of {stored.file.path}"
+        raw = scratch.bytes("weights", stored.info.nbytes)
         with unchanged(stored.file) as source:
-            raw = read_bytes(source, stored.offset, (1, stored.info.nbytes), stored.info.nbytes, what)
-        weights = torch.from_numpy(raw.reshape(-1)).view(formats[stored.info.dtype]).reshape(stored.info.shape)
+            read_into(source, stored.offset, raw.numpy(), what)
+        weights = raw.view(formats[stored.info.dtype]).reshape(stored.info.shape)
     else:
         weights = torch.from_numpy(read_stored(stored))
     return weights.to(formats[dtype])

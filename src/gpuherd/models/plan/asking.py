@@ -12,12 +12,11 @@ from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.naming import split_precision
+from gpuherd.models.plan.options import precision_named
 from gpuherd.models.plan.placing import WISHES, Wish
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.workload import Workload
-
-_NAMES = tuple(each.value for each in Precision if each is not Precision.AS_STORED)
 
 
 def demand_for(
@@ -48,15 +47,11 @@ def demand_for(
         MissingModel, BadModel: the model is not to be had, or can't be planned.
         JobCannotFit: it fits nowhere here.
     """
-    name, suffix = split_precision(model)
-    asked = None if dtype is None else precision_named(dtype)
-    if None not in (asked, suffix) and asked is not suffix and (suffix, asked) != (Precision.NF4, Precision.NF4_DQ):
-        raise UsageError(f"the name {model} asks for {suffix}, and --dtype for {asked}: leave one of them out")
-    architecture = read(name)
+    architecture, precision = model_and_precision(model, dtype, read)
     usual = Workload()
     return demand_of(
         architecture,
-        asked or suffix or own_precision(architecture),
+        precision,
         Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
         cards,
         parallel=_wish(parallel),
@@ -65,18 +60,33 @@ def demand_for(
     )
 
 
-def precision_named(word: str) -> Precision:
-    """The precision of this name. Raises UsageError, which names those that there are."""
-    if word not in _NAMES:
-        raise UsageError(f"{word!r} is no dtype that is planned for; there are {', '.join(_NAMES)}")
-    return Precision(word)
+def model_and_precision(
+    model: str, dtype: str | None = None, read: Callable[[str], Architecture] = read_architecture
+) -> tuple[Architecture, Precision]:
+    """The architecture of a model, and the precision in which it is loaded: by its name's ending, by what was said,
+    else the checkpoint's own; bf16 where that is not known.
+
+    Raises:
+        UsageError: a dtype that means nothing, contradicts the name, or can't be had of a checkpoint that is quantised.
+        MissingModel, BadModel: the model is not to be had, or can't be planned.
+    """
+    name, suffix = split_precision(model)
+    asked = _named(dtype)
+    if None not in (asked, suffix) and asked is not suffix and (suffix, asked) != (Precision.NF4, Precision.NF4_DQ):
+        raise UsageError(f"the name {model} asks for {suffix}, and --dtype for {asked}: leave one of them out")
+    architecture = read(name)
+    wanted = asked or suffix
+    stored = None if architecture.stored is None else Precision(architecture.stored)
+    if stored is Precision.AS_STORED and wanted not in (None, stored, stored.computes_in):
+        raise UsageError(f"{model} is quantised already and loaded as it is; leave {wanted} out")
+    return architecture, stored if stored is Precision.AS_STORED else wanted or stored or Precision.BF16
 
 
-def own_precision(architecture: Architecture) -> Precision:
-    """The precision in which a checkpoint is loaded when nothing is said: as it is stored; bf16 where that is not
-    known."""
-    stored = architecture.stored
-    return Precision(stored) if stored in tuple(Precision) else Precision.BF16
+def _named(word: str | None) -> Precision | None:
+    try:
+        return None if word is None else precision_named(word)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
 
 
 def _wish(word: str | None) -> Wish:

@@ -1,0 +1,287 @@
+"""What one GPU holds at each moment of a training step. Pure.
+
+A step goes through: answers are generated (``grpo``, ``ppo``); the forward pass keeps activations until the loss is
+there; the backward pass gives them up layer by layer while gradients grow; the optimiser steps. The planner needs the
+fullest of these moments, not the sum of everything that ever lies there.
+
+Where whole logits are computed, the loss is float32 and three times as large as the logits in its backward pass: the
+log-probabilities, the gradient of the chosen ones, and the gradient of the logits (torch's cross entropy; the same with
+``log_softmax`` and ``gather``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+
+from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.training_activations import Kept, casts, is_matrix, kept_by, product_bytes
+from gpuherd.models.plan.training_job import Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_model import TrainingModel, training_model
+from gpuherd.models.plan.training_result import Moment, TrainingUsage
+from gpuherd.models.plan.training_states import (
+    is_lora,
+    is_trained,
+    part_of,
+    states_of,
+    trained_number_bytes,
+    with_lora,
+)
+from gpuherd.models.plan.usage import CostTable
+from gpuherd.models.plan.weights import quantises, weight_bytes
+from gpuherd.models.plan.workload import Reserve, Workload
+
+_FLOAT32 = 4
+_TOKEN_TILE, _VOCAB_TILE = 4096, 32768  # of TRL 1.16's chunked loss
+
+
+def training_usage(
+    architecture: Architecture,
+    job: TrainingJob,
+    reserve: Reserve,
+    card: Card,
+    *,
+    gpus: int = 1,
+    reward: Architecture | None = None,
+) -> TrainingUsage:
+    """What each of ``gpus`` equal parts of a job takes on a card.
+
+    Args:
+        architecture: the model, without an adapter.
+        gpus: how many share the job by its strategy.
+        reward: a reward model, which lies whole on each GPU in 16 bits.
+    """
+    return Step(training_model(architecture), job, gpus=gpus, reward=reward).usage(reserve, card)
+
+
+class Step:
+    """All that doesn't depend on the batch, so that the largest batch is found without walking over tensors again."""
+
+    def __init__(
+        self, model: TrainingModel, job: TrainingJob, *, gpus: int = 1, reward: Architecture | None = None
+    ) -> None:
+        if job.strategy is Strategy.FSDP and gpus == 1:  # nothing is divided
+            job = replace(job, strategy=Strategy.SINGLE)
+        self.job, self.architecture = job, model.architecture
+        self.model = model if job.lora is None else with_lora(model, job.lora)
+        self.shards = gpus if job.strategy is Strategy.FSDP else 1
+        self.replicated = job.strategy is Strategy.DDP and gpus > 1
+        self.value_model = job.method is Method.PPO and job.value == "model"
+        self._sizes(reward)
+        self._layers()
+        self._copies()
+        self._gradients()
+        if job.method.generates:
+            self.costs = CostTable(
+                self.architecture, job.base_precision, Workload(1, job.prompt_tokens, job.new_tokens), Reserve()
+            )
+
+    def _sizes(self, reward: Architecture | None) -> None:
+        job, model = self.job, self.model
+        self.states = states_of(model, job, self.shards)
+        own = [(tensor, times) for tensor, times in model.tensors() if is_trained(tensor, job)]
+        self.trained = sum(tensor.numel * times for tensor, times in own) * (1 + self.value_model)
+        if job.method is Method.PPO:
+            self.trained += self.architecture.hidden_size + 1
+        self.largest_tensor = max(prod(part_of(tensor.shape, self.shards)) for tensor, _ in own)
+        self.largest_gradient = max(tensor.numel * trained_number_bytes(tensor, job) for tensor, _ in own)
+        self.exchange = self.states.gradients if self.replicated else 0
+        self.models = self.states.parameters + self.states.quantisation if job.keeps_reference else 0
+        self.models += 2 * reward.parameters if reward is not None else 0
+
+    def _layers(self) -> None:
+        """What layers keep, of all together; of the one that keeps most; of the first."""
+        kept = [(kept_by(block, self.architecture, self.job), times) for block, times in self.model.layers()]
+        self.kept = sum(layer.whole * times for layer, times in kept)
+        self.entries = sum(layer.entry * times for layer, times in kept)
+        self.widest = max((layer for layer, _ in kept), key=lambda layer: layer.whole, default=Kept(0))
+        self.outside = sum(kept_by(block, self.architecture, self.job).whole for block in self.model.around())
+
+    def _copies(self) -> None:
+        """Parameters in the numbers of products: of all layers, of the largest, of what stands around them."""
+        layers = [(_copy_bytes(block, self.job, self.shards), times) for block, times in self.model.layers()]
+        self.copies_of_layers = sum(size * times for size, times in layers)
+        self.copy_of_layer = max((size for size, _ in layers), default=0)
+        self.copies_around = sum(_copy_bytes(block, self.job, self.shards) for block in self.model.around())
+
+    def _gradients(self) -> None:
+        """Gradients that the backward pass makes first and last, and FSDP's whole ones."""
+        around = self.model.around()
+        after = [tensor for block in around if block.kind in ("norm", "head") for tensor in block.tensors]
+        tied = {tensor.tied_to for tensor in after}
+        early = [tensor for block in around if block.kind == "embedding" for tensor in block.tensors]
+        after += [tensor for tensor in early if tensor.name in tied]
+        self.gradients_around = self._part(after)
+        self.gradients_before = self._part([tensor for tensor in early if tensor.name not in tied])
+        self.gradients_of_layer = self._part(self.model.first_layer().tensors)
+        self.widest_unit = max((_whole_gradient(block, self.job) for block, _ in self.model.layers()), default=0)
+        self.unit_around = sum(_whole_gradient(block, self.job) for block in around)
+
+    def _part(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes of the gradients of these tensors on one GPU."""
+        return sum(
+            prod(part_of(tensor.shape, self.shards)) * trained_number_bytes(tensor, self.job)
+            for tensor in tensors
+            if tensor.tied_to is None and is_trained(tensor, self.job)
+        )
+
+    def usage(self, reserve: Reserve, card: Card, batch: int | None = None) -> TrainingUsage:
+        """What a card holds, with another batch than the job's if one is named."""
+        job = self.job if batch is None or batch == self.job.batch else replace(self.job, batch=batch)
+        moments = [*self._generating(job), *self._learning(job), self._stepping()]
+        return TrainingUsage(tuple(moments), reserve.context, reserve.on(card.total))
+
+    def _always(self, name: str, *, gradients: bool) -> Moment:
+        """What lies there at any moment. A value model of the same size doubles what is trained."""
+        states, times = self.states, 1 + self.value_model
+        held = states.gradients if gradients else 0
+        exchange = self.exchange * times
+        if self.replicated and self.job.bucket_view:
+            held = 0
+        return Moment(
+            name,
+            parameters=states.parameters * times,
+            quantisation=states.quantisation * times,
+            gradients=held * times,
+            optimiser=states.optimiser * times,
+            exchange=exchange,
+            models=self.models,
+        )
+
+    def _generating(self, job: TrainingJob) -> list[Moment]:
+        """Answers of all passes of a step are generated at once, as TRL does; gradients have been given up."""
+        if not job.method.generates:
+            return []
+        blocks, many = len(self.architecture.blocks), job.batch * job.accumulation
+        cache = self.costs.cache(0, blocks, many)
+        prompt, token = self.costs.workspace(0, blocks, many)
+        fullest = max(cache.after_prompt + prompt, cache.at_end + token)
+        gathered = self._gathered(2) + self.copies_around if self.shards > 1 else 0
+        always = self._always("generating", gradients=False)
+        return [replace(always, cache=cache.largest, workspace=fullest - cache.largest, copies=gathered)]
+
+    def _learning(self, job: TrainingJob) -> list[Moment]:
+        """The forward pass up to the loss, and the backward pass at the last layer and at the first."""
+        tokens, times = job.passed_tokens, 1 + self.value_model
+        activations = ((self.entries if job.checkpointing else self.kept) * times + self.outside) * tokens
+        again = self.widest.whole * tokens if job.checkpointing else 0
+        passing = self.widest.passing * tokens
+        waiting = job.accumulation > 1
+        before = self._always("loss", gradients=waiting)
+        fresh = self.largest_gradient if waiting else 0
+        all_copies = (self.copies_of_layers if not job.checkpointing or casts(job) else 0) + self.copies_around
+        if self.shards > 1:
+            all_copies = self.copies_around + (self.copies_of_layers if not job.reshard else self._gathered(1))
+        forward, backward, chunk = self._logits(job)
+        loss = [
+            replace(before, activations=activations, logits=forward + chunk, copies=all_copies),
+            replace(before, activations=activations, logits=backward + chunk, copies=self._alive_copies(job)),
+        ]
+        top = replace(
+            self._always("backward, last layer", gradients=waiting),
+            activations=activations + again,
+            workspace=passing + fresh,
+            copies=self._copies_in_layers(job, first=False),
+        )
+        if not waiting:
+            top = replace(top, gradients=top.gradients + self.gradients_around)
+        bottom = replace(
+            self._always("backward, first layer", gradients=True),
+            activations=self.widest.whole * tokens,
+            workspace=passing + fresh,
+            copies=self._copies_in_layers(job, first=True),
+        )
+        if not waiting and not self.replicated:
+            own = (self.gradients_of_layer + self.gradients_before) * times
+            bottom = replace(bottom, gradients=bottom.gradients - own)
+        moments = [max(loss, key=lambda moment: moment.total), top, bottom]
+        return [*moments[:1], *self._dividing(job, top, bottom)] if self.shards > 1 else moments
+
+    def _dividing(self, job: TrainingJob, top: Moment, bottom: Moment) -> list[Moment]:
+        """FSDP's backward pass: a layer's whole gradients, the buffer of the layer before that is being sent, and the
+        whole gradients of what stands around the layers, which are sent last."""
+        whole = self.widest_unit + self.unit_around
+        sending = self._buffer(self.widest_unit)
+        done = self.widest.entry if job.checkpointing else self.widest.whole
+        end = self._always("backward, embeddings", gradients=True)
+        return [
+            replace(top, exchange=whole),
+            replace(
+                top,
+                name="backward, next layer",
+                activations=max(0, top.activations - done * job.passed_tokens),
+                copies=top.copies - (0 if job.reshard else self.copy_of_layer),
+                exchange=whole + sending,
+            ),
+            replace(bottom, exchange=whole + sending),
+            replace(end, copies=self.copies_around, exchange=self.unit_around + self._buffer(self.unit_around)),
+        ]
+
+    def _buffer(self, gradients: int) -> int:
+        """What sends whole gradients: of mixed precision in float32."""
+        return gradients * (2 if self.job.precision is TrainingPrecision.MIXED else 1)
+
+    def _copies_in_layers(self, job: TrainingJob, *, first: bool) -> int:
+        """Copies while the last layer's backward pass begins, or the first one's."""
+        if self.shards > 1:
+            return self.copies_around + self._gathered(2) if first else self._alive_copies(job)
+        return self.copy_of_layer if job.checkpointing or first else self.copies_of_layers
+
+    def _alive_copies(self, job: TrainingJob) -> int:
+        """Copies that the backward pass has when it begins."""
+        if self.shards > 1:
+            return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
+        return self.copies_around + (0 if job.checkpointing else self.copies_of_layers)
+
+    def _gathered(self, units: int) -> int:
+        return units * self.copy_of_layer
+
+    def _logits(self, job: TrainingJob) -> tuple[int, int, int]:
+        """At the end of the forward pass, in the loss's backward pass, and what a chunked loss needs instead."""
+        vocab, positions, number = self.architecture.vocab_size, job.scored_tokens, product_bytes(job)
+        if job.loss == "whole":
+            copy = _FLOAT32 if number != _FLOAT32 else 0
+            return (number + copy + _FLOAT32) * vocab * positions, 3 * _FLOAT32 * vocab * positions, 0
+        tile = min(positions, _TOKEN_TILE) * min(vocab, _VOCAB_TILE) * number
+        head = 0 if job.lora is not None else vocab * self.architecture.hidden_size * _FLOAT32
+        return 0, 0, tile + head + positions * self.architecture.hidden_size * _FLOAT32
+
+    def _stepping(self) -> Moment:
+        """Adafactor makes float32 copies of one tensor after the other; the others work in place."""
+        always = self._always("optimiser step", gradients=True)
+        if self.job.optimiser is not Optimiser.ADAFACTOR:
+            return always
+        copies = 4 if self.job.precision is TrainingPrecision.BF16 else 2
+        return replace(always, workspace=copies * _FLOAT32 * self.largest_tensor)
+
+
+def _copy_bytes(block: Block, job: TrainingJob, shards: int) -> int:
+    """A block's parameters in the numbers of products: FSDP gathers all of them; autocast casts those of products."""
+    number = product_bytes(job)
+    if shards > 1:
+        return sum(
+            weight_bytes(tensor, job.base_precision)[0]
+            if quantises(tensor, job.base_precision)
+            else tensor.numel * number
+            for tensor in block.tensors
+        )
+    if not casts(job):
+        return 0
+    return sum(tensor.numel * number for tensor in block.tensors if _is_cast(tensor, job))
+
+
+def _is_cast(tensor: Tensor, job: TrainingJob) -> bool:
+    if job.lora is not None:
+        return is_lora(tensor)
+    return tensor.role is Role.HEAD or is_matrix(tensor) or ".experts." in tensor.name
+
+
+def _whole_gradient(block: Block, job: TrainingJob) -> int:
+    """Gradients of a whole block before FSDP divides them."""
+    return sum(
+        tensor.numel * product_bytes(job)
+        for tensor in block.tensors
+        if tensor.tied_to is None and is_trained(tensor, job)
+    )

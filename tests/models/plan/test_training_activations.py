@@ -1,0 +1,211 @@
+"""What a step keeps: predicted and counted, on transformers' own models, whose tensors are fake where they can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.training_job import LoraShape, Method, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_result import TrainingUsage
+from gpuherd.models.plan.training_usage import training_usage
+from gpuherd.models.plan.workload import Reserve
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.models.plan.training_meter import Measured, Meter, fake, measure  # noqa: E402
+from tests.models.plan.training_models import CONFIGS, EAGER, architecture, config_of, model_of  # noqa: E402
+
+BATCH, TOKENS = 2, 256
+NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4}
+NOTHING = Reserve(0, 0, 0.0)
+BIG = Card("0", "big", 1 << 50, 1 << 50)
+PRECISIONS = list(TrainingPrecision)
+
+
+def step_of(config: Any, precision: TrainingPrecision, checkpointing: bool, **more: Any) -> TrainingUsage:
+    job = TrainingJob(
+        precision=precision,
+        batch=BATCH,
+        prompt_tokens=TOKENS // 2,
+        new_tokens=TOKENS - TOKENS // 2,
+        checkpointing=checkpointing,
+        **more,
+    )
+    return training_usage(architecture(config), job, NOTHING, BIG)
+
+
+def counted(config: Any, precision: TrainingPrecision, checkpointing: bool, *, eager: bool = False) -> Measured:
+    dtype = torch.bfloat16 if precision is TrainingPrecision.BF16 else torch.float32
+    with fake():
+        model, ids = model_of(config, dtype, eager=eager), torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        return measure(model, ids, mixed=precision is TrainingPrecision.MIXED, checkpointing=checkpointing)
+
+
+def beyond_states(usage: TrainingUsage) -> int:
+    """The most of forward and backward pass, beyond parameters and optimiser states."""
+    learning = [moment for moment in usage.moments if moment.name not in ("optimiser step", "generating")]
+    return max(moment.total - moment.parameters - moment.quantisation - moment.optimiser for moment in learning)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_the_peak_is_predicted_within_a_tenth(family: str, precision: TrainingPrecision, checkpointing: bool) -> None:
+    config = config_of(family)
+    real = counted(config, precision, checkpointing)
+    assert beyond_states(step_of(config, precision, checkpointing)) == pytest.approx(
+        max(real.forward, real.backward), rel=0.1
+    )
+
+
+OTHERS = [family for family in CONFIGS if family != "llama"]
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_peak_of_other_families(family: str) -> None:
+    config = config_of(family)
+    real = counted(config, TrainingPrecision.BF16, False, eager=family in EAGER)
+    ours = beyond_states(step_of(config, TrainingPrecision.BF16, False))
+    assert ours == pytest.approx(max(real.forward, real.backward), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in OTHERS if family != "mixtral"])  # its product is bf16 alone
+def test_the_checkpointed_peak_of_other_families(family: str) -> None:
+    config = config_of(family)
+    real = counted(config, TrainingPrecision.MIXED, True, eager=family in EAGER)
+    ours = beyond_states(step_of(config, TrainingPrecision.MIXED, True))
+    assert ours == pytest.approx(max(real.forward, real.backward), rel=0.1)
+
+
+def test_a_large_vocabulary_makes_the_loss_the_fullest_moment() -> None:
+    config = config_of("llama", layers=2, vocab=64_000)
+    real = counted(config, TrainingPrecision.BF16, True)
+    usage = step_of(config, TrainingPrecision.BF16, True)
+    assert usage.fullest.name == "loss"
+    assert usage.fullest.logits == 3 * 4 * 64_000 * BATCH * TOKENS
+    assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.05)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_scores_of_answers_take_what_a_loss_on_texts_takes(number: int) -> None:
+    """DPO, GRPO and PPO need the log-probability of each answer's token: ``log_softmax`` and ``gather``."""
+    vocab, positions = 4000, 300
+    job = TrainingJob(
+        precision=TrainingPrecision.BF16 if number == 2 else TrainingPrecision.FP32,
+        method=Method.GRPO,
+        new_tokens=positions - 1,
+    )
+    usage = training_usage(architecture(config_of("llama", vocab=vocab)), job, NOTHING, BIG)
+    with fake(), Meter() as meter:
+        hidden = torch.zeros(positions, 8, requires_grad=True, dtype=torch.bfloat16 if number == 2 else torch.float32)
+        head = torch.zeros(vocab, 8, dtype=hidden.dtype)
+        tokens = torch.zeros(positions, 1, dtype=torch.long)
+        before = meter.now
+        chosen = (hidden @ head.T).float().log_softmax(-1).gather(-1, tokens)
+        chosen.sum().backward()
+        assert usage.most("logits") == pytest.approx(meter.peak - before, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT 0.21 asks for it
+def test_a_base_in_4_bits_keeps_what_is_predicted(tmp_path: Path) -> None:
+    """QLoRA for real: bitsandbytes' modules under PEFT's adapter, on the CPU."""
+    peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    config = config_of("llama", layers=5, vocab=500, **NARROW)
+    model_of(config, torch.bfloat16).save_pretrained(tmp_path)
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=four, dtype=torch.bfloat16)
+    shape = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    real = measure(peft.get_peft_model(model, shape), ids, mixed=True, mask=mask)
+    usage = step_of(config, TrainingPrecision.MIXED, False, lora=LoraShape(8), base=Precision.NF4)
+    assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.15)
+
+
+def test_activations_grow_with_layers_and_checkpoints_with_their_inputs_alone() -> None:
+    few, many = config_of("llama", layers=2), config_of("llama", layers=6)
+    for checkpointing in (False, True):
+        real = [counted(config, TrainingPrecision.BF16, checkpointing).kept for config in (few, many)]
+        ours = [step_of(config, TrainingPrecision.BF16, checkpointing).moments[0].activations for config in (few, many)]
+        assert ours[1] - ours[0] == pytest.approx(real[1] - real[0], rel=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT 0.21 asks for it
+@pytest.mark.parametrize(
+    ("precision", "targets"),
+    [
+        (TrainingPrecision.MIXED, ("all-linear",)),
+        (TrainingPrecision.BF16, ("q_proj", "v_proj")),
+        pytest.param(TrainingPrecision.MIXED, ("q_proj", "v_proj"), marks=pytest.mark.slow),
+        pytest.param(TrainingPrecision.BF16, ("all-linear",), marks=pytest.mark.slow),
+        pytest.param(TrainingPrecision.FP32, ("q_proj", "v_proj"), marks=pytest.mark.slow),
+        pytest.param(TrainingPrecision.FP32, ("all-linear",), marks=pytest.mark.slow),
+    ],
+)
+def test_an_adapter_keeps_less(precision: TrainingPrecision, targets: tuple[str, ...]) -> None:
+    """Real tensors: PEFT exchanges those of its modules, which fake ones don't allow."""
+    config = config_of("llama", layers=5, vocab=500, **NARROW)
+    real = measured_with_lora(config, precision, targets)
+    usage = step_of(config, precision, False, lora=LoraShape(8, targets))
+    assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.1)
+
+
+def measured_with_lora(config: Any, precision: TrainingPrecision, targets: tuple[str, ...]) -> Measured:
+    peft = pytest.importorskip("peft")
+    dtype = torch.float32 if precision is TrainingPrecision.FP32 else torch.bfloat16
+    wanted = "all-linear" if targets == ("all-linear",) else list(targets)
+    shape = peft.LoraConfig(r=8, target_modules=wanted, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(model_of(config, dtype), shape)
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    return measure(model, ids, mixed=precision is TrainingPrecision.MIXED, mask=mask)
+
+
+def test_eager_attention_keeps_every_score() -> None:
+    config = config_of("llama")
+    with fake():
+        model, ids = model_of(config, torch.bfloat16, eager=True), torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        real = measure(model, ids)
+    usage = step_of(config, TrainingPrecision.BF16, False, attention="eager")
+    assert beyond_states(usage) == pytest.approx(max(real.forward, real.backward), rel=0.1)
+
+
+def test_quantised_base_keeps_what_a_16_bit_one_keeps() -> None:
+    config = config_of("llama")
+    lora = LoraShape(8)
+    plain = step_of(config, TrainingPrecision.MIXED, False, lora=lora)
+    nf4 = step_of(config, TrainingPrecision.MIXED, False, lora=lora, base=Precision.NF4)
+    assert nf4.most("activations") == plain.most("activations")
+    assert nf4.fullest.quantisation > 0
+    assert nf4.total < plain.total
+
+
+def test_waiting_for_more_passes_keeps_gradients() -> None:
+    """Gradients lie there through all passes but the first, and a new one beside the old before it is added."""
+    config = config_of("llama", layers=3, vocab=500, hidden_size=128, intermediate_size=352, num_attention_heads=4)
+    model, ids = model_of(config, torch.float32), torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    gradients = sum(parameter.numel() * 4 for parameter in model.parameters())
+    real = measure(model, ids, mask=mask)
+    usage = step_of(config, TrainingPrecision.FP32, False, accumulation=2)
+    assert beyond_states(usage) == pytest.approx(gradients + max(real.forward, real.backward), rel=0.1)
+
+
+def test_an_unknown_family_is_counted_by_its_shapes() -> None:
+    known = architecture(config_of("llama"))
+    job = TrainingJob(checkpointing=False)
+    unknown = replace(known, model_type="new_model")
+    assert training_usage(unknown, job, NOTHING, BIG) == training_usage(known, job, NOTHING, BIG)

@@ -1,0 +1,303 @@
+"""Plans and refusals of trainings: how many GPUs, what batch, what would fit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuherd.errors import UsageError
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.training import (
+    LoraShape,
+    Method,
+    Optimiser,
+    Strategy,
+    TrainingJob,
+    TrainingPlan,
+    TrainingPrecision,
+    TrainingRefusal,
+    make_training_plan,
+    training_usage,
+)
+from gpuherd.models.plan.workload import GIB, Reserve
+
+LLAMA_8B = read_architecture("llama-3.1-8b")
+LLAMA_1B = read_architecture("llama-3.2-1b")
+BF16 = TrainingPrecision.BF16
+
+
+def cards(number: int, size_gb: int) -> tuple[Card, ...]:
+    return tuple(Card(str(each), f"{size_gb}GB", size_gb * GIB, size_gb * GIB, (8, 0)) for each in range(number))
+
+
+def planned(number: int, size_gb: int, job: TrainingJob) -> TrainingPlan:
+    plan = make_training_plan(LLAMA_8B, cards(number, size_gb), job)
+    assert isinstance(plan, TrainingPlan)
+    return plan
+
+
+def refused(number: int, size_gb: int, job: TrainingJob) -> TrainingRefusal:
+    plan = make_training_plan(LLAMA_8B, cards(number, size_gb), job)
+    assert isinstance(plan, TrainingRefusal)
+    return plan
+
+
+def test_sixteen_bytes_a_number() -> None:
+    """AdamW in float32: 4 for the number, 4 for its gradient, 8 for its moments (ZeRO, arXiv 1910.02054, section 3)."""
+    step = training_usage(LLAMA_8B, TrainingJob(), Reserve(), cards(1, 80)[0]).moments[-1]
+    tensors = 32 * 9 + 3
+    assert step.name == "optimiser step"
+    assert step.total == 16 * 8_030_261_248 + 4 * tensors
+
+
+def test_the_fewest_gpus_that_hold_it() -> None:
+    plan = planned(8, 80, TrainingJob(strategy=Strategy.FSDP, batch=2))
+    assert plan.gpus == 2
+    assert make_training_plan(LLAMA_8B, cards(1, 80), TrainingJob(batch=2)).loads[0].left < 0
+    assert plan.on_all is not None
+    assert plan.on_all.gpus == 8
+    assert plan.on_all.usage.total < plan.loads[0].usage.total
+    assert plan.on_all.largest_batch > plan.largest_batch
+
+
+def test_ddp_takes_all_gpus_that_fit() -> None:
+    plan = planned(4, 80, TrainingJob(strategy=Strategy.DDP, lora=LoraShape()))
+    assert plan.gpus == 4
+    assert plan.loads[0].usage.most("exchange") == plan.loads[0].usage.most("gradients")
+
+
+def test_full_ddp_says_why_it_fits_on_fewer() -> None:
+    plan = planned(4, 72, TrainingJob(strategy=Strategy.DDP, precision=BF16, batch=1))
+    assert plan.gpus == 1
+    assert any("buckets" in sentence for sentence in plan.warnings)
+
+
+def test_the_emptiest_cards_are_taken() -> None:
+    used = (replace(cards(1, 80)[0], free=10 * GIB), *cards(2, 80)[1:])
+    plan = make_training_plan(LLAMA_8B, used, TrainingJob(lora=LoraShape()))
+    assert isinstance(plan, TrainingPlan)
+    assert [load.card.label for load in plan.loads] == ["1"]
+
+
+@pytest.mark.parametrize("gpus", [0, 3])
+def test_gpus_must_be_a_number_of_cards(gpus: int) -> None:
+    with pytest.raises(UsageError, match="take 1 to 2"):
+        make_training_plan(LLAMA_8B, cards(2, 80), TrainingJob(), gpus=gpus)
+
+
+def test_no_cards() -> None:
+    with pytest.raises(UsageError, match="no GPUs"):
+        make_training_plan(LLAMA_8B, (), TrainingJob())
+
+
+def test_exactly_so_many() -> None:
+    plan = make_training_plan(LLAMA_8B, cards(8, 80), TrainingJob(strategy=Strategy.FSDP), gpus=4)
+    assert isinstance(plan, TrainingPlan)
+    assert (plan.gpus, plan.on_all) == (4, None)
+
+
+@settings(max_examples=30)
+@given(
+    batch=st.integers(1, 64),
+    tokens=st.integers(1, 2000),
+    size=st.integers(8, 200),
+    checkpointing=st.booleans(),
+    method=st.sampled_from(list(Method)),
+    precision=st.sampled_from(list(TrainingPrecision)),
+)
+def test_the_largest_batch_is_the_largest(
+    batch: int, tokens: int, size: int, checkpointing: bool, method: Method, precision: TrainingPrecision
+) -> None:
+    job = TrainingJob(method=method, precision=precision, batch=batch, new_tokens=tokens, checkpointing=checkpointing)
+    card = cards(1, size)[0]
+    plan = make_training_plan(LLAMA_1B, (card,), job)
+
+    def total(many: int) -> int:
+        return training_usage(LLAMA_1B, replace(job, batch=many), Reserve(), card).total
+
+    if isinstance(plan, TrainingPlan):
+        assert plan.largest_batch >= batch
+        assert total(plan.largest_batch) <= card.free < total(plan.largest_batch + 1)
+    else:
+        assert plan.missing == total(batch) - card.free > 0
+
+
+def test_both_ways_of_keeping_activations_are_shown() -> None:
+    plan = planned(1, 141, TrainingJob(batch=1))
+    assert plan.plain.most("activations") > 5 * plan.checkpointed.most("activations")
+    assert plan.loads[0].usage == plan.checkpointed
+
+
+def test_a_refusal_tells_what_is_missing_and_what_fits() -> None:
+    refusal = refused(4, 48, TrainingJob(batch=4))
+    assert refusal.missing == -refusal.loads[0].left > 0
+    assert "8,030,261,248 numbers" in refusal.reason
+    assert "are missing" in refusal.reason
+    words = [" ".join(alternative.words) for alternative in refusal.alternatives]
+    assert "--strategy fsdp" in words
+    assert "--lora 16" in words
+
+
+def applied(job: TrainingJob, words: tuple[str, ...], given: tuple[Card, ...]) -> tuple[TrainingJob, tuple[Card, ...]]:
+    """What the command line makes of an alternative."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--checkpointing":
+            job = replace(job, checkpointing=True)
+        elif word == "--gpus":
+            number, size = left.pop(0).removesuffix("GB").split("x")
+            given = cards(int(number), int(size))
+        else:
+            value = left.pop(0)
+            changes = {
+                "--loss": {"loss": value},
+                "--strategy": {"strategy": value},
+                "--optimiser": {"optimiser": value},
+                "--training-precision": {"precision": value},
+                "--batch": {"batch": value},
+                "--accumulation": {"accumulation": value},
+                "--lora": {"lora": value},
+                "--dtype": {"base": value},
+            }[word]
+            kinds = {
+                "strategy": Strategy,
+                "optimiser": Optimiser,
+                "precision": TrainingPrecision,
+                "base": Precision,
+                "batch": int,
+                "accumulation": int,
+                "lora": lambda rank: LoraShape(int(rank)),
+                "loss": str,
+            }
+            job = replace(job, **{name: kinds[name](text) for name, text in changes.items()})  # type: ignore[operator]
+    return job, given
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "job"),
+    [
+        (4, 40, TrainingJob(batch=4)),
+        (1, 24, TrainingJob(lora=LoraShape(), batch=8, checkpointing=False)),
+        (2, 24, TrainingJob(method=Method.DPO, strategy=Strategy.DDP, precision=BF16)),
+        (2, 80, TrainingJob(method=Method.PPO, value="model", batch=8)),
+        (1, 16, TrainingJob(method=Method.GRPO, lora=LoraShape(), batch=32)),
+        (2, 24, TrainingJob(strategy=Strategy.FSDP, optimiser=Optimiser.ADAFACTOR)),
+    ],
+)
+def test_every_alternative_fits(number: int, size: int, job: TrainingJob) -> None:
+    refusal = refused(number, size, job)
+    assert refusal.alternatives
+    for alternative in refusal.alternatives:
+        changed, given = applied(job, alternative.words, cards(number, size))
+        assert isinstance(make_training_plan(LLAMA_8B, given, changed), TrainingPlan), alternative
+
+
+def test_a_model_that_fits_nowhere_has_no_alternative() -> None:
+    huge = read_architecture("llama-3.1-405b")
+    refusal = make_training_plan(huge, cards(1, 24), TrainingJob())
+    assert isinstance(refusal, TrainingRefusal)
+    assert refusal.alternatives == ()
+
+
+class TestMethods:
+    def test_dpo_asks_a_reference_and_passes_pairs(self) -> None:
+        card = cards(1, 80)[0]
+        sft = training_usage(LLAMA_1B, TrainingJob(precision=BF16), Reserve(), card)
+        dpo = training_usage(LLAMA_1B, TrainingJob(Method.DPO, precision=BF16), Reserve(), card)
+        assert dpo.fullest.models == dpo.fullest.parameters == 2 * LLAMA_1B.parameters
+        assert dpo.most("logits") == 2 * sft.most("logits")
+        assert dpo.most("activations") == 2 * sft.most("activations")
+
+    def test_an_adapter_needs_no_reference(self) -> None:
+        for method in (Method.DPO, Method.PPO):
+            job = TrainingJob(method, lora=LoraShape())
+            assert training_usage(LLAMA_1B, job, Reserve(), cards(1, 80)[0]).most("models") == 0
+
+    def test_grpo_has_a_reference_where_its_kl_has_weight(self) -> None:
+        card = cards(1, 80)[0]
+        for reference, models in ((None, 0), (True, 4 * LLAMA_1B.parameters)):
+            job = TrainingJob(Method.GRPO, reference=reference)
+            assert training_usage(LLAMA_1B, job, Reserve(), card).most("models") == models
+
+    def test_answers_are_generated_all_at_once(self) -> None:
+        """Keys and values of every answer of a step: 16 layers, 8 key heads of 64, in 16 bits, the last token never
+        read back."""
+        job = TrainingJob(Method.GRPO, precision=BF16, batch=4, accumulation=2, prompt_tokens=100, new_tokens=50)
+        moment = training_usage(LLAMA_1B, job, Reserve(), cards(1, 80)[0]).moments[0]
+        assert moment.name == "generating"
+        assert moment.cache == 2 * 16 * 8 * 64 * 2 * (100 + 50 - 1) * 8
+        assert moment.gradients == 0
+
+    def test_only_answers_are_scored(self) -> None:
+        job = TrainingJob(Method.GRPO, precision=BF16, prompt_tokens=1000, new_tokens=9)
+        usage = training_usage(LLAMA_1B, job, Reserve(), cards(1, 80)[0])
+        assert usage.most("logits") == 12 * 128_256 * 10
+
+    def test_a_value_model_is_a_second_model_that_is_trained(self) -> None:
+        card = cards(1, 80)[0]
+        head = training_usage(LLAMA_1B, TrainingJob(Method.PPO, precision=BF16), Reserve(), card)
+        model = training_usage(LLAMA_1B, TrainingJob(Method.PPO, precision=BF16, value="model"), Reserve(), card)
+        for part in ("parameters", "gradients", "optimiser"):
+            assert model.moments[-1].parts()[part] == 2 * head.moments[-1].parts()[part]
+        assert model.most("models") == head.most("models")
+
+    def test_a_reward_model_lies_whole_on_each_gpu(self) -> None:
+        job = TrainingJob(Method.PPO, strategy=Strategy.FSDP)
+        usage = training_usage(LLAMA_8B, job, Reserve(), cards(1, 80)[0], gpus=4, reward=LLAMA_1B)
+        without = training_usage(LLAMA_8B, job, Reserve(), cards(1, 80)[0], gpus=4)
+        assert usage.total - without.total == 2 * LLAMA_1B.parameters
+
+    def test_groups_that_do_not_come_out_even_are_told(self) -> None:
+        plan = make_training_plan(LLAMA_1B, cards(1, 80), TrainingJob(Method.GRPO, batch=3, samples=8, precision=BF16))
+        assert any("must be a multiple" in sentence for sentence in plan.warnings)
+
+    def test_a_chunked_loss_never_has_whole_logits(self) -> None:
+        card = cards(1, 80)[0]
+        whole = training_usage(LLAMA_1B, TrainingJob(batch=32, precision=BF16), Reserve(), card)
+        chunked = training_usage(LLAMA_1B, TrainingJob(batch=32, precision=BF16, loss="chunked"), Reserve(), card)
+        assert chunked.most("logits") < whole.most("logits") / 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"new_tokens": -1}, "new_tokens=-1"),
+        ({"accumulation": True}, "accumulation=True"),
+        ({"base": Precision.NF4}, "under a LoRA adapter"),
+        ({"base": Precision.INT8, "lora": LoraShape(), "strategy": Strategy.FSDP}, "can't divide int8"),
+        ({"optimiser": Optimiser.ADAMW_8BIT, "strategy": Strategy.FSDP}, "can't divide the states"),
+    ],
+)
+def test_impossible_jobs_are_refused(fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        TrainingJob(**fields)  # type: ignore[arg-type]
+
+
+def test_lora_without_rank_or_targets() -> None:
+    with pytest.raises(UsageError, match="rank=0"):
+        LoraShape(0)
+    with pytest.raises(UsageError, match="trains nothing"):
+        LoraShape(8, ())
+
+
+def test_an_old_card_is_told_to_emulate_bfloat16() -> None:
+    old = Card("0", "V100", 80 * GIB, 80 * GIB, (7, 0))
+    plan = make_training_plan(LLAMA_1B, (old,), TrainingJob(lora=LoraShape()))
+    assert any("V100" in sentence and "bfloat16" in sentence for sentence in plan.warnings)
+
+
+def test_a_plan_of_126_layers_is_quick() -> None:
+    """Equal layers are counted once, whatever their number."""
+    huge = read_architecture("llama-3.1-405b")
+    given = cards(64, 80)
+    start = time.process_time()
+    make_training_plan(huge, given, TrainingJob(strategy=Strategy.FSDP, lora=LoraShape()), gpus=64)
+    assert time.process_time() - start < 1
