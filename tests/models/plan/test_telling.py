@@ -126,6 +126,7 @@ def test_tensor_parallel_and_replicas_are_told() -> None:
     text = look(tell(plan, Scene(cards, ASKED), Window(120)))
     assert text.count("1/4 of each layer") == 4
     assert "--device-map" not in text
+    assert "-- torchrun --nproc-per-node 4 your_script.py" in text
     plan = make_plan(toy(), cards_of(60, 60, 60), Precision.BF16, ONE, NOTHING)
     text = look(tell(plan, Scene(cards_of(60, 60, 60), ASKED), Window(120)))
     assert "fits on 1 of 3 GPUs of 60 MiB: 3 replicas, each with at most" in text
