@@ -27,7 +27,7 @@ def auto_select_gpus_for_model(
     model: str,
     *,
     dtype: str | None = None,
-    workload: Workload = Workload(),
+    workload: Workload = Workload(),  # noqa: B008 - frozen
     parallel: Wish = "auto",
 ) -> list[GpuId]:
     """The fewest GPUs on which this model fits now, in the order of its blocks.
