@@ -13,11 +13,9 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import WISHES, Wish
-from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
-
-_NAMES = tuple(each.value for each in Precision if each is not Precision.AS_STORED)
 
 
 def demand_for(
@@ -48,35 +46,19 @@ def demand_for(
         MissingModel, BadModel: the model is not to be had, or can't be planned.
         JobCannotFit: it fits nowhere here.
     """
-    name, suffix = split_precision(model)
-    asked = None if dtype is None else precision_named(dtype)
-    if None not in (asked, suffix) and asked is not suffix and (suffix, asked) != (Precision.NF4, Precision.NF4_DQ):
-        raise UsageError(f"the name {model} asks for {suffix}, and --dtype for {asked}: leave one of them out")
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
     architecture = read(name)
     usual = Workload()
     return demand_of(
         architecture,
-        asked or suffix or own_precision(architecture),
+        precision_for(architecture, wanted)[0],
         Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
         cards,
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,
     )
-
-
-def precision_named(word: str) -> Precision:
-    """The precision of this name. Raises UsageError, which names those that there are."""
-    if word not in _NAMES:
-        raise UsageError(f"{word!r} is no dtype that is planned for; there are {', '.join(_NAMES)}")
-    return Precision(word)
-
-
-def own_precision(architecture: Architecture) -> Precision:
-    """The precision in which a checkpoint is loaded when nothing is said: as it is stored; bf16 where that is not
-    known."""
-    stored = architecture.stored
-    return Precision(stored) if stored in tuple(Precision) else Precision.BF16
 
 
 def _wish(word: str | None) -> Wish:

@@ -45,7 +45,7 @@ def wanted_precision(model: str, ending: Precision | None, said: Precision | Non
     """
     if ending is None or said in (None, ending) or (ending, said) == (Precision.NF4, Precision.NF4_DQ):
         return said or ending
-    raise UsageError(f"{model} asks for {ending}, and --dtype for {said}; say one of them")
+    raise UsageError(f"{model} asks for {ending}, and --dtype for {said}; leave one of them out")
 
 
 def precision_for(architecture: Architecture, wanted: Precision | None) -> tuple[Precision, str | None]:
