@@ -154,10 +154,19 @@ def _apart(asked: Asked, ref: ModelRef, path: Path) -> tuple[Path, Path | None]:
 def _architecture(asked: Asked, path: Path) -> Architecture:
     """The architecture by the headers of its weights, every one of which is looked at: a shard that is missing, a
     damaged file, a pickle with code in it are found here."""
+    if path.suffix.lower() == ".gguf" or (path.is_dir() and not (path / "config.json").exists() and _has_gguf(path)):
+        raise BadModel(
+            f"{shown(asked.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give the "
+            "model that it was made from, quantised on the way if need be (--quantization nf4)"
+        )
     found = read_architecture(str(path))
     if found.source != "weights":
         raise MissingModel(f"{shown(asked.model)} can be planned by its config, but there are no weights to load")
     return replace(found, model=asked.model)
+
+
+def _has_gguf(folder: Path) -> bool:
+    return any(file.suffix.lower() == ".gguf" for file in folder.iterdir())
 
 
 def _config(path: Path) -> Mapping[str, Any]:

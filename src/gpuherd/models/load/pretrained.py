@@ -125,13 +125,11 @@ def _file_words(ready: Prepared, config: Any) -> dict[str, Any]:
     """Which file is meant, where it is not the folder's usual one."""
     if ready.path.is_dir():
         return {}
-    if ready.path.suffix.lower() == ".gguf":
-        return {"gguf_file": ready.path.name}
     if ready.path.suffix.lower() == ".safetensors":
         config.transformers_weights = ready.path.name
         return {}
     if ready.path.name != "pytorch_model.bin":
-        raise BadModel(f"{ready.path}: transformers loads a single file only if it is safetensors or GGUF")
+        raise BadModel(f"{ready.path}: transformers loads a single file only if it is safetensors")
     return {"use_safetensors": False}
 
 
