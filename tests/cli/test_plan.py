@@ -242,7 +242,7 @@ def test_the_guides_suffixes(capsys: Capture, small: Callable[..., Path], suffix
 
 
 def test_two_dtypes_are_one_too_many() -> None:
-    with pytest.raises(UsageError, match="say one of them"):
+    with pytest.raises(UsageError, match="leave one of them out"):
         run(["plan", "llama-3.1-8b-8bit", "--dtype", "nf4", "--gpus", "1x24GB"])
 
 

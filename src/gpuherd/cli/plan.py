@@ -130,14 +130,11 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     Raises UsageError when both ask for something else.
     """
     from gpuherd.models.plan.naming import split_precision
-    from gpuherd.models.plan.precision import Precision
     from gpuherd.models.plan.reading import read_architecture
+    from gpuherd.models.plan.wanted import wanted_precision
 
-    name, named = split_precision(model)
-    asked = options.dtype or named
-    # 4-bit with double quantisation is 4-bit, too.
-    if named is not None and asked is not named and (named, asked) != (Precision.NF4, Precision.NF4_DQ):
-        raise UsageError(f"{model} asks for {named}, and --dtype for {options.dtype}; say one of them")
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, options.dtype)
     architecture = read_architecture(name)
     if options.adapter is not None:
         from gpuherd.models.locate import locate
@@ -145,26 +142,17 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
         from gpuherd.models.plan.adapters import with_adapter
 
         architecture = with_adapter(architecture, locate(parse_model(options.adapter)))
-    return architecture, asked
+    return architecture, wanted
 
 
-def _precision(architecture: Architecture, asked: Precision | None) -> tuple[Architecture, Precision]:
-    """The dtype of the plan, by default the checkpoint's own; where neither is known bf16, and the assumption said.
+def _precision(architecture: Architecture, wanted: Precision | None) -> tuple[Architecture, Precision]:
+    """The dtype of the plan; if it had to be assumed, the architecture says so."""
+    from gpuherd.models.plan.wanted import precision_for
 
-    Raises UsageError for another dtype than that of a checkpoint that is quantised already: it is loaded as it is.
-    """
-    from gpuherd.models.plan.precision import Precision
-
-    if architecture.stored == Precision.AS_STORED:
-        if asked not in (None, Precision.AS_STORED.computes_in):
-            raise UsageError(f"{architecture.model} is quantised already and loaded as it is; leave {asked} out")
-        return architecture, Precision.AS_STORED
-    if asked is not None:
-        return architecture, asked
-    if architecture.stored is not None:
-        return architecture, Precision(architecture.stored)
-    sentence = "Neither config nor weights tell the dtype: bf16 is assumed; --dtype says another."
-    return replace(architecture, assumptions=(*architecture.assumptions, sentence)), Precision.BF16
+    precision, assumed = precision_for(architecture, wanted)
+    if assumed is not None:
+        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
+    return architecture, precision
 
 
 def _plan(model: str, asked: Asked, cards: Sequence[Card], *, advise: bool = True) -> MemoryPlan | Refusal:

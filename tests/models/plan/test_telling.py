@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 from tests.models.plan.toy import NOTHING, cards_of, toy
 
+from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.drawing import Line, Window, plain
 from gpuherd.models.plan.next_steps import Asked, alternative_words, asked_words, memory_words
-from gpuherd.models.plan.options import PlanOptions, TrainingOptions, precision_named
+from gpuherd.models.plan.options import PlanOptions, TrainingOptions
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Alternative
 from gpuherd.models.plan.telling import Scene, tell, unit_for
 from gpuherd.models.plan.telling_tables import Row, tell_many
+from gpuherd.models.plan.wanted import precision_named
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 
 ASKED = Asked(("toy",), ("toy",), PlanOptions(gpus="3x20MB"), TrainingOptions())
@@ -126,6 +128,7 @@ def test_tensor_parallel_and_replicas_are_told() -> None:
     text = look(tell(plan, Scene(cards, ASKED), Window(120)))
     assert text.count("1/4 of each layer") == 4
     assert "--device-map" not in text
+    assert "-- torchrun --nproc-per-node 4 your_script.py" in text
     plan = make_plan(toy(), cards_of(60, 60, 60), Precision.BF16, ONE, NOTHING)
     text = look(tell(plan, Scene(cards_of(60, 60, 60), ASKED), Window(120)))
     assert "fits on 1 of 3 GPUs of 60 MiB: 3 replicas, each with at most" in text
@@ -228,5 +231,5 @@ def test_a_context_in_words() -> None:
 def test_dtypes_as_libraries_write_them() -> None:
     words = ("torch.bfloat16", "float16", "half", "8bit", "NF4_DQ", "nf4dq")
     assert [precision_named(word).value for word in words] == ["bf16", "fp16", "fp16", "int8", "nf4-dq", "nf4-dq"]
-    with pytest.raises(ValueError, match="'int7' is no dtype"):
+    with pytest.raises(UsageError, match="'int7' is no dtype"):
         precision_named("int7")

@@ -89,15 +89,17 @@ def steps(plan: MemoryPlan, asked: Asked) -> Iterator[tuple[str, list[str]]]:
     request = gpu_request(plan)
     memory = memory_words(request.memory_mb, min(load.card.free for load in plan.loads))
     each = " (each replica is a job)" if plan.replicas > 1 else ""
+    # Tensor parallelism is a process a GPU; all else one process.
+    program = _program(plan.gpus if plan.parallel == "tensor" else 1)
     yield (
         f"In your own queue{each}:",
-        ["gpuherd", "submit", "--num-gpus", str(request.gpus), "--mem", memory, "--", "python", SCRIPT],
+        ["gpuherd", "submit", "--num-gpus", str(request.gpus), "--mem", memory, "--", *program],
     )
     if asked.here:
         named = ",".join(_cuda_name(load.card.label, load.card.uuid) for load in plan.loads)
         yield (
             "On these GPUs now, without a queue:",
-            ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", "python", SCRIPT],
+            ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", *program],
         )
     else:
         array = [f"--array=0-{plan.replicas - 1}"] if plan.replicas > 1 else []
@@ -110,15 +112,19 @@ def training_steps(plan: TrainingPlan, asked: Asked) -> Iterator[tuple[str, list
     """The same for a training: one process a GPU."""
     needed = max(-(-load.usage.total // MIB) for load in plan.loads)
     memory = memory_words(needed, min(load.card.free for load in plan.loads))
-    program = ["python"] if plan.gpus == 1 else ["torchrun", "--nproc-per-node", str(plan.gpus)]
-    queue = ["gpuherd", "submit", "--num-gpus", str(plan.gpus), "--mem", memory, "--", *program, SCRIPT]
+    program = _program(plan.gpus)
+    queue = ["gpuherd", "submit", "--num-gpus", str(plan.gpus), "--mem", memory, "--", *program]
     yield "In your own queue:", queue
     if asked.here:
         named = ",".join(_cuda_name(load.card.label, load.card.uuid) for load in plan.loads)
-        words = ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", *program, SCRIPT]
+        words = ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", *program]
         yield "On these GPUs now, without a queue:", words
     else:
         yield "By SLURM:", ["sbatch", f"--gres=gpu:{plan.gpus}", "your_job.sh"]
+
+
+def _program(processes: int) -> list[str]:
+    return ["python", SCRIPT] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), SCRIPT]
 
 
 def memory_words(memory_mb: int, free: int) -> str:

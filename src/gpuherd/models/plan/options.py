@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.wanted import precision_named
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.options import option
 from gpuherd.quantities import size_mb, size_or_none_mb
@@ -17,31 +18,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _MOST = 10**9
-
-DTYPES = tuple(precision.value for precision in Precision if precision is not Precision.AS_STORED)
-# As libraries and the guides write them.
-_OTHER_WORDS = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "8bit": "int8",
-    "4bit": "nf4",
-    "nf4dq": "nf4-dq",
-}
-
-
-def precision_named(word: str) -> Precision:
-    """The precision of this name. Raises ValueError with a sentence.
-
-    >>> precision_named("bfloat16"), precision_named("8bit"), precision_named("NF4")
-    (<Precision.BF16: 'bf16'>, <Precision.INT8: 'int8'>, <Precision.NF4: 'nf4'>)
-    """
-    key = word.lower().removeprefix("torch.").replace("-", "").replace("_", "")
-    found = {each.replace("-", ""): each for each in DTYPES}.get(key) or _OTHER_WORDS.get(key)
-    if found is None:
-        raise ValueError(f"{word!r} is no dtype that is planned for; there are {', '.join(DTYPES)}")
-    return Precision(found)
 
 
 def whole(word: str) -> int:
