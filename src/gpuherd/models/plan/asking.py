@@ -6,6 +6,7 @@ Reads headers and configs, and knows which precision is meant where nothing is s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
@@ -49,16 +50,20 @@ def demand_for(
     name, ending = split_precision(model)
     wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
     architecture = read(name)
+    precision, assumed = precision_for(architecture, wanted)
     usual = Workload()
-    return demand_of(
+    demand = demand_of(
         architecture,
-        precision_for(architecture, wanted)[0],
+        precision,
         Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
         cards,
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,
     )
+    warnings = () if demand.plan is None else demand.plan.warnings
+    remarks = [*architecture.assumptions, *warnings, *((assumed,) if assumed is not None else ())]
+    return replace(demand, sentence="; ".join([demand.sentence, *(each.rstrip(".") for each in remarks)]))
 
 
 def _wish(word: str | None) -> Wish:
