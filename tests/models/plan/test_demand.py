@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,8 +161,15 @@ def test_words_that_mean_nothing_are_refused(said: dict[str, str], message: str)
 
 def test_the_checkpoints_own_precision_where_none_is_said() -> None:
     def read(_: str) -> Architecture:
-        from dataclasses import replace
-
         return replace(SMALL, stored="fp16")
 
     assert " in fp16, " in demand_for("anything", parse_cards("40GB"), read=read).sentence
+
+
+def test_a_checkpoint_that_is_quantised_already_is_planned_as_it_is() -> None:
+    def read(_: str) -> Architecture:
+        return replace(SMALL, stored="as-stored")
+
+    assert " in as-stored, " in demand_for("anything", parse_cards("40GB"), read=read).sentence
+    with pytest.raises(UsageError, match="quantised already and loaded as it is; leave int8 out"):
+        demand_for("anything", parse_cards("40GB"), dtype="int8", read=read)

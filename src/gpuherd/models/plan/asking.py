@@ -6,6 +6,7 @@ Reads headers and configs, and knows which precision is meant where nothing is s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
@@ -13,6 +14,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import WISHES, Wish
+from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
@@ -46,19 +48,36 @@ def demand_for(
         MissingModel, BadModel: the model is not to be had, or can't be planned.
         JobCannotFit: it fits nowhere here.
     """
-    name, ending = split_precision(model)
-    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
-    architecture = read(name)
+    architecture, precision = model_and_precision(model, dtype, read)
     usual = Workload()
     return demand_of(
         architecture,
-        precision_for(architecture, wanted)[0],
+        precision,
         Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
         cards,
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,
     )
+
+
+def model_and_precision(
+    model: str, dtype: str | None = None, read: Callable[[str], Architecture] = read_architecture
+) -> tuple[Architecture, Precision]:
+    """The architecture of a model, and the precision in which it is loaded: by its name's ending, by what was said,
+    else the checkpoint's own; bf16 where that is not known.
+
+    Raises:
+        UsageError: a dtype that means nothing, contradicts the name, or can't be had of a checkpoint that is quantised.
+        MissingModel, BadModel: the model is not to be had, or can't be planned.
+    """
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
+    architecture = read(name)
+    precision, assumed = precision_for(architecture, wanted)
+    if assumed is not None:
+        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
+    return architecture, precision
 
 
 def _wish(word: str | None) -> Wish:
