@@ -159,7 +159,7 @@ def test_a_plan_in_another_precision_is_refused(small: Small) -> None:
         ({"gpus": "4x40"}, "of what"),
         ({"gpus": "0x40GB"}, "at least 1"),
         ({"merge_adapter": True}, "no adapter to merge"),
-        ({"dtype": "int3"}, "one of"),
+        ({"dtype": "int3"}, "no dtype that is planned for"),
         ({"parallel": "tensor"}, "a process a GPU"),
     ],
 )
@@ -293,6 +293,23 @@ def test_a_single_safetensors_file_is_a_model(small: Small, tmp_path: Path) -> N
     shutil.copy(small("llama") / "model.safetensors", tmp_path / "mine.safetensors")
     (tmp_path / "other.safetensors").write_bytes(b"no model")
     assert load_model(str(tmp_path / "mine.safetensors"), device_map="cpu").report.within
+
+
+def test_what_is_only_planned_or_only_analysed(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
+    for name in (tmp_path, tmp_path / "model-q4.gguf"):
+        with pytest.raises(BadModel, match="is a GGUF file"):
+            load_model(str(name), device_map="cpu")
+    shutil.copy(small("llama") / "config.json", tmp_path)
+    (tmp_path / "model-q4.gguf").unlink()
+    with pytest.raises(MissingModel, match="no weights to load"):
+        load_model(str(tmp_path), device_map="cpu")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "Llama-3.1-8B-Chat"])
+def test_the_shapes_of_a_variant_are_not_its_weights(name: str) -> None:
+    with pytest.raises(BadModel, match="give its own id"):
+        load_model(name, device_map="cpu")
 
 
 def test_there_may_be_no_tokenizer(small: Small) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 from tests.models.load.conftest import Small
 from tests.models.local_hub import running
 
-from gpuherd.errors import BadModel
-from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words, precision_to_load
+from gpuherd.errors import UsageError
+from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
@@ -40,7 +41,7 @@ def test_a_checkpoint_that_is_quantised_already_is_loaded_as_it_is(
     ids = torch.arange(9)[None] + 3
     with torch.inference_mode():
         assert torch.equal(first.model(input_ids=ids).logits, again.model(input_ids=ids).logits)
-    with pytest.raises(BadModel, match="is quantised already"):
+    with pytest.raises(UsageError, match="is quantised already"):
         load_model(str(tmp_path / "quantised"), dtype="fp32", device_map="cpu")
 
 
@@ -106,14 +107,20 @@ def test_a_model_of_the_hub_comes_with_its_tokenizer_and_no_second_request(small
 # ---- what a card can do ----------------------------------------------------------------------------------------------
 
 
-def test_the_precision_is_the_checkpoints_own(small: Small) -> None:
-    stored = read_architecture(str(small("llama", dtype="float16")))
-    assert precision_to_load(stored, None) is Precision.FP16
-    assert precision_to_load(stored, Precision.NF4) is Precision.NF4
-    from dataclasses import replace
+def test_a_precision_that_nobody_told_is_assumed_and_told(small: Small, tmp_path: Path) -> None:
+    """A checkpoint of float64, which is no precision that weights are loaded in."""
+    from safetensors.torch import load_file, save_file
 
-    with pytest.raises(BadModel, match="say in which precision"):
-        precision_to_load(replace(stored, stored=None), None)
+    shutil.copytree(small("llama"), tmp_path / "double")
+    tensors = load_file(tmp_path / "double" / "model.safetensors")
+    double = {name: each.double() for name, each in tensors.items()}
+    save_file(double, tmp_path / "double" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "double" / "config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "double" / "config.json").write_text(json.dumps(config))
+    report = load_model(str(tmp_path / "double"), device_map="cpu").report
+    assert report.within and len(report.dtypes) == 1
+    assert report.precision is Precision.FP32 or any("bf16 is assumed" in note for note in report.notes)
 
 
 def test_cards_that_can_not_compute_in_a_precision_are_refused() -> None:

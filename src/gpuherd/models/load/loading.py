@@ -101,7 +101,8 @@ def load_model(
         dtype: ``fp32``, ``bf16``, ``fp16``, or a quantisation; the checkpoint's own by default.
         adapter: a LoRA adapter's folder or id; kept as PEFT's modules, or added to the weights (``merge_adapter``).
         allow_offload: ``cpu`` or ``disk``: what fits on no GPU may go there; refused otherwise.
-        parallel: as the planner has it: ``auto`` the fewest GPUs, ``layers`` all, ``replica`` one.
+        parallel: as the planner has it: ``auto`` the fewest GPUs, ``layers`` all, ``replica`` one; ``tensor``: this
+            process's part of every layer, in each of the processes that torchrun has started.
         gpus: ``auto``: those that are free here (of CUDA_VISIBLE_DEVICES); or words such as ``4x40GB``, or cards: the
             first GPUs here, or pretended ones on a machine without.
         trust_remote_code: run code that the model brings.
@@ -133,6 +134,10 @@ def load_model(
         reserve=reserve,
         simulate=simulate,
     )
+    if parallel == "tensor":
+        from gpuherd.models.load.tensor_parallel import load_tensor_parallel
+
+        return load_tensor_parallel(asked)[0]
     return load_prepared(prepare(asked), started=started)
 
 
