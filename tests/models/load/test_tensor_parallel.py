@@ -36,7 +36,7 @@ import os, sys, torch
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.tensor_parallel import leave, load_tensor_parallel, this_rank
 loaded, _ = load_tensor_parallel(Asked(model=sys.argv[1], dtype="fp32"))
-ids = torch.arange(24).reshape(2, 12)
+ids = torch.arange(24, device=loaded.input_device).reshape(2, 12)
 with torch.inference_mode():
     logits = loaded.model(ids).logits
     answer = loaded.model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
@@ -48,22 +48,31 @@ leave()
 """
 
 
-def ranks(tmp_path: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+def ranks(tmp_path: Path, script: str, *words: str, cuda: bool = False) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "ranks.py"
     path.write_text(script)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if cuda else {"CUDA_VISIBLE_DEVICES": ""})}
     return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=110)
 
 
-def test_two_processes_compute_what_one_does(small: Small, tmp_path: Path) -> None:
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@pytest.mark.parametrize("cuda", [False, True], ids=["gloo", "nccl"])
+def test_two_processes_compute_what_one_does(small: Small, tmp_path: Path, cuda: bool) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if cuda and gpus() < 2:
+        pytest.skip("needs two GPUs")
     folder = small("llama", dtype="float32")
-    done = ranks(tmp_path, LOGITS, str(folder), str(tmp_path / "out.pt"))
+    done = ranks(tmp_path, LOGITS, str(folder), str(tmp_path / "out.pt"), cuda=cuda)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", map_location="cpu")
     one = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.arange(24).reshape(2, 12)
     with torch.inference_mode():
@@ -79,7 +88,17 @@ def test_two_processes_compute_what_one_does(small: Small, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_worker_becomes_a_rank_for_each_gpu(small: Small, tmp_path: Path) -> None:
-    words = ["--parallel", "tensor", "--gpus", "2x40GB", "--prompt-tokens", "16", "--json", str(tmp_path / "out.json")]
+    words = [
+        "--parallel",
+        "tensor",
+        "--gpus",
+        "2x40GB",
+        "--simulate",
+        "--prompt-tokens",
+        "16",
+        "--json",
+        str(tmp_path / "out.json"),
+    ]
     run = [sys.executable, "-m", "gpuherd.models.load.worker", str(small("llama")), *words]
     done = subprocess.run(run, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -150,6 +169,7 @@ def test_ranks_see_the_plans_gpus_and_share_the_cores() -> None:
     assert isinstance(plan, MemoryPlan)
     found = environment_for(plan, {"HOME": "/x", "CUDA_VISIBLE_DEVICES": "0,1,2"}, cores=8)
     assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"], found["HOME"]) == ("GPU-0,GPU-1", "4", "/x")
+    assert environment_for(plan, {}, cores=1, pretend=True)["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_the_command_line_of_the_ranks() -> None:

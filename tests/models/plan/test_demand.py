@@ -166,6 +166,14 @@ def test_the_checkpoints_own_precision_where_none_is_said() -> None:
     assert " in fp16, " in demand_for("anything", parse_cards("40GB"), read=read).sentence
 
 
+def test_what_was_assumed_is_said() -> None:
+    def read(_: str) -> Architecture:
+        return replace(SMALL, stored=None, assumptions=("its layers are guessed.",))
+
+    told = demand_for("anything", parse_cards("40GB"), read=read).sentence
+    assert "; its layers are guessed; " in told and told.endswith("bf16 is assumed; --dtype says another")
+
+
 def test_a_checkpoint_that_is_quantised_already_is_planned_as_it_is() -> None:
     def read(_: str) -> Architecture:
         return replace(SMALL, stored="as-stored")

@@ -72,11 +72,18 @@ def command(ways: int, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", *run, "-m", *words]
 
 
-def environment_for(plan: MemoryPlan, environment: Mapping[str, str], cores: int) -> dict[str, str]:
-    """The environment of the ranks: the plan's GPUs, where they are really there, and a share of the cores each."""
+def environment_for(
+    plan: MemoryPlan, environment: Mapping[str, str], cores: int, *, pretend: bool = False
+) -> dict[str, str]:
+    """The environment of the ranks: the plan's GPUs, where they are really there, and a share of the cores each.
+
+    ``pretend``: no GPU is shown, so that the ranks compute on the CPU.
+    """
     found = dict(environment)
     uuids = [load.card.uuid for load in plan.loads]
-    if all(uuid is not None for uuid in uuids):
+    if pretend:
+        found["CUDA_VISIBLE_DEVICES"] = ""
+    elif all(uuid is not None for uuid in uuids):
         found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(uuid or "" for uuid in uuids)}
     found["OMP_NUM_THREADS"] = str(max(1, cores // plan.gpus))
     return found
@@ -89,10 +96,15 @@ def relaunch(asked: Asked, words: Sequence[str]) -> None:
     ``plan_tensor_parallel`` raises, before anything is started.
     """
     with naming_extras(EXTRAS, "loading models takes"):
-        import torch.distributed  # noqa: F401 - its absence is told here, in our words
+        import torch.distributed
     plan = plan_tensor_parallel(asked)
-    if plan.gpus > 1:
-        _become(command(plan.gpus, words), environment_for(plan, os.environ, allotment.cores()))
+    if plan.gpus < 2:
+        return
+    there = torch.cuda.device_count()
+    if 0 < there < plan.gpus and not asked.simulate:
+        raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
+    environment = environment_for(plan, os.environ, allotment.cores(), pretend=asked.simulate)
+    _become(command(plan.gpus, words), environment)
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

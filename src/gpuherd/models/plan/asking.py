@@ -14,7 +14,6 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import WISHES, Wish
-from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
@@ -48,9 +47,12 @@ def demand_for(
         MissingModel, BadModel: the model is not to be had, or can't be planned.
         JobCannotFit: it fits nowhere here.
     """
-    architecture, precision = model_and_precision(model, dtype, read)
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
+    architecture = read(name)
+    precision, assumed = precision_for(architecture, wanted)
     usual = Workload()
-    return demand_of(
+    demand = demand_of(
         architecture,
         precision,
         Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
@@ -59,25 +61,9 @@ def demand_for(
         gpus=gpus,
         most=most,
     )
-
-
-def model_and_precision(
-    model: str, dtype: str | None = None, read: Callable[[str], Architecture] = read_architecture
-) -> tuple[Architecture, Precision]:
-    """The architecture of a model, and the precision in which it is loaded: by its name's ending, by what was said,
-    else the checkpoint's own; bf16 where that is not known.
-
-    Raises:
-        UsageError: a dtype that means nothing, contradicts the name, or can't be had of a checkpoint that is quantised.
-        MissingModel, BadModel: the model is not to be had, or can't be planned.
-    """
-    name, ending = split_precision(model)
-    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
-    architecture = read(name)
-    precision, assumed = precision_for(architecture, wanted)
-    if assumed is not None:
-        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
-    return architecture, precision
+    warnings = () if demand.plan is None else demand.plan.warnings
+    remarks = [*architecture.assumptions, *warnings, *((assumed,) if assumed is not None else ())]
+    return replace(demand, sentence="; ".join([demand.sentence, *(each.rstrip(".") for each in remarks)]))
 
 
 def _wish(word: str | None) -> Wish:
