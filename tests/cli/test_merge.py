@@ -121,7 +121,8 @@ def test_both_from_the_hub(pair: tuple[Path, Path], tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             told.append(json.loads(done.stdout))
             assert (tmp_path / "out").exists() is not told[-1]["dry_run"]
-            assert bool(hub.asked["/org/base/resolve/main/tokenizer.json"]) is not told[-1]["dry_run"], hub.asked
+            fetched = any(path.endswith("tokenizer.json") for path in hub.asked)
+            assert fetched is not told[-1]["dry_run"]
     tried, merged = told
     assert tried["files"] == [] and merged["files"] == ["model.safetensors"]
     assert all(tried[key] == merged[key] for key in ("params", "bytes", "changed", "dtype", "tensors"))

@@ -112,6 +112,38 @@ def test_same_bytes_as_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
         assert result.dtype == name and result.changed and result.output == ours
 
 
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "olmoe"])
+def test_factors_of_fused_experts(tiny: Tiny, tmp_path: Path, model_type: str, fused: bool) -> None:
+    """transformers 5 fuses experts in memory, and PEFT trains them so; files have them apart, or fused if asked."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    _, folder = tiny(model_type)
+    base, keep = tmp_path / "base", {"save_original_format": not fused}
+    load = AutoModelForCausalLM.from_pretrained
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load(folder, dtype=torch.bfloat16).save_pretrained(base, **keep)
+        save_adapter(load(base), tmp_path / "a", target_modules=["q_proj"], target_parameters=EXPERTS)
+        PeftModel.from_pretrained(load(base), tmp_path / "a").merge_and_unload().save_pretrained(tmp_path / "p", **keep)
+    result = merge_to_folder(base, tmp_path / "a", tmp_path / "ours")
+    assert_same(result.output, tmp_path / "p")
+    assert len(result.changed) == 2 + (4 if fused else 2 * 3 * 3)
+
+
+def test_experts_of_other_shapes(tiny: Tiny, tmp_path: Path) -> None:
+    _, base = tiny("qwen3_moe")
+    train(base, tmp_path / "a", target_modules=["q_proj"], target_parameters=EXPERTS)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "r": 2, "rank_pattern": {"q_proj": 4}}))
+    with pytest.raises(BadModel, match="finds no experts in the base model that its factors"):
+        look_over(base, tmp_path / "a")
+
+
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("how", ["saved whole", "by factors"])
 def test_the_trained_head_of_a_tied_model(tiny: Tiny, tmp_path: Path, form: str, how: str) -> None:
@@ -445,3 +477,14 @@ def test_a_base_that_changes_meanwhile(pair: tuple[Path, Path], tmp_path: Path) 
     with pytest.raises(BadModel, match=r"model.safetensors was changed while it was being read"):
         merge_to_folder(base, adapter, tmp_path / "out", on_progress=spoil)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_benchmark_in_small(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "benchmarks", "merge", "--quick", "--output", str(tmp_path)]
+    paths = os.pathsep.join([str(root / "src"), str(root)])
+    subprocess.run(command, check=True, cwd=root, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths})
+    figures = json.loads((tmp_path / "merge.json").read_text())["figures"]
+    assert figures["numbers_that_differ"] == 0 and figures["tensors"] == 21
+    assert figures["ours"]["anonymous_peak_mb"] < figures["peft"]["anonymous_peak_mb"]

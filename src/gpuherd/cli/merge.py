@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Writes the model that a LoRA adapter makes of its base: W + s B A, rsLoRA, DoRA, modules saved whole, biases. The
-weights equal those of PEFT's merge_and_unload bit for bit, for half the CPU time and memory. Config and tokenizer
-are copied. A merge that was interrupted goes on when the same command is given again.
+weights equal those of PEFT's merge_and_unload bit for bit, for less than half the CPU time and memory. Config and
+tokenizer are copied. A merge that was interrupted goes on when the same command is given again.
 
 examples:
   gpuherd merge org/adapter --output-dir merged

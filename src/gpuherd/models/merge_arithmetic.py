@@ -15,11 +15,13 @@ import math
 import torch
 
 from gpuherd.errors import BadModel
-from gpuherd.models.lora import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit
+from gpuherd.models.lora import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
 from gpuherd.models.stored import StoredTensor, read_stored
 
 # Numbers that are scaled, widened, added and rounded at a time: 1 MB of float32.
 PIECE = 1 << 18
+# Factors of a mixture's two parameters.
+KEPT_FACTORS = 4
 
 
 class Scratch:
@@ -27,6 +29,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
+        self._factors: dict[tuple[str, bool], torch.Tensor] = {}
 
     def bytes(self, purpose: str, count: int) -> torch.Tensor:
         """Room for so many bytes; what was there for this purpose before is overwritten."""
@@ -40,6 +43,15 @@ class Scratch:
         """Room for a float32 tensor."""
         return self.bytes(purpose, 4 * math.prod(shape)).view(torch.float32).view(shape)
 
+    def factor(self, tensor: StoredTensor, weight: torch.Tensor) -> torch.Tensor:
+        """A factor that many tensors need; the last few are kept."""
+        key = (tensor.info.name, weight.dtype is torch.float64)
+        if key not in self._factors:
+            if len(self._factors) >= KEPT_FACTORS:
+                self._factors.pop(next(iter(self._factors)))
+            self._factors[key] = _factor(tensor, weight)
+        return self._factors[key]
+
 
 def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     """The base's tensor with the adapter's edit in it, in the same format; ``weight`` may be changed in place.
@@ -51,6 +63,9 @@ def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.T
         return weight
     if isinstance(edit, ExpertEdit):
         weight += _expert_update(edit, weight).to(weight.dtype)
+        return weight
+    if isinstance(edit, OneExpertEdit):
+        weight += _update_of_one(edit, weight, scratch).to(weight.dtype)
         return weight
     if not isinstance(edit, MatrixEdit):
         raise TypeError(f"no arithmetic for {type(edit).__name__}")
@@ -129,6 +144,15 @@ def _rescaled(edit: MatrixEdit, magnitude: StoredTensor, weight: torch.Tensor, u
         norms = torch.linalg.norm(total.T if edit.transposed else total, dim=1)
         factor = (wanted.reshape(-1) / norms).view((1, -1) if edit.transposed else (-1, 1))
     return (factor * total).to(weight.dtype)
+
+
+def _update_of_one(edit: OneExpertEdit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """s B[e] A[e] of one expert, of its fused parameter's outputs that the weight holds."""
+    a, b = (scratch.factor(tensor, weight) for tensor in (edit.factors.a, edit.factors.b))
+    a = a.reshape(edit.experts, -1, a.shape[-1])[edit.expert : edit.expert + 1]
+    b = b.reshape(b.shape[0], -1, edit.experts)[:, :, edit.expert : edit.expert + 1]
+    update: torch.Tensor = torch.einsum("o r e, e r i -> e o i", b, a)[0, slice(*edit.rows)]
+    return update * edit.factors.scaling
 
 
 def _expert_update(edit: ExpertEdit, weight: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.errors import BadModel, CannotWrite, QueueBusy, UsageError, naming_extras
@@ -30,25 +30,22 @@ from gpuherd.jobs.durable import atomic_write, remove_strays, replacing, sync_fo
 from gpuherd.models.adapter import is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space
-from gpuherd.models.dtypes import FloatArray, read_into
+from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.merge_companions import companions, config_text, merged_config
 from gpuherd.models.merge_plan import MergePlan, Written, plan_merge
 from gpuherd.models.merged import Merged
 from gpuherd.models.names import shown
 from gpuherd.models.safetensors_writing import header, in_order, index
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchanged
+from gpuherd.models.stored import StoredTensor
 
 if TYPE_CHECKING:
-    import torch
-
-    from gpuherd.models.merge_arithmetic import Scratch
+    from gpuherd.models.merge_writing import TensorWriter
 
 _log = logging.getLogger(__name__)
 
 RECORD = "gpuherd_merge.json"
 INDEX = "model.safetensors.index.json"
-_PIECE = 1 << 30
 _RECORD_VERSION = 1
 
 # Bytes of the result that are written, of all, and what is written now.
@@ -245,11 +242,15 @@ class _Writing:
         # Beside the result, so that it can take its name.
         self._staging = output.parent / f".{output.name}.merging"
         self._done = 0
-        self._scratch = _new_scratch()
 
     def run(self) -> MergeResult:
+        from gpuherd.models.merge_writing import TensorWriter
+
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._alone():
+            if already_there(self._todo, self._output):  # another has finished it meanwhile
+                self._staging.rmdir()
+                return self._todo.result(self._output, was_there=True)
             kept = self._begin()
             plan = self._todo.plan
             check_space(
@@ -259,9 +260,10 @@ class _Writing:
                 remedy="make room, or choose another --output-dir",
             )
             self._done = kept
+            writer = TensorWriter(self._todo.base, self._todo.merged)
             for file, tensors in plan.files.items():
                 if not (self._staging / file).exists():
-                    self._write_file(self._staging / file, tensors)
+                    self._write_file(writer, self._staging / file, tensors)
             self._write_companions()
             if len(plan.files) > 1:
                 atomic_write(self._staging / INDEX, index(plan.files, plan.params))
@@ -275,17 +277,24 @@ class _Writing:
         """The folder that is written in, locked. Raises QueueBusy while another process writes there."""
         while True:
             self._staging.mkdir(exist_ok=True)
-            descriptor = os.open(self._staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another may have finished between the two steps, so that this is the result now.
+                descriptor = os.open(self._staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:  # another has finished between the two steps
+                continue
+            try:
+                self._lock(descriptor)
+                # Another may have finished just now, so that what is locked is its result.
                 if self._is_staging(descriptor):
                     yield
                     return
-            except BlockingIOError:
-                raise QueueBusy(f"another merge is writing {self._output}") from None
             finally:
                 os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise QueueBusy(f"another merge is writing {self._output}") from None
 
     def _is_staging(self, descriptor: int) -> bool:
         try:
@@ -312,13 +321,13 @@ class _Writing:
             _log.info("%s: going on after %d of %d files", self._output, len(there), len(self._todo.plan.files))
         return sum(tensor.nbytes for file in there for tensor in self._todo.plan.files[file])
 
-    def _write_file(self, path: Path, tensors: tuple[Written, ...]) -> None:
+    def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[Written, ...]) -> None:
         by_name = {tensor.name: tensor for tensor in tensors}
         with replacing(path) as file:
             file.write(header(tensors))
             for name in in_order(tensors):
                 self._on_progress(self._done, self._todo.plan.nbytes, name)
-                _write_tensor(file, self._todo, by_name[name], self._scratch)
+                writer.append(file, by_name[name])
                 self._done += by_name[name].nbytes
         self._on_progress(self._done, self._todo.plan.nbytes, path.name)
 
@@ -334,81 +343,3 @@ class _Writing:
             config = merged_config(base.config, read_json(todo.adapter / ADAPTER_CONFIG), todo.merged, todo.plan)
             same = config == dict(base.config)
             atomic_write(self._staging / "config.json", original.read_bytes() if same else config_text(config))
-
-
-def _new_scratch() -> Scratch:
-    from gpuherd.models.merge_arithmetic import Scratch
-
-    return Scratch()
-
-
-def _write_tensor(file: BinaryIO, todo: Merge, tensor: Written, scratch: Scratch) -> None:
-    """Appends one tensor's bytes."""
-    merged = todo.merged
-    stored = merged.replaced.get(tensor.name) or todo.base.stored[tensor.name]
-    assert isinstance(stored, StoredTensor)  # noqa: S101 - look_over has refused the others
-    if tensor.action == "copy" and stored.strides is None:
-        _copy(file, stored)
-        return
-    weights = _read(stored, tensor.dtype, scratch)
-    edit = merged.edits.get(tensor.name)
-    if edit is not None:
-        from gpuherd.models.merge_arithmetic import merged_tensor
-
-        weights = merged_tensor(edit, weights, scratch)
-    if tensor.dtype == "F16" and (edit is not None or stored.info.dtype != "F16"):
-        _check_range(tensor, weights)
-    _write(file, weights)
-
-
-def _copy(file: BinaryIO, stored: StoredTensor) -> None:
-    """The stored bytes as they are, from file to file."""
-    file.flush()
-    with unchanged(stored.file) as source:
-        _send(file.fileno(), source, stored.offset, stored.info.nbytes, stored.file)
-
-
-def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) -> None:
-    while nbytes:
-        sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
-        if sent == 0:
-            raise BadModel(f"{stamp.path} ends before its last tensor does")
-        offset += sent
-        nbytes -= sent
-
-
-def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
-    """A tensor in the format that it is to be written in."""
-    import torch
-
-    formats: Mapping[str, torch.dtype] = _torch_formats()
-    if stored.strides is None and stored.info.dtype in formats:
-        what = f"tensor {stored.info.name!r} of {stored.file.path}"
-        raw = scratch.bytes("weights", stored.info.nbytes)
-        with unchanged(stored.file) as source:
-            read_into(source, stored.offset, raw.numpy(), what)
-        weights = raw.view(formats[stored.info.dtype]).reshape(stored.info.shape)
-    else:
-        weights = torch.from_numpy(read_stored(stored))
-    return weights.to(formats[dtype])
-
-
-def _torch_formats() -> dict[str, Any]:
-    import torch
-
-    return {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def _check_range(tensor: Written, weights: torch.Tensor) -> None:
-    import torch
-
-    if not torch.isfinite(weights).all():
-        raise BadModel(f"{tensor.name!r} has numbers beyond fp16's 65504; write the result in bf16 (--dtype bf16)")
-
-
-def _write(file: BinaryIO, weights: torch.Tensor) -> None:
-    import torch
-
-    flat = weights.contiguous().reshape(-1)
-    if flat.numel():
-        file.write(flat.view(torch.uint8).numpy().data)

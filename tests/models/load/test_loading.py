@@ -159,7 +159,7 @@ def test_a_plan_in_another_precision_is_refused(small: Small) -> None:
         ({"gpus": "4x40"}, "of what"),
         ({"gpus": "0x40GB"}, "at least 1"),
         ({"merge_adapter": True}, "no adapter to merge"),
-        ({"dtype": "int3"}, "one of"),
+        ({"dtype": "int3"}, "no dtype that is planned for"),
         ({"parallel": "tensor"}, "a process a GPU"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 from tests.models.load.conftest import Small
 from tests.models.local_hub import running
 
-from gpuherd.errors import BadModel
-from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words, precision_to_load
+from gpuherd.errors import UsageError
+from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
@@ -40,7 +41,7 @@ def test_a_checkpoint_that_is_quantised_already_is_loaded_as_it_is(
     ids = torch.arange(9)[None] + 3
     with torch.inference_mode():
         assert torch.equal(first.model(input_ids=ids).logits, again.model(input_ids=ids).logits)
-    with pytest.raises(BadModel, match="is quantised already"):
+    with pytest.raises(UsageError, match="is quantised already"):
         load_model(str(tmp_path / "quantised"), dtype="fp32", device_map="cpu")
 
 
@@ -82,38 +83,58 @@ print(loaded.report.class_name, loaded.report.within, loaded.tokenizer("hello wo
 """
 
 
-def test_a_model_of_the_hub_comes_with_its_tokenizer_and_no_second_request(small: Small, tmp_path: Path) -> None:
+def hub_files(small: Small, folder: Path) -> dict[str, bytes]:
+    """The files of a small model with a tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path / "t")
-    files = {path.name: path.read_bytes() for folder in (small("llama"), tmp_path / "t") for path in folder.iterdir()}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(folder)
+    return {path.name: path.read_bytes() for each in (small("llama"), folder) for path in each.iterdir()}
+
+
+def load_from(url: str, cache: Path, **more: str) -> str:
+    """What ``HUB`` prints in a process of its own."""
+    settings = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **more}
+    command = [sys.executable, "-c", HUB, "org/small"]
+    answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def test_a_model_of_the_hub_comes_with_its_tokenizer(small: Small, tmp_path: Path) -> None:
     with running() as hub:
-        hub.repos["org/small"] = files
-        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-c", HUB, "org/small"]
-        answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
-        assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.strip() == "LlamaForCausalLM True [1, 2]"
+        hub.repos["org/small"] = hub_files(small, tmp_path / "files")
+        assert load_from(hub.url, tmp_path / "cache") == "LlamaForCausalLM True [1, 2]"
+
+
+@pytest.mark.slow
+def test_what_was_loaded_once_needs_no_network(small: Small, tmp_path: Path) -> None:
+    with running() as hub:
+        hub.repos["org/small"] = hub_files(small, tmp_path / "files")
+        online = load_from(hub.url, tmp_path / "cache")
         asked = sum(hub.asked.values())
-        offline = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
-        again = subprocess.run(command, capture_output=True, text=True, env=offline, check=False)
-        assert again.stdout == answer.stdout, again.stderr
+        assert load_from(hub.url, tmp_path / "cache", HF_HUB_OFFLINE="1") == online
         assert sum(hub.asked.values()) == asked
 
 
 # ---- what a card can do ----------------------------------------------------------------------------------------------
 
 
-def test_the_precision_is_the_checkpoints_own(small: Small) -> None:
-    stored = read_architecture(str(small("llama", dtype="float16")))
-    assert precision_to_load(stored, None) is Precision.FP16
-    assert precision_to_load(stored, Precision.NF4) is Precision.NF4
-    from dataclasses import replace
+def test_a_precision_that_nobody_told_is_assumed_and_told(small: Small, tmp_path: Path) -> None:
+    """A checkpoint of float64, which is no precision that weights are loaded in."""
+    from safetensors.torch import load_file, save_file
 
-    with pytest.raises(BadModel, match="say in which precision"):
-        precision_to_load(replace(stored, stored=None), None)
+    shutil.copytree(small("llama"), tmp_path / "double")
+    tensors = load_file(tmp_path / "double" / "model.safetensors")
+    double = {name: each.double() for name, each in tensors.items()}
+    save_file(double, tmp_path / "double" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "double" / "config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "double" / "config.json").write_text(json.dumps(config))
+    report = load_model(str(tmp_path / "double"), device_map="cpu").report
+    assert report.within and len(report.dtypes) == 1
+    assert report.precision is Precision.FP32 or any("bf16 is assumed" in note for note in report.notes)
 
 
 def test_cards_that_can_not_compute_in_a_precision_are_refused() -> None:

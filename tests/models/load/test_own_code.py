@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.models.load.conftest import Small
 
-from gpuherd.errors import BadModel
+from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.models.load.classes import check_code, own_code
 
 torch = pytest.importorskip("torch")
@@ -60,6 +60,15 @@ def test_code_that_was_allowed_is_run(own: tuple[Path, Path]) -> None:
     loaded = load_model(str(folder), device_map="cpu", trust_remote_code=True)
     assert mark.exists() and loaded.report.class_name == "OwnForCausalLM" and loaded.report.within
     assert any("own" in note for note in loaded.report.notes)
+
+
+def test_code_that_needs_a_library_that_is_not_there(own: tuple[Path, Path]) -> None:
+    folder, mark = own
+    code = folder / "modeling_own.py"
+    code.write_text("import not_installed_anywhere\n" + code.read_text())
+    with pytest.raises(MissingExtra, match="not_installed_anywhere"):
+        load_model(str(folder), device_map="cpu", trust_remote_code=True)
+    assert not mark.exists()
 
 
 def test_code_beside_an_architecture_of_transformers_is_left_alone(small: Small, tmp_path: Path) -> None:

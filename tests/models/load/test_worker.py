@@ -14,7 +14,8 @@ import pytest
 from tests.models.load.conftest import Small
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.models.load.worker import is_out_of_memory, main, read_device_map
+from gpuherd.models.load.asked import read_device_map
+from gpuherd.models.load.worker import is_out_of_memory, main
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import BadModel
+from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.from_config import is_known, model_type_of
@@ -60,6 +60,8 @@ def config_of(folder: Path, *, trusted: bool) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+    except ImportError as missing:
+        raise MissingExtra(f"{folder}: its own code needs a library that is not installed: {missing}") from None
     except (ValueError, OSError, KeyError, TypeError) as problem:
         raise BadModel(f"{folder}: transformers can't use its config.json: {problem}") from None
 

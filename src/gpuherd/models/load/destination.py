@@ -55,8 +55,10 @@ class ThisMachine:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
         if self._seen is None:
             from gpuherd.gpus.nvml import machine
-            from gpuherd.gpus.own_view import visible_now
+            from gpuherd.gpus.own_view import count_in_pci_order, visible_now
 
+            # The numbers here are CUDA's only if CUDA counts as we do.
+            count_in_pci_order()
             gpus = () if self._simulate else visible_now(machine().gpus)
             self._seen = tuple(
                 Card(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)

@@ -8,65 +8,37 @@ from typing import Literal
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.placing import WISHES, Wish
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.wanted import DTYPES, precision_named
 from gpuherd.options import option
 
 Offload = Literal["cpu", "disk"]
 OFFLOADS: tuple[Offload, ...] = ("cpu", "disk")
 
-_SPELLINGS = {
-    "float32": Precision.FP32,
-    "float16": Precision.FP16,
-    "half": Precision.FP16,
-    "bfloat16": Precision.BF16,
-    "8bit": Precision.INT8,
-    "4bit": Precision.NF4,
-    "nf4dq": Precision.NF4_DQ,
-}
-DTYPES = tuple(each.value for each in Precision if each is not Precision.AS_STORED)
 QUANTISATIONS = tuple(each.value for each in Precision if each.is_quantised)
 
 
-def precision_of(word: str) -> Precision:
-    """The precision that a word means. Raises UsageError, which names those that there are.
+def quantisation_named(word: str) -> Precision:
+    """The way to quantise of this name. Raises UsageError, which names those that there are.
 
-    >>> [precision_of(word).value for word in ("bf16", "torch.float16", "8bit", "nf4-dq")]
-    ['bf16', 'fp16', 'int8', 'nf4-dq']
+    >>> [quantisation_named(word).value for word in ("8bit", "nf4-dq")]
+    ['int8', 'nf4-dq']
     """
-    bare = word.strip().lower().removeprefix("torch.")
-    found = _SPELLINGS.get(bare, bare)
-    if found not in DTYPES:
-        raise UsageError(f"dtype {word!r}: it is one of {', '.join(DTYPES)}")
-    return Precision(found)
-
-
-def quantisation_of(word: str) -> Precision:
-    """The same of a way to quantise."""
-    found = precision_of(word)
+    found = precision_named(word)
     if not found.is_quantised:
         raise UsageError(f"quantization {word!r}: it is one of {', '.join(QUANTISATIONS)}")
     return found
 
 
-def wanted_precision(dtype: str | None, quantization: str | None, suffix: Precision | None = None) -> Precision | None:
-    """The precision that was asked for; None where nothing was.
+def said_precision(dtype: str | None, quantization: str | None) -> Precision | None:
+    """The precision that two words ask for, None where neither is said.
 
-    Args:
-        dtype, quantization: words, as options or keywords have them. ``quantization`` may stand beside the dtype that
-            it computes in.
-        suffix: what the model's name asks for (``-8bit``, ``-4bit``).
-
-    Raises UsageError: they contradict each other.
+    ``quantization`` may stand beside the dtype that it computes in. Raises UsageError where they contradict each other.
     """
-    plain = None if dtype is None else precision_of(dtype)
-    found = None if quantization is None else quantisation_of(quantization)
+    plain = None if dtype is None else precision_named(dtype)
+    found = None if quantization is None else quantisation_named(quantization)
     if found is not None and plain is not None and plain not in (found, found.computes_in):
         raise UsageError(f"dtype {plain} and quantization {found} together: {found} computes in {found.computes_in}")
-    found = found or plain
-    if suffix is None or found is None or found is suffix:
-        return found or suffix
-    if suffix is Precision.NF4 and found is Precision.NF4_DQ:
-        return found
-    raise UsageError(f"the model's name asks for {suffix}, the options for {found}: leave one of them out")
+    return found or plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +48,7 @@ class LoadOptions:
     dtype: Precision | None = option(
         None,
         help="precision of the weights in memory; the checkpoint's own by default",
-        parse=precision_of,
+        parse=precision_named,
         choices=DTYPES,
         group="model",
     )
@@ -84,7 +56,7 @@ class LoadOptions:
         None,
         help="quantise by bitsandbytes while loading; the same as --dtype int8, nf4 or nf4-dq",
         aliases=("quantisation", "quantize"),
-        parse=quantisation_of,
+        parse=quantisation_named,
         choices=QUANTISATIONS,
         group="model",
     )
@@ -118,4 +90,4 @@ class LoadOptions:
     trust_remote_code: bool = option(False, help="run the code that a model brings; read it before", group="model")
 
     def __post_init__(self) -> None:
-        wanted_precision(self.dtype, self.quantization)
+        said_precision(self.dtype, self.quantization)

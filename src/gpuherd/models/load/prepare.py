@@ -15,9 +15,9 @@ from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.models.load.asked import Asked, check
 from gpuherd.models.load.classes import check_code
 from gpuherd.models.load.destination import ThisMachine, destination
-from gpuherd.models.load.options import wanted_precision
+from gpuherd.models.load.options import said_precision
 from gpuherd.models.load.placed import Placement
-from gpuherd.models.load.quantised import check_bitsandbytes, check_cards, precision_to_load
+from gpuherd.models.load.quantised import check_bitsandbytes, check_cards
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.capability import Capability
@@ -26,6 +26,7 @@ from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.plan.wanted import precision_for, wanted_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def prepare(asked: Asked) -> Prepared:
     """
     check(asked)
     name, suffix = split_precision(asked.model)
-    wanted = wanted_precision(asked.dtype, asked.quantization, suffix)
+    wanted = wanted_precision(asked.model, suffix, said_precision(asked.dtype, asked.quantization))
     if wanted is not None:
         check_bitsandbytes(wanted)
     machine = ThisMachine(simulate=asked.simulate)
@@ -79,7 +80,7 @@ def prepare(asked: Asked) -> Prepared:
     if ref.path is None and asked.plan is None and asked.device_map is None:
         # Before gigabytes are fetched.
         early = read_architecture(name)
-        destination(asked, early, precision_to_load(early, wanted), machine)
+        destination(asked, early, precision_for(early, wanted)[0], machine)
     path = _located(ref, asked)
     path, adapter = _apart(asked, ref, path)
     architecture = _architecture(asked, path)
@@ -87,7 +88,7 @@ def prepare(asked: Asked) -> Prepared:
     check_code(asked.model, config, trusted=asked.trust_remote_code)
     if isinstance(asked.plan, MemoryPlan):
         wanted = _agreed(asked.plan, architecture, wanted)
-    precision = precision_to_load(architecture, wanted)
+    precision, assumed = precision_for(architecture, wanted)
     check_bitsandbytes(precision)
     in_memory = _beside(asked, architecture, adapter, precision)
     placement, cards, notes = destination(asked, in_memory, precision, machine)
@@ -103,7 +104,7 @@ def prepare(asked: Asked) -> Prepared:
         placement=placement,
         capabilities=tuple(card.capability for card in cards),
         adapter=adapter,
-        notes=(*in_memory.assumptions, *notes, *check_cards(precision, cards)),
+        notes=(*in_memory.assumptions, *((assumed,) if assumed else ()), *notes, *check_cards(precision, cards)),
     )
 
 

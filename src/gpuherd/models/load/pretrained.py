@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from gpuherd.errors import BadModel
+from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.models.load.fitting import Built, Fitted, fitted
 from gpuherd.models.load.placed import DISK, Placement, block_of
 from gpuherd.models.load.prepare import Prepared
@@ -97,7 +97,7 @@ def from_pretrained(
     folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if offloads else None
     if folder is not None:
         words |= {"offload_folder": folder.name}
-    with _no_progress_bars():
+    with _no_progress_bars(), _told_apart(ready):
         model, told = model_class.from_pretrained(
             ready.folder,
             config=config,
@@ -131,6 +131,17 @@ def _file_words(ready: Prepared, config: Any) -> dict[str, Any]:
     if ready.path.name != "pytorch_model.bin":
         raise BadModel(f"{ready.path}: transformers loads a single file only if it is safetensors")
     return {"use_safetensors": False}
+
+
+@contextmanager
+def _told_apart(ready: Prepared) -> Iterator[None]:
+    """A library that the model's quantisation or code wants, and what is wrong with the model, as our errors."""
+    try:
+        yield
+    except ImportError as missing:
+        raise MissingExtra(f"{shown(ready.asked.model)} needs a library that is not installed: {missing}") from None
+    except ValueError as problem:
+        raise BadModel(f"{shown(ready.asked.model)}: transformers can't load it: {problem}") from None
 
 
 @contextmanager

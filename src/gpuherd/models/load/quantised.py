@@ -10,9 +10,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from gpuherd.errors import BadModel, MissingExtra, UsageError
-from gpuherd.models.names import shown
-from gpuherd.models.plan.architecture import Architecture
+from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.models.plan.capability import Capability, verdict
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
@@ -21,28 +19,6 @@ EXTRAS = {"torch": "load", "transformers": "load", "accelerate": "load", "peft":
 _DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 # bfloat16 is emulated below; the product of 4-bit weights is then computed in float16, which takes as much.
 _BF16_FROM = (8, 0)
-
-
-def precision_to_load(architecture: Architecture, wanted: Precision | None) -> Precision:
-    """The precision that is loaded: what was asked for, else the checkpoint's own.
-
-    Raises BadModel: the checkpoint is quantised already, and another precision was asked for; or nobody says what its
-    precision is.
-    """
-    stored = None if architecture.stored is None else Precision(architecture.stored)
-    if stored is Precision.AS_STORED:
-        if wanted not in (None, Precision.AS_STORED, stored.computes_in):
-            raise BadModel(
-                f"{shown(architecture.model)} is quantised already, and can't be loaded in {wanted}; leave the dtype "
-                "out, or use the unquantised model"
-            )
-        return stored
-    if wanted is None and stored is None:
-        raise BadModel(
-            f"{shown(architecture.model)}: neither its weights nor its config say in which precision they are; name "
-            "one, such as --dtype bf16"
-        )
-    return wanted or stored or Precision.BF16
 
 
 def check_bitsandbytes(precision: Precision) -> None:

@@ -27,7 +27,7 @@ class OnDevice:
         device: as planned: a GPU's number, ``cpu``, ``disk``.
         blocks: in words: ``embedding, layers 0-18``.
         predicted: bytes of weights and their quantisation by the plan's formulas.
-        real: bytes that the model's tensors take; None of what is offloaded, where they are not kept in memory.
+        real: bytes that the model's tensors take; None of what is offloaded.
         cuda: bytes that CUDA's allocator gave out for it; None off the GPU.
         planned: bytes that the plan gives the device in all, with cache, workspace and reserve; None without a plan.
     """
@@ -140,7 +140,7 @@ def _where(device: Device) -> str:
 
 def _sizes(each: OnDevice) -> str:
     if each.real is None:
-        return f"{gib(each.predicted)} of weights, not kept in memory"
+        return f"{gib(each.predicted)} of weights, offloaded"
     told = f"{gib(each.real)} of weights, predicted {gib(each.predicted)}"
     if each.error is not None and each.real != each.predicted:
         told += f" ({100 * each.error:+.3f} %)"

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.models.load.options import LoadOptions
+from gpuherd.models.plan.options import whole
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import option
 
@@ -37,25 +38,17 @@ examples:
   CUDA_VISIBLE_DEVICES=0,1 python -m gpuherd.models.load.worker meta-llama/Llama-3.1-8B --dtype int8
   python -m gpuherd.models.load.worker ./small --gpus 4x40GB --parallel layers --json report.json
 """
-_MAX_MAP_BYTES = 5_000_000
-_MOST_DIGITS = 9
 
 logger = logging.getLogger("gpuherd.models.load")
-
-
-def _count(word: str) -> int:
-    if not word.isascii() or not word.isdigit() or len(word) > _MOST_DIGITS or not int(word):
-        raise ValueError(f"{word!r} is no whole number from 1 on")
-    return int(word)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(LoadOptions):
     """What the worker is told."""
 
-    batch: int = option(1, help="sequences at once", parse=_count, group="workload")
-    prompt_tokens: int = option(512, help="tokens of a prompt", parse=_count, group="workload")
-    new_tokens: int = option(64, help="tokens of an answer", parse=_count, group="workload")
+    batch: int = option(1, help="sequences at once", parse=whole, group="workload")
+    prompt_tokens: int = option(512, help="tokens of a prompt", parse=whole, group="workload")
+    new_tokens: int = option(64, help="tokens of an answer", parse=whole, group="workload")
     simulate: bool = option(
         False, help="pretend the GPUs: their blocks go to the CPU's memory and are checked all the same", group="model"
     )
@@ -90,27 +83,14 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
     """Loads, checks, tries out, writes the report. ``words``: those of the command line."""
-    from gpuherd.models.load.asked import Asked
+    from gpuherd.models.load.asked import asked_for
     from gpuherd.models.load.trial import try_out
 
     workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
     logger.info("Model: %s", model)
     logger.info("CUDA_VISIBLE_DEVICES: %s", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
     progress.report(0, None, "plan")
-    asked = Asked(
-        model=model,
-        device_map=read_device_map(options.device_map),
-        quantization=options.quantization,
-        dtype=options.dtype,
-        adapter=options.adapter,
-        merge_adapter=options.merge_adapter,
-        allow_offload=options.allow_offload,
-        parallel=options.parallel,
-        gpus=options.gpus,
-        trust_remote_code=options.trust_remote_code,
-        workload=workload,
-        simulate=options.simulate,
-    )
+    asked = asked_for(model, options, workload, simulate=options.simulate)
     loaded, planned = _part(asked, words) if options.parallel == "tensor" else _whole(asked)
     found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
     if not options.no_trial:
@@ -148,25 +128,6 @@ def _part(asked: Asked, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]
 def _expected(usage: Usage) -> int:
     """What the model itself takes at most: without the context and the reserve of other libraries."""
     return usage.total - usage.context - usage.reserve
-
-
-def read_device_map(word: str | None) -> Mapping[str, Any] | str | None:
-    """The device map that ``--device-map`` means: ``auto``, ``cpu``, or what a JSON file holds.
-
-    Raises UsageError: the file is not there or holds no device map.
-    """
-    if word is None or word in ("auto", "cpu"):
-        return word
-    try:
-        with Path(word).open("rb") as file:
-            found = json.loads(file.read(_MAX_MAP_BYTES))
-    except OSError as problem:
-        raise UsageError(f"--device-map {word}: it is auto, cpu or a JSON file; {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise UsageError(f"--device-map {word}: the file is no JSON: {problem}") from None
-    if not isinstance(found, dict) or not all(isinstance(device, int | str) for device in found.values()):
-        raise UsageError(f"--device-map {word}: a device map is an object of module paths and devices")
-    return found
 
 
 def _write(target: Path, found: Mapping[str, Any]) -> None:

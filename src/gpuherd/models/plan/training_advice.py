@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cards import words_for
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Alternative
 from gpuherd.models.plan.training_job import LoraShape, Optimiser, Strategy, TrainingJob, TrainingPrecision
@@ -125,8 +126,8 @@ def _other_gpus(
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if divided(middle) else (middle, high)
-        size = f"{round(like.total / GIB)}GB"
-        yield Alternative(("--gpus", f"{high}x{size}", "--strategy", "fsdp"), f"{high} GPUs of {size}, divided (fsdp)")
+        words = words_for([like] * high)
+        yield Alternative(("--gpus", words, "--strategy", "fsdp"), f"{words.replace('x', ' GPUs of ', 1)}, divided (fsdp)")
     whole = Step(model, job, gpus=len(cards), reward=reward)
     for size_gb in _USUAL_GB:
         card = Card("0", f"{size_gb}GB", size_gb * GIB, size_gb * GIB)
