@@ -126,4 +126,4 @@ def test_a_long_list_of_models_tells_of_the_first_ones_alone(
     assert run(["batch", "jobs.txt", "--dry-run", "--json"]) == 0
     told = capsys.readouterr()
     assert len(json.loads(told.out)["jobs"]) == 30
-    assert told.err.count("asks for") == 20 and told.err.count("more models are planned") == 1
+    assert told.err.count("tokens: asks for") == 20 and told.err.count("more models are planned") == 1
