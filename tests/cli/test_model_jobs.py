@@ -114,3 +114,16 @@ def test_on_a_machine_without_gpus_it_is_said_that_jobs_run_on_the_cpu(
     told = capsys.readouterr()
     assert json.loads(told.out)["gpus"] == 1
     assert "without GPUs jobs run on the CPU" in told.err
+
+
+def test_a_long_list_of_models_tells_of_the_first_ones_alone(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    standin("4x40GB")
+    lines = [f"#gpuherd model=llama-3.2-1b batch={batch}\ntrue {batch}" for batch in range(1, 31)]
+    (tmp_path / "jobs.txt").write_text("\n".join(lines))
+    assert run(["batch", "jobs.txt", "--dry-run", "--json"]) == 0
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["jobs"]) == 30
+    assert told.err.count("tokens: asks for") == 20 and told.err.count("more models are planned") == 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpuherd.jobs.options import GpuOptions
 
 _LONGEST_STEM = 60
+# A list may name thousands of models; the plan of each is in the table of a dry run.
+_MOST_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,21 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
         tell: is given each plan's sentence.
     """
     seen: list[Having] = []
+    told = 0
 
     def plan(use: ModelUse) -> Need:
+        nonlocal told
         from gpuherd.models.plan.asking import demand_for
         from gpuherd.models.plan.demand import idle_cards
 
         if not seen:
             seen.append(look())
         demand = demand_for(**asdict(use), cards=idle_cards(seen[0].gpus), most=seen[0].most)
-        tell(demand.sentence)
+        told += 1
+        if told <= _MOST_TOLD:
+            tell(demand.sentence)
+        elif told == _MOST_TOLD + 1:
+            tell("more models are planned; --dry-run shows what each job asks for")
         return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus), demand.sentence)
 
     return plan
