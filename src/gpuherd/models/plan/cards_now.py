@@ -51,7 +51,7 @@ def cards_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> CardsN
     problem = now.problem or (None if shown else "CUDA_VISIBLE_DEVICES shows no GPU")
     if not now.gpus and problem is None:
         problem = "this machine has no NVIDIA GPU"
-    cards, left_out = usable_cards(shown, rule or IdleRule(), _held_or_kept(), busy_too=busy_too)
+    cards, left_out = usable_cards(shown, rule or IdleRule(), _held_or_kept(), busy_too=busy_too, own_pid=os.getpid())
     return CardsNow(cards, left_out, problem)
 
 
@@ -93,12 +93,19 @@ def _own_line() -> set[int]:
 
 
 def usable_cards(
-    gpus: Sequence[Gpu], rule: IdleRule, taken: Callable[[Gpu], str | None], *, busy_too: bool = False
+    gpus: Sequence[Gpu],
+    rule: IdleRule,
+    taken: Callable[[Gpu], str | None],
+    *,
+    busy_too: bool = False,
+    own_pid: int | None = None,
 ) -> tuple[tuple[Card, ...], tuple[str, ...]]:
     """The cards of these GPUs, ordered by links, and a sentence for each that is left out.
 
-    ``taken`` tells why a GPU that computes nothing is not free all the same, None if it is.
+    ``taken`` tells why a GPU that computes nothing is not free all the same, None if it is. ``own_pid``: a process that
+    keeps no GPU busy; what it holds is not free all the same.
     """
+    own = frozenset() if own_pid is None else frozenset((own_pid,))
     left_out: list[str] = []
     usable: list[Gpu] = []
     for gpu in gpus:
@@ -107,7 +114,7 @@ def usable_cards(
             continue
         if gpu.mig_instances:
             continue
-        why = check(gpu, rule).reason or taken(gpu)
+        why = check(gpu, rule, own_pids=own).reason or taken(gpu)
         if why and not busy_too:
             left_out.append(f"GPU {gpu.label} is left out: {why}")
         elif gpu.free_mb < 1:
