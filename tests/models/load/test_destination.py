@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -91,7 +92,7 @@ def test_memory_that_is_taken_since_the_plan_was_made(standin: Standin, medium: 
 
 def test_a_device_map_that_puts_too_much_on_a_gpu(standin: Standin, big: Architecture) -> None:
     standin("4x40GB")
-    with pytest.raises(ModelDoesNotFit, match=r"the device map puts 1\d\d\.\d GiB on GPU 2"):
+    with pytest.raises(ModelDoesNotFit, match=r"1\d\d\.\d GiB would lie on GPU 2"):
         place(big, device_map={"": 2})
     assert place(big, Precision.NF4_DQ, device_map={"": 0, "model.norm": 3})[0].gpus == (0, 3)
 
@@ -117,7 +118,13 @@ def test_without_gpus_the_processor_is_meant_and_told(
 
 def test_the_computers_memory_has_an_end() -> None:
     giant = read_architecture("Llama-3.1-405B")
-    for asked in ({"device_map": "cpu"}, {"device_map": {"": "cpu"}}, {}):
+    pretended: tuple[dict[str, Any], ...] = (
+        {"gpus": "40x80GB"},
+        {"device_map": {"": 0}, "simulate": True},
+        {"gpus": "1x80GB", "allow_offload": "cpu"},
+    )
+    on_cpu: tuple[dict[str, Any], ...] = ({"device_map": "cpu"}, {"device_map": {"": "cpu"}}, {})
+    for asked in (*on_cpu, *pretended):
         with pytest.raises(ModelDoesNotFit, match=r"puts 1\d{3}\.\d GiB into the computer's memory, of which"):
             place(giant, Precision.FP32, **asked)
 
@@ -131,9 +138,52 @@ def test_offloading_beside_gpus(standin: Standin, big: Architecture) -> None:
     assert "offloaded to disk" in notes[1] and "lacks" in notes[0]
 
 
-def test_pretended_gpus_need_none(standin: Standin, big: Architecture) -> None:
-    placement, cards, notes = place(big, gpus="4x40GB")
+def test_pretended_gpus_need_none(standin: Standin) -> None:
+    little = read_architecture("Llama-3.2-1B")
+    placement, cards, notes = place(little, gpus="4x40GB", parallel="layers")
     assert placement.simulated and placement.gpus == (0, 1, 2, 3) and cards == ()
     assert any("no CUDA here" in note for note in notes)
     standin("4x40GB")
-    assert place(big, simulate=True)[0].simulated
+    assert place(little, simulate=True)[0].simulated
+
+
+def test_blocks_beside_gpus_have_the_computers_memory_for_them(standin: Standin) -> None:
+    standin("4x40GB")
+    giant = read_architecture("Llama-3.1-405B")
+    with pytest.raises(ModelDoesNotFit, match=r"puts 1\d{3}\.\d GiB into the computer's memory"):
+        place(giant, Precision.FP32, device_map={"": "cpu", "model.embed_tokens": 0}, allow_offload="cpu")
+
+
+def test_offloading_is_for_gpus_that_are_there(standin: Standin, big: Architecture) -> None:
+    standin("2x30GB")
+    placement, cards, _ = place(big, gpus="2x30GB", allow_offload="disk")
+    assert placement.gpus == (0, 1) and [card.label for card in cards] == ["0", "1"]
+    with pytest.raises(UsageError, match=r"GPU 2 .*does not show this process"):
+        place(big, gpus="3x30GB", allow_offload="disk")
+    with pytest.raises(ModelDoesNotFit, match="would lie on GPU 0"):
+        place(big, gpus="2x80GB", reserve=Reserve(fixed=20 << 30), allow_offload="disk")
+
+
+def test_a_card_that_is_not_shown_is_no_other_one(
+    standin: Standin, big: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin("2x30GB")
+    cards = cards_now().cards
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UsageError, match=r"GPU 1 .*does not show this process"):
+        place(big, gpus=cards, allow_offload="disk")
+
+
+def test_what_this_process_holds_leaves_the_rest_of_a_gpu_to_it(standin: Standin) -> None:
+    """A second model goes beside the first, where it has room."""
+    machine = standin("1x40GB")
+    machine.occupy(0, 20_000, pid=os.getpid())
+    placement, cards, _ = place(read_architecture("Llama-3.2-1B"))
+    assert placement.gpus == (0,) and cards[0].free < 21 << 30
+    with pytest.raises(ModelDoesNotFit, match="lacks"):
+        place(read_architecture("Llama-2-13B"))
+
+
+def test_no_gpus_at_all_are_no_processor(medium: Architecture) -> None:
+    with pytest.raises(UsageError, match="gpus: none are given"):
+        place(medium, Precision.NF4, gpus=[])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.load.conftest import LLAMA
+from tests.models.load.conftest import LLAMA, Small
 
 from gpuherd.errors import BadModel
 from gpuherd.models.load.fitting import Built, Fitted, fitted
@@ -105,3 +107,11 @@ def test_a_config_of_another_width_is_refused_before_anything_is_read(tmp_path: 
     config.write_text(config.read_text().replace('"intermediate_size": 128', '"intermediate_size": 96'))
     with pytest.raises(BadModel, match=r"another model than was planned .*intermediate\.dense"):
         load_model(str(tmp_path), device_map="cpu")
+
+
+@pytest.mark.parametrize("named", [["PreTrainedModel"], ["GPT2LMHeadModel"], ["MistralForCausalLM"], [3], "AutoModel"])
+def test_a_class_for_other_configs_is_not_taken(small: Small, tmp_path: Path, named: object) -> None:
+    shutil.copytree(small("llama"), tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": named}))
+    assert load_model(str(tmp_path / "m"), device_map="cpu").report.class_name == "LlamaForCausalLM"

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from tests.models.load.conftest import Small
 from tests.models.local_hub import running
 
 from gpuherd.errors import UsageError
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.prepare import prepare
 from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words
+from gpuherd.models.load.verify import Seen, of_other_dtypes
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
@@ -26,7 +30,7 @@ from gpuherd.models.plan.workload import Workload
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.models.load.loading import load_model  # noqa: E402
+from gpuherd.models.load.loading import load_model, load_prepared  # noqa: E402
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4", "nf4-dq"])
@@ -43,6 +47,8 @@ def test_a_checkpoint_that_is_quantised_already_is_loaded_as_it_is(
         assert torch.equal(first.model(input_ids=ids).logits, again.model(input_ids=ids).logits)
     with pytest.raises(UsageError, match="is quantised already"):
         load_model(str(tmp_path / "quantised"), dtype="fp32", device_map="cpu")
+    with pytest.raises(UsageError, match="weights in as-stored can't be offloaded"):
+        load_model(str(tmp_path / "quantised"), device_map={"": "cpu", "lm_head": "disk"}, allow_offload="disk")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +171,25 @@ def test_4_bit_weights_are_multiplied_in_float16_where_bfloat16_is_emulated(
         settings = words["quantization_config"]
         assert settings.bnb_4bit_compute_dtype is getattr(torch, dtype) and settings.bnb_4bit_quant_type == "nf4"
         assert settings.bnb_4bit_use_double_quant is (precision is Precision.NF4_DQ)
+
+
+def test_weights_that_are_stored_in_8_bits_are_no_wrong_dtype() -> None:
+    """FP8 checkpoints: transformers keeps their codes as parameters."""
+    seen = [
+        Seen("w", "cuda:0", "float8_e4m3fn", 1, 64),
+        Seen("w.scale", "cuda:0", "float8_e8m0fnu", 2, 4),
+        Seen("n", "cuda:0", "float64", 3, 8),
+    ]
+    found = of_other_dtypes(seen, expected_dtypes(Precision.AS_STORED), frozenset())
+    assert len(found) == 1 and found[0].startswith("n is in float64")
+
+
+def test_a_part_that_float16_is_too_narrow_for_keeps_the_rest_in_bfloat16(small: Small) -> None:
+    """t5 in 4 bits on a card of compute capability 7.5: in float16 transformers would keep a part of it in float32."""
+    pytest.importorskip("bitsandbytes")
+    ready = prepare(Asked(str(small("t5")), quantization="nf4", device_map="cpu"))
+    report = load_prepared(replace(ready, capabilities=((7, 5),))).report
+    assert report.within and "float32" not in report.dtypes
 
 
 def test_a_report_is_plain_json(small: Small) -> None:

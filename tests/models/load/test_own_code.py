@@ -75,10 +75,12 @@ def test_code_beside_an_architecture_of_transformers_is_left_alone(small: Small,
     folder = tmp_path / "both"
     shutil.copytree(small("llama"), folder)
     config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    config["auto_map"] = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "modeling_own.py").write_text(CODE.format(mark=str(tmp_path / "mark")))
-    assert load_model(str(folder), device_map="cpu").report.class_name == "LlamaForCausalLM"
+    for trusted in (False, True):
+        report = load_model(str(folder), device_map="cpu", trust_remote_code=trusted).report
+        assert report.class_name == "LlamaForCausalLM"
     assert not (tmp_path / "mark").exists()
 
 

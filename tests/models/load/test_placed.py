@@ -141,8 +141,8 @@ def test_offloading_that_is_allowed(big: Architecture) -> None:
 
 @given(st.data())
 def test_every_block_has_the_device_of_its_longest_path(data: st.DataObject) -> None:
-    architecture = read_architecture("gpt2")
-    paths = ["", "transformer", "transformer.h", *(block.name for block in architecture.blocks)]
+    architecture = read_architecture("Llama-3.2-1B")
+    paths = ["", "model", "model.layers", *(block.name for block in architecture.blocks)]
     device_map = {"": 0} | data.draw(st.dictionaries(st.sampled_from(paths), st.integers(0, 3)))
     placement = from_device_map(architecture, device_map, visible=4)
     for name, device in placement.by_block.items():
@@ -165,3 +165,11 @@ def test_the_block_of_a_path() -> None:
     assert block_of("model.layers.1.mlp.weight", blocks) == "model.layers.1"
     assert block_of("model.layers.12.mlp.weight", blocks) is None
     assert block_of("lm_head", blocks) == "lm_head"
+
+
+def test_embeddings_that_are_added_lie_on_one_gpu() -> None:
+    """gpt2's positions on another GPU than its tokens: not every family brings one to the other."""
+    gpt2 = read_architecture("gpt2")
+    with pytest.raises(UsageError, match=r"wte' and '.*wpe' are added to each other, and lie on GPU 0 and GPU 1"):
+        from_device_map(gpt2, {"": 0, "transformer.wpe": 1}, visible=2)
+    assert from_device_map(gpt2, {"": 1, "transformer.wte": 0, "transformer.wpe": 0}, visible=2).gpus == (0, 1)

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuherd.errors import BadModel, UsageError
+from gpuherd.errors import BadModel, MissingExtra, UsageError
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.destination import ModelDoesNotFit
 from gpuherd.models.load.tensor_parallel import (
@@ -20,6 +21,7 @@ from gpuherd.models.load.tensor_parallel import (
     environment_for,
     load_tensor_parallel,
     plan_tensor_parallel,
+    relaunch,
     this_rank,
 )
 from gpuherd.models.plan.card import Card
@@ -28,6 +30,9 @@ from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
+
+torch = pytest.importorskip("torch")
+save_file = pytest.importorskip("safetensors.torch").save_file
 
 Small = Callable[..., Path]
 
@@ -57,14 +62,11 @@ def ranks(tmp_path: Path, script: str, *words: str, cuda: bool = False) -> subpr
 
 
 def gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
+    return int(torch.cuda.device_count())
 
 
 @pytest.mark.parametrize("cuda", [False, True], ids=["gloo", "nccl"])
 def test_two_processes_compute_what_one_does(small: Small, tmp_path: Path, cuda: bool) -> None:
-    import torch
     from transformers import AutoModelForCausalLM
 
     if cuda and gpus() < 2:
@@ -139,6 +141,42 @@ def test_what_does_not_go_with_it_is_refused_before(
 ) -> None:
     with pytest.raises(kind, match=message):
         plan_tensor_parallel(asked(small("llama"), **more))
+
+
+def test_an_adapters_folder_is_not_its_base(small: Small, tmp_path: Path) -> None:
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": str(small("llama")),
+    }
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    factors: dict[str, Any] = {}
+    for layer in range(4):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        factors |= {f"{name}.lora_A.weight": torch.zeros(4, 64), f"{name}.lora_B.weight": torch.zeros(64, 4)}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UsageError, match="is an adapter: merge it"):
+        plan_tensor_parallel(asked(tmp_path))
+
+
+def test_gpus_that_are_there_are_not_replaced_by_the_processor(small: Small, standin: Any) -> None:
+    if gpus():
+        pytest.skip("torch sees real GPUs")
+    standin("2x40GB")
+    with pytest.raises(MissingExtra, match="the plan is for GPUs, and torch"):
+        relaunch(asked(small("llama"), gpus="auto"), ["no.such.module"])
+
+
+def test_what_a_card_can_not_compute_in_is_refused(small: Small) -> None:
+    with pytest.raises(ModelDoesNotFit, match="bf16 needs compute capability"):
+        plan_tensor_parallel(asked(small("llama"), gpus="2xGTX1080Ti"))
+
+
+def test_no_computer_holds_the_pretended_whole(small: Small) -> None:
+    """Each rank has its own part: the room for all of it on this machine is not asked for."""
+    assert plan_tensor_parallel(asked(small("llama"), gpus="2x80GB")).gpus == 2
 
 
 def test_a_model_whose_layers_transformers_can_not_split_is_refused(small: Small) -> None:

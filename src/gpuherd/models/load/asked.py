@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.models.load.options import LoadOptions, Offload
+from gpuherd.models.load.options import OFFLOADS, LoadOptions, Offload
 from gpuherd.models.load.placed import CPU
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.placing import Wish
@@ -82,6 +82,14 @@ def check(asked: Asked) -> None:
         raise UsageError("a plan and a device map: the plan has its own; give one of them")
     if asked.plan is not None and asked.parallel is not None:
         raise UsageError("a plan and parallel: the plan says how the model is laid out; give one of them")
+    if asked.gpus != "auto" and (asked.plan is not None or asked.device_map not in (None, "auto")):
+        raise UsageError(
+            "gpus beside a plan or a device map, which says on which GPUs the model lies; give one of them"
+        )
+    if isinstance(asked.plan, MemoryPlan) and asked.allow_offload is not None:
+        raise UsageError("a plan and allow_offload: the plan has room for the whole model; give one of them")
+    if asked.allow_offload is not None and asked.allow_offload not in OFFLOADS:
+        raise UsageError(f"allow_offload {asked.allow_offload!r}: it is one of {', '.join(OFFLOADS)}")
     if isinstance(asked.device_map, str) and asked.device_map not in ("auto", CPU):
         raise UsageError(f"device map {asked.device_map!r}: it is auto, cpu, or a mapping of module paths to devices")
     if asked.device_map is not None and asked.device_map != "auto" and asked.parallel is not None:

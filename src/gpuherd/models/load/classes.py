@@ -54,8 +54,13 @@ def _in_transformers(config: Mapping[str, Any]) -> bool:
     return any((Path(place) / "models" / name).is_dir() for place in places or () if name.isidentifier())
 
 
+def runs_own_code(config: Mapping[str, Any], *, trusted: bool) -> bool:
+    """Whether the model's own code is run: where that is allowed, and transformers has not its architecture."""
+    return trusted and not _in_transformers(config)
+
+
 def config_of(folder: Path, *, trusted: bool) -> Any:
-    """The config as an object of transformers. Raises BadModel."""
+    """The config as an object of transformers; ``trusted``: by the model's own code. Raises BadModel."""
     from transformers import AutoConfig
 
     try:
@@ -70,13 +75,18 @@ def classes_for(architecture: Architecture, config: Any, *, trusted: bool) -> li
     """The classes that the model may be loaded as, the likeliest first: the one that its config names, the one that was
     planned; of a model with code of its own that code's.
 
+    A class for another kind of config is left out, whatever the config names.
+
     Raises BadModel: there are none.
     """
     import transformers
 
     named = [*(getattr(config, "architectures", None) or ()), architecture.class_name]
-    found = [getattr(transformers, name, None) for name in dict.fromkeys(named) if isinstance(name, str)]
-    classes = [each for each in found if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel)]
+    found: list[Any] = [getattr(transformers, name, None) for name in dict.fromkeys(named) if isinstance(name, str)]
+    models: list[Any] = [
+        each for each in found if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel)
+    ]
+    classes = [each for each in models if each.config_class is not None and isinstance(config, each.config_class)]
     if classes:
         return classes
     auto_map = getattr(config, "auto_map", None) or {}

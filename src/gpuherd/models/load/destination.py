@@ -6,7 +6,9 @@ Knows the GPUs that this process sees, and their free memory now. All that needs
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
@@ -59,6 +61,7 @@ class ThisMachine:
 
             # The numbers here are CUDA's only if CUDA counts as we do.
             count_in_pci_order()
+            _give_back_memory()
             gpus = () if self._simulate else visible_now(machine().gpus)
             self._seen = tuple(
                 Card(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
@@ -76,8 +79,14 @@ Placed = tuple[Placement, tuple[Card, ...], tuple[str, ...]]
 
 def destination(asked: Asked, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
     """Where the blocks go, the cards that they go to, and what should be said of that."""
+    placed = _placed(asked, architecture, precision, machine)
+    _check_memory(asked, placed[0], precision)
+    return placed
+
+
+def _placed(asked: Asked, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
     if asked.device_map == CPU:
-        return _on_cpu(asked, architecture, precision, None)
+        return _on_cpu(architecture, None)
     if isinstance(asked.device_map, Mapping):
         placement = from_device_map(
             architecture,
@@ -86,9 +95,6 @@ def destination(asked: Asked, architecture: Architecture, precision: Precision, 
             allow_offload=asked.allow_offload,
             simulated=asked.simulate,
         )
-        if not placement.gpus:
-            _check_memory(asked, placement, precision)
-            return placement, (), ()
         cards = () if asked.simulate else tuple(machine.visible[number] for number in placement.gpus)
         _check_room(asked, placement, precision, cards)
         return placement, cards, ()
@@ -98,7 +104,7 @@ def destination(asked: Asked, architecture: Architecture, precision: Precision, 
         return _by_plan(asked.plan, machine, simulate=asked.simulate)
     cards, problem = _cards(asked)
     if not cards:
-        return _on_cpu(asked, architecture, precision, problem)
+        return _on_cpu(architecture, problem)
     told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel=asked.parallel or "auto")
     if isinstance(told, MemoryPlan):
         return _by_plan(told, machine, simulate=asked.simulate)
@@ -110,16 +116,27 @@ def destination(asked: Asked, architecture: Architecture, precision: Precision, 
 def _cards(asked: Asked) -> tuple[tuple[Card, ...], str | None]:
     """The cards to plan for; none where this machine has no GPU, with the reason."""
     if not isinstance(asked.gpus, str):
+        if not asked.gpus:
+            raise UsageError("gpus: none are given; device_map='cpu' loads a model on the CPU")
         return tuple(asked.gpus), None
     if asked.gpus != "auto":
         return parse_cards(asked.gpus), None
     from gpuherd.models.plan.cards_now import cards_now
 
+    _give_back_memory()
     # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
     now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
     if not now.cards and now.left_out:
         raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
     return now.cards, now.problem
+
+
+def _give_back_memory() -> None:
+    """Gives the driver back what models that this process has let go of leave with torch, which keeps it for itself."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Placed:
@@ -130,15 +147,7 @@ def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Place
         note = "no CUDA here: the blocks of all GPUs lie in the CPU's memory" if not simulate else ""
         placement = from_plan(plan, range(len(cards)), simulated=True)
         return placement, (), (*plan.warnings, *((note,) if note else ()))
-    numbers: list[int] = []
-    for place, card in enumerate(cards):
-        number = machine.number(card) if card.uuid is not None else place
-        if number is None or number >= len(machine.visible):
-            raise UsageError(
-                f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
-                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
-            )
-        numbers.append(number)
+    numbers = _numbers(cards, machine)
     here = tuple(machine.visible[number] for number in numbers)
     for load, card in zip(plan.loads, here, strict=True):
         if load.usage.total > card.free:
@@ -149,6 +158,20 @@ def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Place
     return from_plan(plan, numbers), here, plan.warnings
 
 
+def _numbers(cards: Sequence[Card], machine: ThisMachine) -> list[int]:
+    """The number of each card in this process: by its UUID; those that are only words are the first ones here."""
+    numbers: list[int] = []
+    for place, card in enumerate(cards):
+        number = machine.number(card) if card.uuid is not None else place
+        if number is None or number >= len(machine.visible):
+            raise UsageError(
+                f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
+                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+            )
+        numbers.append(number)
+    return numbers
+
+
 def _offloaded(asked: Asked, refusal: Refusal, cards: Sequence[Card], machine: ThisMachine) -> Placed:
     """As much on the GPUs as goes, the rest where it is allowed."""
     where = asked.allow_offload or "cpu"
@@ -157,31 +180,33 @@ def _offloaded(asked: Asked, refusal: Refusal, cards: Sequence[Card], machine: T
         raise _does_not_fit(refusal)
     architecture, devices = found
     pretended = asked.simulate or (not machine.visible and all(card.uuid is None for card in cards))
-    numbers = [place if card.uuid is None else machine.number(card) for place, card in enumerate(cards)]
+    used = cards[: 1 + max(device for device in devices if isinstance(device, int))]
+    numbers = list(range(len(used))) if pretended else _numbers(used, machine)
     placement = Placement(
         architecture,
-        tuple((numbers[device] or 0) if isinstance(device, int) else device for device in devices),
+        tuple(numbers[device] if isinstance(device, int) else device for device in devices),
         simulated=pretended,
     )
     check_offload(placement, asked.allow_offload)
-    if where == CPU:
-        _check_memory(asked, placement, refusal.precision)
+    here = () if pretended else tuple(machine.visible[number] for number in placement.gpus)
+    _check_room(asked, placement, refusal.precision, here)
     away = sum(device == where for device in devices)
     note = f"{away} of {len(devices)} blocks are offloaded to {where}: this is many times slower"
-    return placement, tuple(cards) if not pretended else (), (refusal.reason, note)
+    return placement, here, (refusal.reason, note)
 
 
-def _on_cpu(asked: Asked, architecture: Architecture, precision: Precision, problem: str | None) -> Placed:
-    placement = all_on(architecture, CPU)
-    _check_memory(asked, placement, precision)
-    return placement, (), (f"on the CPU: {problem}",) if problem else ()
+def _on_cpu(architecture: Architecture, problem: str | None) -> Placed:
+    return all_on(architecture, CPU), (), (f"on the CPU: {problem}",) if problem else ()
 
 
 def _check_memory(asked: Asked, placement: Placement, precision: Precision) -> None:
-    """Raises ModelDoesNotFit where the computer has less memory available than goes there."""
+    """Raises ModelDoesNotFit where the computer has less memory available than goes there, pretended GPUs' too."""
     import psutil
 
-    needed = weights_by_device(placement.architecture, placement.devices, precision).get(CPU, 0)
+    sizes = weights_by_device(placement.architecture, placement.devices, precision)
+    needed = sum(
+        size for device, size in sizes.items() if device == CPU or (placement.simulated and isinstance(device, int))
+    )
     available = psutil.virtual_memory().available
     if needed > available:
         raise ModelDoesNotFit(
@@ -191,13 +216,13 @@ def _check_memory(asked: Asked, placement: Placement, precision: Precision) -> N
 
 
 def _check_room(asked: Asked, placement: Placement, precision: Precision, cards: Sequence[Card]) -> None:
-    """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU of a device map."""
+    """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU."""
     needed = weights_by_device(placement.architecture, placement.devices, precision)
     for number, card in zip(placement.gpus, cards, strict=False):
         taken = needed[number] + asked.reserve.context
         if taken > card.free:
             raise ModelDoesNotFit(
-                f"the device map puts {gib(taken)} on GPU {number} ({card.name}), which has {gib(card.free)} free now"
+                f"{gib(taken)} would lie on GPU {number} ({card.name}), which has {gib(card.free)} free now"
             )
 
 

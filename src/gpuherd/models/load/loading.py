@@ -18,7 +18,7 @@ from gpuherd.errors import GpuherdError, MissingExtra, MissingModel, naming_extr
 from gpuherd.models.load import verify
 from gpuherd.models.load.adapters import with_adapter
 from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import classes_for, config_of
+from gpuherd.models.load.classes import classes_for, config_of, runs_own_code
 from gpuherd.models.load.options import Offload
 from gpuherd.models.load.placed import Placement, weights_by_device
 from gpuherd.models.load.prepare import Prepared, prepare
@@ -150,7 +150,7 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
         import accelerate  # noqa: F401 - a device map needs it, and transformers says so late
         import transformers  # noqa: F401
     _check_cuda(ready.placement)
-    trusted = ready.asked.trust_remote_code
+    trusted = runs_own_code(ready.config, trusted=ready.asked.trust_remote_code)
     config = config_of(ready.folder, trusted=trusted)
     model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
     before = _given_out(ready.placement)
@@ -170,7 +170,7 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
         logger.info("%s", line)
     if not report.within:
         logger.warning("%s: predicted and real memory are further apart than they should be", ready.asked.model)
-    return Loaded(model, report, ready.folder, trusted)
+    return Loaded(model, report, ready.folder, ready.asked.trust_remote_code)
 
 
 # ---- before ----------------------------------------------------------------------------------------------------------
@@ -182,16 +182,23 @@ def _check_cuda(placement: Placement) -> None:
         return
     import torch
 
-    if not torch.cuda.is_available():
-        build = "has no CUDA" if torch.version.cuda is None else "can't use this machine's driver"
-        raise MissingExtra(
-            f"the plan is for GPUs, and torch {torch.__version__} {build}; install torch with CUDA (see gpuherd "
-            "doctor), load with device_map='cpu', or pretend the GPUs with simulate"
-        )
+    check_torch(torch.cuda.device_count())
     if torch.cuda.device_count() <= max(placement.gpus):
         raise GpuherdError(
             f"the plan uses GPU {max(placement.gpus)}, and torch sees {torch.cuda.device_count()} GPUs; was "
             "CUDA_VISIBLE_DEVICES changed after CUDA had started?"
+        )
+
+
+def check_torch(gpus: int) -> None:
+    """Raises MissingExtra where GPUs are planned and torch sees none; ``gpus``: how many it sees."""
+    import torch
+
+    if not gpus:
+        build = "has no CUDA" if torch.version.cuda is None else "can't use this machine's driver"
+        raise MissingExtra(
+            f"the plan is for GPUs, and torch {torch.__version__} {build}; install torch with CUDA (see gpuherd "
+            "doctor), load with device_map='cpu', or pretend the GPUs with simulate"
         )
 
 

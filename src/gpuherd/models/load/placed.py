@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from gpuherd.errors import UsageError
@@ -124,7 +124,23 @@ def from_device_map(
             f"{f'GPUs 0 to {visible - 1}' if visible > 1 else 'GPU 0 alone' if visible else 'no GPU'}"
         )
     check_offload(placement, allow_offload)
+    _check_first(placement)
     return placement
+
+
+def _check_first(placement: Placement) -> None:
+    """Embeddings that are added to each other lie on one device: not every model carries one to the other's."""
+    blocks = [
+        each
+        for each in zip(placement.architecture.blocks, placement.devices, strict=True)
+        if not all(tensor.buffer for tensor in each[0].tensors)
+    ]
+    for (one, here), (other, there) in pairwise(blocks):
+        if one.kind == other.kind == "embedding" and here != there:
+            raise UsageError(
+                f"device map: {one.name!r} and {other.name!r} are added to each other, and lie on "
+                f"{_and((here, there))}; give both one device"
+            )
 
 
 def check_offload(placement: Placement, allowed: Offload | None) -> None:

@@ -6,7 +6,7 @@ Knows names and headers; where it goes is ``destination``, loading itself ``load
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.models.load.asked import Asked, check
 from gpuherd.models.load.classes import check_code
-from gpuherd.models.load.destination import ThisMachine, destination
+from gpuherd.models.load.destination import Placed, ThisMachine, destination
 from gpuherd.models.load.options import said_precision
 from gpuherd.models.load.placed import Placement
 from gpuherd.models.load.quantised import check_bitsandbytes, check_cards
@@ -61,8 +61,11 @@ class Prepared:
         return self.path if self.path.is_dir() else self.path.parent
 
 
-def prepare(asked: Asked) -> Prepared:
-    """Decides everything about a loading.
+Placing = Callable[[Asked, Architecture, Precision, ThisMachine], Placed]
+
+
+def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
+    """Decides everything about a loading; ``placing`` where the blocks go.
 
     Raises:
         UsageError: options that contradict each other, a device map that can't be, offloading that is not allowed.
@@ -91,9 +94,10 @@ def prepare(asked: Asked) -> Prepared:
     precision, assumed = precision_for(architecture, wanted)
     check_bitsandbytes(precision)
     in_memory = _beside(asked, architecture, adapter, precision)
-    placement, cards, notes = destination(asked, in_memory, precision, machine)
-    if placement.offloads and (precision.is_quantised or adapter is not None):
-        what = f"weights in {precision}" if precision.is_quantised else "a model with an adapter"
+    placement, cards, notes = placing(asked, in_memory, precision, machine)
+    codes = precision.is_quantised or precision is Precision.AS_STORED
+    if placement.offloads and (codes or adapter is not None):
+        what = f"weights in {precision}" if codes else "a model with an adapter"
         raise UsageError(f"{what} can't be offloaded: all blocks must be on GPUs; see 'gpuherd plan' for what fits")
     return Prepared(
         asked=asked,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.models.load.classes import runs_own_code
 from gpuherd.models.load.fitting import Built, Fitted, fitted
 from gpuherd.models.load.placed import DISK, Placement, block_of
 from gpuherd.models.load.prepare import Prepared
@@ -92,7 +93,11 @@ def from_pretrained(
 
     ``more``: further words for transformers; without a device map they say where it goes.
     """
-    words: dict[str, Any] = {**loading_words(ready.precision, ready.capabilities), **_file_words(ready, config)}
+    overflows = any(tensor.fp32_in_fp16 for tensor in ready.base.tensors())
+    words: dict[str, Any] = {
+        **loading_words(ready.precision, ready.capabilities, overflows=overflows),
+        **_file_words(ready, config),
+    }
     offloads = device_map is not None and DISK in device_map.values()
     folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if offloads else None
     if folder is not None:
@@ -104,7 +109,7 @@ def from_pretrained(
             device_map=None if device_map is None else dict(device_map),
             weights_only=True,
             output_loading_info=True,
-            trust_remote_code=ready.asked.trust_remote_code,
+            trust_remote_code=runs_own_code(ready.config, trusted=ready.asked.trust_remote_code),
             local_files_only=True,
             **words,
             **more,

@@ -16,6 +16,10 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
 
 EXTRAS = {"torch": "load", "transformers": "load", "accelerate": "load", "peft": "load", "safetensors": "load"}
+# Of checkpoints that are stored in 8 bits: weights and their scales.
+_EIGHT_BITS = frozenset(
+    {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"}
+)
 _DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 # bfloat16 is emulated below; the product of 4-bit weights is then computed in float16, which takes as much.
 _BF16_FROM = (8, 0)
@@ -39,17 +43,20 @@ def check_cards(precision: Precision, cards: Sequence[Card]) -> tuple[str, ...]:
     return tuple(f"on GPU {card.label} ({card.name}) {said.sentence}" for card, said in told if said.sentence)
 
 
-def loading_words(precision: Precision, capabilities: Sequence[Capability | None] = ()) -> dict[str, Any]:
+def loading_words(
+    precision: Precision, capabilities: Sequence[Capability | None] = (), *, overflows: bool = False
+) -> dict[str, Any]:
     """What ``from_pretrained`` is told of the precision. Imports torch and transformers.
 
     Args:
         capabilities: of the GPUs that it will lie on.
+        overflows: float16 is too narrow for a part of the model, which transformers would keep in float32.
     """
     import torch
 
     plain = precision.computes_in
     emulated = any(each is not None and each < _BF16_FROM for each in capabilities)
-    if precision in (Precision.NF4, Precision.NF4_DQ) and emulated:
+    if precision in (Precision.NF4, Precision.NF4_DQ) and emulated and not overflows:
         plain = Precision.FP16
     dtype = getattr(torch, _DTYPES[plain])
     if precision is Precision.AS_STORED:
@@ -72,7 +79,7 @@ def loading_words(precision: Precision, capabilities: Sequence[Capability | None
 def expected_dtypes(precision: Precision) -> frozenset[str]:
     """In which torch dtypes weights that are no codes may lie, beside those that stay in float32 anyway."""
     if precision is Precision.AS_STORED:
-        return frozenset(_DTYPES.values())
+        return frozenset(_DTYPES.values()) | _EIGHT_BITS
     if precision in (Precision.NF4, Precision.NF4_DQ):
         return frozenset({"bfloat16", "float16"})
     return frozenset({_DTYPES[precision.computes_in]})

@@ -156,6 +156,7 @@ def _until_all_ended(
                     _signal(left, signal.SIGTERM)
             if kill_at is not None and time.monotonic() >= kill_at:
                 _signal(left, signal.SIGKILL)
+                kill_at = None
         return first
     finally:
         for descriptor in watched:

@@ -19,13 +19,16 @@ from gpuherd.engines import allotment
 from gpuherd.errors import UsageError, naming_extras
 from gpuherd.models.load import verify
 from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import classes_for, config_of
-from gpuherd.models.load.destination import ModelDoesNotFit
-from gpuherd.models.load.loading import Loaded, WrongPlacement
+from gpuherd.models.load.classes import classes_for, config_of, runs_own_code
+from gpuherd.models.load.destination import ModelDoesNotFit, Placed, ThisMachine
+from gpuherd.models.load.loading import Loaded, WrongPlacement, check_torch
+from gpuherd.models.load.placed import CPU, all_on
 from gpuherd.models.load.prepare import Prepared, prepare
 from gpuherd.models.load.pretrained import fitted_class, from_pretrained
 from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
 from gpuherd.models.load.report import LoadReport, OnDevice
+from gpuherd.models.names import shown
+from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
@@ -33,7 +36,7 @@ from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import MemoryPlan, Refusal, Usage
 from gpuherd.models.plan.usage import CostTable
 
-# Large enough for any model: how it is divided is decided here, the rest of the preparations needs some card.
+# Large enough for any model.
 _ROOMY = Card("0", "", 1 << 56, 1 << 56)
 
 
@@ -101,6 +104,8 @@ def relaunch(asked: Asked, words: Sequence[str]) -> None:
     if plan.gpus < 2:
         return
     there = torch.cuda.device_count()
+    if not asked.simulate and any(load.card.uuid is not None for load in plan.loads):
+        check_torch(there)
     if 0 < there < plan.gpus and not asked.simulate:
         raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
     environment = environment_for(plan, os.environ, allotment.cores(), pretend=asked.simulate)
@@ -128,7 +133,8 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
     started = time.monotonic()
     ready = _prepared(asked)
     # Whether there is room was decided before the ranks were started: by now they take it from each other.
-    ways = _divided(asked, ready, [_ROOMY] * rank.ways).gpus
+    plan = _divided(asked, ready, [_ROOMY] * rank.ways)
+    ways = plan.gpus
     if ways != rank.ways:
         raise ModelDoesNotFit(f"{asked.model} can be divided over {ways} GPUs, and {rank.ways} ranks were started")
     with naming_extras(EXTRAS, "loading models takes"):
@@ -138,12 +144,17 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
     if cuda:
         torch.cuda.set_device(rank.local)
     before = torch.cuda.memory_allocated(rank.local) if cuda else 0
-    config = config_of(ready.folder, trusted=asked.trust_remote_code)
-    classes = classes_for(ready.base, config, trusted=asked.trust_remote_code)
+    trusted = runs_own_code(ready.config, trusted=asked.trust_remote_code)
+    config = config_of(ready.folder, trusted=trusted)
+    classes = classes_for(ready.base, config, trusted=trusted)
     model_class, ready, _ = fitted_class(classes, config, ready)
     split = DistributedConfig(tp_size=rank.ways)
     model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=split)
-    notes = (*ready.notes, *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()))
+    notes = (
+        *ready.notes,
+        *plan.warnings,
+        *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()),
+    )
     device = f"cuda:{rank.local}" if cuda else "cpu"
     seen = _look(model)
     costs = CostTable(ready.base, ready.precision, asked.workload, asked.reserve, ways=rank.ways)
@@ -193,7 +204,15 @@ def _prepared(asked: Asked) -> Prepared:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
     if asked.plan is not None or asked.device_map is not None:
         raise UsageError("with --parallel tensor transformers lays out every layer: no plan of layers, no device map")
-    return prepare(replace(asked, parallel=None, gpus=[_ROOMY], simulate=True))
+    ready = prepare(replace(asked, parallel=None), _by_transformers)
+    if ready.adapter is not None:
+        raise UsageError(f"{shown(asked.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
+    return ready
+
+
+def _by_transformers(_: Asked, architecture: Architecture, __: Precision, ___: ThisMachine) -> Placed:
+    """No device is chosen here: transformers gives each rank its part of every block."""
+    return all_on(architecture, CPU), (), ()
 
 
 def _planned(asked: Asked, ready: Prepared) -> MemoryPlan:

@@ -98,6 +98,10 @@ def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
         trial = try_out(loaded, workload, planned)
         logger.info("%s", trial.sentence())
         found["trial"] = trial.as_json()
+    if options.parallel == "tensor":
+        from gpuherd.models.load.tensor_parallel import leave
+
+        leave()
     if options.json is not None and os.environ.get("RANK", "0") == "0":
         _write(Path(options.json), found)
 
