@@ -21,6 +21,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**LLAMA, "num_local_experts": 4, "num_hidden_layers": 3}),
     "t5": ("t5", {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 320,
                   "decoder_start_token_id": 0}),
+    "recurrent": ("recurrent_gemma", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+                                      "num_attention_heads": 4, "vocab_size": 320, "lru_width": 64,
+                                      "attention_window_size": 64}),
     "bert": ("bert", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
                       "vocab_size": 320, "max_position_embeddings": 128}),
 }  # fmt: skip

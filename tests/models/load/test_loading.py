@@ -14,7 +14,10 @@ import pytest
 from tests.models.load.conftest import Small
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.classes import classes_for, config_of
 from gpuherd.models.load.destination import ModelDoesNotFit
+from gpuherd.models.load.prepare import prepare
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
@@ -26,6 +29,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gpuherd.models.load.loading import Loaded, load_model  # noqa: E402
+from gpuherd.models.load.pretrained import fitted_class  # noqa: E402
 
 
 def forward(loaded: Loaded) -> Any:
@@ -93,6 +97,19 @@ def test_names_may_end_in_the_precision(small: Small, tmp_path: Path) -> None:
     shutil.copytree(small("llama"), folder)
     assert load_model(f"{folder}-8bit", device_map="cpu").report.precision is Precision.INT8
     assert load_model(f"{folder}-4bit", device_map="cpu").report.precision is Precision.NF4
+
+
+def test_a_buffer_beside_blocks_does_not_take_them_to_its_device(small: Small) -> None:
+    """accelerate moves a module of its map whole: ``model``, for a number in it, would be all of the model."""
+    ready = prepare(Asked(str(small("recurrent")), gpus="2x24GB", parallel="layers"))
+    config = config_of(ready.folder, trusted=False)
+    _, _, device_map = fitted_class(classes_for(ready.base, config, trusted=False), config, ready)
+    assert "model.normalizer" in device_map and not {"", "model", "model.layers"} & set(device_map)
+    on_disk = load_model(
+        str(small("recurrent")), device_map={"": "cpu", "model.layers.2": "disk"}, allow_offload="disk"
+    )
+    whole = load_model(str(small("recurrent")), device_map="cpu")
+    assert torch.equal(forward(on_disk).logits, forward(whole).logits)
 
 
 def test_loaded_equals_what_transformers_loads(small: Small) -> None:

@@ -22,6 +22,7 @@ from gpuherd.models.load.placed import (
 )
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
@@ -170,6 +171,11 @@ def test_the_block_of_a_path() -> None:
 def test_embeddings_that_are_added_lie_on_one_gpu() -> None:
     """gpt2's positions on another GPU than its tokens: not every family brings one to the other."""
     gpt2 = read_architecture("gpt2")
-    with pytest.raises(UsageError, match=r"wte' and '.*wpe' are added to each other, and lie on GPU 0 and GPU 1"):
+    with pytest.raises(UsageError, match=r"wte' and '.*wpe' make the first hidden states together, .* GPU 0 and GPU 1"):
         from_device_map(gpt2, {"": 0, "transformer.wpe": 1}, visible=2)
     assert from_device_map(gpt2, {"": 1, "transformer.wte": 0, "transformer.wpe": 0}, visible=2).gpus == (0, 1)
+
+
+def test_an_embedding_that_is_shared_may_be_used_on_another_gpu() -> None:
+    t5 = architecture_of({"model_type": "t5", "tie_word_embeddings": True}, "t5")
+    assert from_device_map(t5, {"": 0, "encoder": 1}, visible=2).gpus == (0, 1)

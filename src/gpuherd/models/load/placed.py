@@ -136,9 +136,10 @@ def _check_first(placement: Placement) -> None:
         if not all(tensor.buffer for tensor in each[0].tensors)
     ]
     for (one, here), (other, there) in pairwise(blocks):
-        if one.kind == other.kind == "embedding" and here != there:
+        again = all(tensor.tied_to is not None for tensor in other.tensors)
+        if one.kind == other.kind == "embedding" and here != there and not again:
             raise UsageError(
-                f"device map: {one.name!r} and {other.name!r} are added to each other, and lie on "
+                f"device map: {one.name!r} and {other.name!r} make the first hidden states together, and lie on "
                 f"{_and((here, there))}; give both one device"
             )
 

@@ -7,6 +7,7 @@ fills them with random numbers). torch and transformers are imported inside func
 from __future__ import annotations
 
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,12 +70,17 @@ def _built(empty: Any) -> Built:
 
 
 def _whole_map(empty: Any, placement: Placement) -> dict[str, Any]:
-    """The device map, with the buffers that lie in no block beside the first block."""
+    """The device map, with the buffers that lie in no block beside the first block.
+
+    By their module where it has no block inside: accelerate moves a module that it is told of with all that is in it.
+    """
     device_map: dict[str, Any] = dict(placement.device_map)
     first = next(iter(device_map.values()))
-    for name, _ in empty.named_buffers(remove_duplicate=False):
-        if block_of(name, device_map) is None:
-            device_map[name.rpartition(".")[0]] = first
+    outside = [name for name, _ in empty.named_buffers(remove_duplicate=False) if block_of(name, device_map) is None]
+    for name in outside:
+        module = name.rpartition(".")[0]
+        holds_blocks = not module or any(block.startswith(f"{module}.") for block in placement.by_block)
+        device_map[name if holds_blocks else module] = first
     return device_map
 
 
@@ -102,7 +108,7 @@ def from_pretrained(
     folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if offloads else None
     if folder is not None:
         words |= {"offload_folder": folder.name}
-    with _no_progress_bars(), _told_apart(ready):
+    with _no_progress_bars(), _no_word_on_buffers(), _told_apart(ready):
         model, told = model_class.from_pretrained(
             ready.folder,
             config=config,
@@ -161,6 +167,14 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if shown_before:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _no_word_on_buffers() -> Iterator[None]:
+    """accelerate warns of a buffer's name in a device map, which transformers reads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The following device_map keys do not match any submodules", UserWarning)
+        yield
 
 
 def few(names: Sequence[str]) -> str:
