@@ -10,6 +10,12 @@ import pytest
 
 Small = Callable[..., Path]
 
+
+def slow(*values: object) -> Any:
+    """A case of a broad sweep, whose kind of check another case of it makes in every run."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 LLAMA: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320, "tie_word_embeddings": False, "max_position_embeddings": 256,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.load.conftest import Small
+from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.models.load.asked import Asked
@@ -40,8 +40,22 @@ def forward(loaded: Loaded) -> Any:
         return loaded.model(input_ids=ids, **words)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "nf4", "nf4-dq"])
-@pytest.mark.parametrize("name", ["llama", "tied", "gpt2", "mixtral", "t5"])
+ALWAYS = {
+    ("llama", "int8"),
+    ("llama", "nf4"),
+    ("gpt2", "int8"),
+    ("tied", "nf4"),
+    ("mixtral", "nf4-dq"),
+    ("t5", "nf4-dq"),
+}
+KINDS = ("llama", "tied", "gpt2", "mixtral", "t5")
+SWEEP = [(name, how) for name in KINDS for how in (None, "int8", "nf4", "nf4-dq")]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [case if case[1] is None or case in ALWAYS else slow(*case) for case in SWEEP],
+)
 def test_a_planned_model_lies_as_planned_to_the_byte(small: Small, name: str, quantization: str | None) -> None:
     if quantization is not None:
         pytest.importorskip("bitsandbytes")

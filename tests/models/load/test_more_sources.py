@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.load.conftest import Small
+from tests.models.load.conftest import Small, slow
 from tests.models.local_hub import running
 
 from gpuherd.errors import UsageError
@@ -33,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 from gpuherd.models.load.loading import load_model, load_prepared  # noqa: E402
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4", "nf4-dq"])
+@pytest.mark.parametrize("quantization", [slow("int8"), slow("nf4"), "nf4-dq"])
 def test_a_checkpoint_that_is_quantised_already_is_loaded_as_it_is(
     small: Small, tmp_path: Path, quantization: str
 ) -> None:
@@ -65,7 +65,7 @@ def reduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("precision", "cards", "gpus"),
-    [(Precision.BF16, "4x40GB", 4), (Precision.INT8, "2x40GB", 2), (Precision.NF4_DQ, "4x24GB", 2)],
+    [(Precision.BF16, "4x40GB", 4), slow(Precision.INT8, "2x40GB", 2), slow(Precision.NF4_DQ, "4x24GB", 2)],
 )
 def test_the_map_of_a_70b_model_serves_its_reduced_copy(
     reduced: Path, precision: Precision, cards: str, gpus: int
@@ -81,6 +81,12 @@ def test_the_map_of_a_70b_model_serves_its_reduced_copy(
     assert not hasattr(loaded.model, "hf_device_map") or set(loaded.model.hf_device_map.values()) == {"cpu"}
 
 
+FETCH = """
+import sys
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.prepare import prepare
+print(prepare(Asked(sys.argv[1], device_map="cpu", dtype="bf16")).path, "torch" in sys.modules)
+"""
 HUB = """
 import sys
 from gpuherd.models.load.loading import load_model
@@ -99,10 +105,10 @@ def hub_files(small: Small, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for each in (small("llama"), folder) for path in each.iterdir()}
 
 
-def load_from(url: str, cache: Path, **more: str) -> str:
-    """What ``HUB`` prints in a process of its own."""
+def load_from(url: str, cache: Path, script: str = HUB, **more: str) -> str:
+    """What the script prints in a process of its own."""
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **more}
-    command = [sys.executable, "-c", HUB, "org/small"]
+    command = [sys.executable, "-c", script, "org/small"]
     answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.strip()
@@ -111,7 +117,10 @@ def load_from(url: str, cache: Path, **more: str) -> str:
 def test_a_model_of_the_hub_comes_with_its_tokenizer(small: Small, tmp_path: Path) -> None:
     with running() as hub:
         hub.repos["org/small"] = hub_files(small, tmp_path / "files")
-        assert load_from(hub.url, tmp_path / "cache") == "LlamaForCausalLM True [1, 2]"
+        path, torch_too = load_from(hub.url, tmp_path / "cache", FETCH).rsplit(" ", 1)
+    assert torch_too == "False"
+    loaded = load_model(path, device_map="cpu", dtype="bf16")
+    assert loaded.report.within and loaded.tokenizer("hello world")["input_ids"] == [1, 2]
 
 
 @pytest.mark.slow
@@ -119,6 +128,7 @@ def test_what_was_loaded_once_needs_no_network(small: Small, tmp_path: Path) -> 
     with running() as hub:
         hub.repos["org/small"] = hub_files(small, tmp_path / "files")
         online = load_from(hub.url, tmp_path / "cache")
+        assert online == "LlamaForCausalLM True [1, 2]"
         asked = sum(hub.asked.values())
         assert load_from(hub.url, tmp_path / "cache", HF_HUB_OFFLINE="1") == online
         assert sum(hub.asked.values()) == asked

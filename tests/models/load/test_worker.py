@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.load.conftest import Small
+from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.models.load.asked import read_device_map
@@ -21,7 +20,14 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def test_as_a_program_it_loads_computes_and_reports(small: Small, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [False, slow(True)], ids=["here", "program"])
+def test_it_loads_computes_and_reports(
+    small: Small,
+    tmp_path: Path,
+    program: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from gpuherd.models.plan.reading import read_architecture
 
     blocks = [block.name for block in read_architecture(str(small("llama"))).blocks]
@@ -29,13 +35,17 @@ def test_as_a_program_it_loads_computes_and_reports(small: Small, tmp_path: Path
     (tmp_path / "map.json").write_text(json.dumps(device_map))
     words = ["--simulate", "--device-map", str(tmp_path / "map.json"), "--prompt-tokens", "20"]
     words += ["--json", str(tmp_path / "report.json")]
-    command = [sys.executable, "-m", "gpuherd.models.load.worker", str(small("llama")), *words]
     progress = tmp_path / "progress"
-    answer = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "GPUHERD_PROGRESS": str(progress)}, check=False
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "-> GPU 3" in answer.stdout and "a prompt of 1 x 20 tokens" in answer.stdout
+    monkeypatch.setenv("GPUHERD_PROGRESS", str(progress))
+    if program:
+        command = [sys.executable, "-m", "gpuherd.models.load.worker", str(small("llama")), *words]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, log = answer.returncode, answer.stdout
+    else:
+        with caplog.at_level(logging.INFO, logger="gpuherd"):
+            code, log = main([str(small("llama")), *words]), caplog.text
+    assert code == 0, log
+    assert "-> GPU 3" in log and "a prompt of 1 x 20 tokens" in log
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["device_map"] == device_map
     assert report["within_tolerance"] and report["simulated"] and report["trial"]["finite"]
