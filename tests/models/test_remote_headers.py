@@ -154,7 +154,7 @@ def test_reasons_are_told_apart(hub: Hub, tmp_path: Path) -> None:
         "MissingModel model 'org/model@v9': the repository has no revision 'v9'",
         "MissingModel model 'org/gated' is gated: accept its licence",
         "BadModel model 'org/gguf' has several GGUF files",
-        "BadModel model 'org/adapter' is an adapter, no model of its own",
+        "OnlyAdapter model 'org/adapter' is an adapter, no model of its own",
     ]
     assert all(line.startswith(reason) for line, reason in zip(said, reasons, strict=True)), said
 

@@ -73,6 +73,10 @@ class RemoteModel:
     nbytes: int
 
 
+class OnlyAdapter(BadModel):
+    """What was named as a model is an adapter without its base."""
+
+
 def read_remote(
     ref: ModelRef,
     *,
@@ -87,6 +91,7 @@ def read_remote(
     Raises:
         MissingModel: the model, its revision or a shard is not there, it is gated, or it is not known and the Hub can't
             be asked.
+        OnlyAdapter: it is an adapter.
         BadModel: a file of it is damaged, or which files are its weights is not clear.
     """
     kept = _Kept(ref)
@@ -121,7 +126,7 @@ def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
     """Reads the headers of one commit."""
     sizes = {file.name: file.size for file in listing.files}
     if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
-        raise BadModel(
+        raise OnlyAdapter(
             f"model {shown(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
         )
     config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
