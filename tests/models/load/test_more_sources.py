@@ -105,10 +105,10 @@ def hub_files(small: Small, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for each in (small("llama"), folder) for path in each.iterdir()}
 
 
-def load_from(url: str, cache: Path, script: str = HUB, **more: str) -> str:
+def load_from(url: str, cache: Path, script: str = HUB, model: str = "org/small", **more: str) -> str:
     """What the script prints in a process of its own."""
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **more}
-    command = [sys.executable, "-c", script, "org/small"]
+    command = [sys.executable, "-c", script, model]
     answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.strip()
@@ -132,6 +132,54 @@ def test_what_was_loaded_once_needs_no_network(small: Small, tmp_path: Path) -> 
         asked = sum(hub.asked.values())
         assert load_from(hub.url, tmp_path / "cache", HF_HUB_OFFLINE="1") == online
         assert sum(hub.asked.values()) == asked
+
+
+REFUSED = """
+import json
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.prepare import prepare
+from gpuherd.models.load.tensor_parallel import plan_tensor_parallel
+asked = [
+    lambda: prepare(Asked("org/small", gpus="1x1MB")),
+    lambda: prepare(Asked("org/small", gpus="1x1MB", device_map="auto")),
+    lambda: prepare(Asked("org/small", device_map={"": 0})),
+    lambda: prepare(Asked("org/small", device_map={"nowhere": 0}, simulate=True)),
+    lambda: prepare(Asked("org/adapter", gpus="1x1MB")),
+    lambda: plan_tensor_parallel(Asked("org/small", gpus="2x1MB")),
+]
+said = []
+for ask in asked:
+    try:
+        ask()
+    except Exception as problem:
+        said.append(type(problem).__name__)
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_what_has_no_place_is_refused_before_it_is_fetched(small: Small, adapter: Path, tmp_path: Path) -> None:
+    with running() as hub:
+        hub.repos["org/small"] = hub_files(small, tmp_path / "files")
+        hub.repos["org/adapter"] = {path.name: path.read_bytes() for path in adapter.iterdir()}
+        said = json.loads(load_from(hub.url, tmp_path / "cache", REFUSED))
+        assert said == [*["ModelDoesNotFit"] * 2, *["UsageError"] * 2, *["ModelDoesNotFit"] * 2]
+        # Nothing but the header.
+        assert hub.sent["model.safetensors"] < len(hub.repos["org/small"]["model.safetensors"])
+        path, _ = load_from(hub.url, tmp_path / "cache", FETCH, model="org/adapter").rsplit(" ", 1)
+        again, _ = load_from(hub.url, tmp_path / "cache", FETCH, model="org/adapter", HF_HUB_OFFLINE="1").rsplit(" ", 1)
+    assert path == again and (Path(path) / "model.safetensors").exists()
+
+
+@pytest.fixture
+def adapter(small: Small, tmp_path: Path) -> Path:
+    """A LoRA adapter whose base is on the Hub."""
+    peft = pytest.importorskip("peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(small("llama"), dtype=torch.bfloat16)
+    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "org/small"}))
+    return tmp_path / "adapter"
 
 
 # ---- what a card can do ----------------------------------------------------------------------------------------------

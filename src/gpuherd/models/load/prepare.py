@@ -80,12 +80,13 @@ def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
         check_bitsandbytes(wanted)
     machine = ThisMachine(simulate=asked.simulate)
     ref = _reference(name)
-    if ref.path is None and asked.plan is None and asked.device_map is None:
-        # Before gigabytes are fetched.
-        early = read_architecture(name)
-        destination(asked, early, precision_for(early, wanted)[0], machine)
-    path = _located(ref, asked)
-    path, adapter = _apart(asked, ref, path)
+
+    def fetched(what: ModelRef) -> Path:
+        if what.path is None and (early := _before_it_is_fetched(what)) is not None:
+            placing(asked, early, precision_for(early, wanted)[0], machine)
+        return _located(what, asked)
+
+    path, adapter = _apart(asked, ref, fetched)
     architecture = _architecture(asked, path)
     config = _config(path)
     check_code(asked.model, config, trusted=asked.trust_remote_code)
@@ -135,17 +136,36 @@ def _located(ref: ModelRef, asked: Asked) -> Path:
     return locate(ref, for_loading=True, with_code=asked.trust_remote_code)
 
 
-def _apart(asked: Asked, ref: ModelRef, path: Path) -> tuple[Path, Path | None]:
+def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
+    """What a model of the Hub is by its headers: what has no place is refused before gigabytes are fetched.
+
+    None of an adapter, and of what can't be asked for now but is here already.
+    """
+    from gpuherd.models.locate import cached_copy
+    from gpuherd.models.remote_headers import OnlyAdapter
+
+    try:
+        return read_architecture(ref.text)
+    except OnlyAdapter:
+        return None
+    except MissingModel:
+        if cached_copy(ref) is None:
+            raise
+        return None
+
+
+def _apart(asked: Asked, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
     """The base model and the adapter, where the model is one or comes with one."""
     from gpuherd.models.adapter import adapter_base, is_adapter
 
+    path = fetched(ref)
     if is_adapter(path):
         if asked.adapter is not None:
             raise UsageError(f"model {shown(ref.text)} is an adapter itself; give its base as the model")
         base = adapter_base(path)
         if base is None:
             raise BadModel(f"model {shown(ref.text)} is an adapter, and its adapter_config.json names no base model")
-        return _located(parse_model(base), asked), path
+        return fetched(parse_model(base)), path
     if asked.adapter is None:
         if asked.merge_adapter:
             raise UsageError("merge_adapter: there is no adapter to merge; name one")

@@ -66,7 +66,7 @@ def plan_tensor_parallel(asked: Asked) -> MemoryPlan:
             weights because they are quantised. The message has the figures, and what would fit.
         MissingModel, BadModel: as ``load_model``.
     """
-    return _planned(asked, _prepared(asked))
+    return _prepared(asked, _cards(asked))[1]
 
 
 def command(ways: int, words: Sequence[str]) -> list[str]:
@@ -131,9 +131,8 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
     if rank is None:
         raise UsageError("tensor parallelism takes a process a GPU: start this under torchrun --nproc-per-node N")
     started = time.monotonic()
-    ready = _prepared(asked)
     # Whether there is room was decided before the ranks were started: by now they take it from each other.
-    plan = _divided(asked, ready, [_ROOMY] * rank.ways)
+    ready, plan = _prepared(asked, [_ROOMY] * rank.ways)
     ways = plan.gpus
     if ways != rank.ways:
         raise ModelDoesNotFit(f"{asked.model} can be divided over {ways} GPUs, and {rank.ways} ranks were started")
@@ -152,7 +151,6 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
     model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=split)
     notes = (
         *ready.notes,
-        *plan.warnings,
         *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()),
     )
     device = f"cuda:{rank.local}" if cuda else "cpu"
@@ -198,45 +196,42 @@ def leave() -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepared(asked: Asked) -> Prepared:
-    """Names, headers, precision and refusals as for any loading; where it goes is decided here."""
+def _prepared(asked: Asked, cards: Sequence[Card]) -> tuple[Prepared, MemoryPlan]:
+    """Names, headers, precision and refusals as for any loading, and how it is divided over the cards."""
     if asked.adapter is not None or asked.allow_offload is not None:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
     if asked.plan is not None or asked.device_map is not None:
         raise UsageError("with --parallel tensor transformers lays out every layer: no plan of layers, no device map")
-    ready = prepare(replace(asked, parallel=None), _by_transformers)
+    plans: list[MemoryPlan] = []
+
+    def divided(_: Asked, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
+        told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel="tensor")
+        if isinstance(told, Refusal):
+            raise ModelDoesNotFit(told.reason, told)
+        plans.append(told)
+        # Which device is not chosen here: transformers gives each rank its part of every block.
+        return all_on(architecture, CPU), (), told.warnings
+
+    ready = prepare(replace(asked, parallel=None), divided)
     if ready.adapter is not None:
         raise UsageError(f"{shown(asked.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
-    return ready
+    return ready, plans[-1]
 
 
-def _by_transformers(_: Asked, architecture: Architecture, __: Precision, ___: ThisMachine) -> Placed:
-    """No device is chosen here: transformers gives each rank its part of every block."""
-    return all_on(architecture, CPU), (), ()
-
-
-def _planned(asked: Asked, ready: Prepared) -> MemoryPlan:
+def _cards(asked: Asked) -> tuple[Card, ...]:
+    """The GPUs that may be taken. Raises UsageError where there are none."""
     if not isinstance(asked.gpus, str):
-        cards: tuple[Card, ...] = tuple(asked.gpus)
-    elif asked.gpus != "auto":
-        cards = parse_cards(asked.gpus)
-    else:
-        from gpuherd.models.plan.cards_now import cards_now
+        return tuple(asked.gpus)
+    if asked.gpus != "auto":
+        return parse_cards(asked.gpus)
+    from gpuherd.models.plan.cards_now import cards_now
 
-        # Whoever names the GPUs has chosen them, busy or not.
-        now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
-        if not now.cards:
-            why = now.problem or "; ".join(now.left_out)
-            raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")
-        cards = now.cards
-    return _divided(asked, ready, cards)
-
-
-def _divided(asked: Asked, ready: Prepared, cards: Sequence[Card]) -> MemoryPlan:
-    told = make_plan(ready.base, cards, ready.precision, asked.workload, asked.reserve, parallel="tensor")
-    if isinstance(told, Refusal):
-        raise ModelDoesNotFit(told.reason, told)
-    return told
+    # Whoever names the GPUs has chosen them, busy or not.
+    now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
+    if not now.cards:
+        why = now.problem or "; ".join(now.left_out)
+        raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")
+    return now.cards
 
 
 # ---- after -----------------------------------------------------------------------------------------------------------
