@@ -17,8 +17,11 @@ peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 from tests.models.peft_adapters import save_adapter  # noqa: E402
+from tokenizers import Tokenizer, models  # noqa: E402
 
+from gpuherd.models.load.asked import Asked  # noqa: E402
 from gpuherd.models.load.loading import load_model  # noqa: E402
+from gpuherd.models.load.prepare import prepare  # noqa: E402
 
 IDS = torch.arange(18).reshape(2, 9) + 3
 
@@ -65,6 +68,14 @@ def test_an_adapters_folder_is_a_model_by_itself(small: Small, adapter: Path) ->
     loaded = load_model(str(adapter), device_map="cpu")
     expected = peft.PeftModel.from_pretrained(base_of(small("llama")), str(adapter)).eval()
     assert torch.equal(logits(loaded.model), logits(expected))
+
+
+def test_the_tokenizer_that_an_adapter_was_trained_with_is_taken(small: Small, adapter: Path) -> None:
+    assert prepare(Asked(str(small("llama")), adapter=str(adapter))).tokenizer_folder == small("llama")
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 5}, unk_token="[UNK]"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(adapter)
+    loaded = load_model(str(small("llama")), adapter=str(adapter), device_map="cpu")
+    assert loaded.tokenizer("hello")["input_ids"] == [5] and loaded.folder == small("llama")
 
 
 def test_on_quantised_weights_it_stays_beside_them(small: Small, adapter: Path) -> None:

@@ -78,3 +78,22 @@ def test_what_is_offloaded_beside_a_gpu_computes(model: Path, tmp_path: Path) ->
     report = loaded(model, tmp_path, "--device-map", str(device_map), "--allow-offload", "cpu")
     assert {each["device"] for each in report["devices"]} == {0, "cpu"}
     assert report["trial"]["finite"]
+
+
+AGAIN = """
+import sys, torch
+from gpuherd.models.load.loading import load_model
+from gpuherd.models.plan.workload import Reserve
+first = load_model(sys.argv[1])
+free, total = torch.cuda.mem_get_info(0)
+kept = torch.empty(int(0.6 * free), dtype=torch.uint8, device="cuda:0")
+del kept
+second = load_model(sys.argv[1], reserve=Reserve(fixed=int(0.6 * free)))
+print(first.report.within, second.report.within)
+"""
+
+
+def test_what_torch_keeps_for_itself_is_room_for_a_second_model(model: Path) -> None:
+    done = child("-c", AGAIN, str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"]

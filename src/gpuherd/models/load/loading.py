@@ -46,12 +46,14 @@ class Loaded:
     Attributes:
         model: transformers' (or PEFT's) module, in evaluation mode.
         report: where it lies, and predicted beside real memory.
-        folder: its config and tokenizer.
+        folder: its config.
+        tokenizer_folder: its tokenizer: the adapter's, where that brings one, else ``folder``.
     """
 
     model: Any
     report: LoadReport
     folder: Path
+    tokenizer_folder: Path
     trust_remote_code: bool = False
 
     @cached_property
@@ -61,10 +63,12 @@ class Loaded:
 
         try:
             return AutoTokenizer.from_pretrained(
-                self.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
+                self.tokenizer_folder, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
         except (OSError, ValueError, TypeError, KeyError) as problem:
-            raise MissingModel(f"{self.folder} has no tokenizer that transformers can use: {problem}") from None
+            raise MissingModel(
+                f"{self.tokenizer_folder} has no tokenizer that transformers can use: {problem}"
+            ) from None
 
     @property
     def input_device(self) -> str:
@@ -170,7 +174,7 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
         logger.info("%s", line)
     if not report.within:
         logger.warning("%s: predicted and real memory are further apart than they should be", ready.asked.model)
-    return Loaded(model, report, ready.folder, ready.asked.trust_remote_code)
+    return Loaded(model, report, ready.folder, ready.tokenizer_folder, ready.asked.trust_remote_code)
 
 
 # ---- before ----------------------------------------------------------------------------------------------------------

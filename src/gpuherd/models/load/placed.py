@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import Offload
+from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import GpuLoad, MemoryPlan
@@ -203,7 +204,7 @@ def _check_paths(architecture: Architecture, wanted: Mapping[str, Device]) -> No
         if path not in known:
             near = difflib.get_close_matches(path, known, 1, 0.6)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"device map: {architecture.model} has no part {path!r}{hint}")
+            raise UsageError(f"device map: {shown(architecture.model)} has no part {shown(path)}{hint}")
 
 
 def _devices(architecture: Architecture, wanted: Mapping[str, Device]) -> Iterable[Device]:

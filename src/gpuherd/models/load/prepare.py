@@ -57,8 +57,15 @@ class Prepared:
 
     @property
     def folder(self) -> Path:
-        """Where config and tokenizer are."""
+        """Where the config is."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer is: an adapter is saved with the one, and the chat template, that it was trained with."""
+        if self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file():
+            return self.adapter
+        return self.folder
 
 
 Placing = Callable[[Asked, Architecture, Precision, ThisMachine], Placed]

@@ -182,7 +182,7 @@ def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded
         seconds=time.monotonic() - started,
         notes=notes,
     )
-    return Loaded(model, report, ready.folder, asked.trust_remote_code), usage
+    return Loaded(model, report, ready.folder, ready.tokenizer_folder, asked.trust_remote_code), usage
 
 
 def leave() -> None:
