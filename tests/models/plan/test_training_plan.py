@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -272,8 +271,16 @@ class TestMethods:
         ({"new_tokens": -1}, "new_tokens=-1"),
         ({"accumulation": True}, "accumulation=True"),
         ({"base": Precision.NF4}, "under a LoRA adapter"),
-        ({"base": Precision.INT8, "lora": LoraShape(), "strategy": Strategy.FSDP}, "can't divide int8"),
+        (
+            {"base": Precision.INT8, "lora": LoraShape(), "strategy": Strategy.FSDP},
+            "lie as int8",
+        ),
+        ({"base": Precision.AS_STORED, "lora": LoraShape(), "strategy": Strategy.FSDP}, "lie as as-stored"),
         ({"optimiser": Optimiser.ADAMW_8BIT, "strategy": Strategy.FSDP}, "can't divide the states"),
+        ({"attention": "flash"}, "attention='flash': it is one of sdpa, eager"),
+        ({"loss": "chunk"}, "loss='chunk'"),
+        ({"value": ""}, "value=''"),
+        ({"batch": 10**400}, "at most 10"),
     ],
 )
 def test_impossible_jobs_are_refused(fields: dict[str, object], complaint: str) -> None:
@@ -288,16 +295,90 @@ def test_lora_without_rank_or_targets() -> None:
         LoraShape(8, ())
 
 
-def test_an_old_card_is_told_to_emulate_bfloat16() -> None:
-    old = Card("0", "V100", 80 * GIB, 80 * GIB, (7, 0))
-    plan = make_training_plan(LLAMA_1B, (old,), TrainingJob(lora=LoraShape()))
-    assert any("V100" in sentence and "bfloat16" in sentence for sentence in plan.warnings)
+class TestWhatACardCanDo:
+    V100 = Card("0", "V100", 80 * GIB, 80 * GIB, (7, 0))
+    GTX_980 = Card("1", "GTX 980", 90 * GIB, 90 * GIB, (5, 2))
+
+    def test_an_old_card_is_told_to_emulate_bfloat16(self) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.V100,), TrainingJob(lora=LoraShape()))
+        assert isinstance(plan, TrainingPlan)
+        assert any("V100" in sentence and "bf16 is emulated" in sentence for sentence in plan.warnings)
+
+    def test_one_that_cannot_is_left_out(self) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), TrainingJob(lora=LoraShape()))
+        assert isinstance(plan, TrainingPlan)
+        assert [load.card.name for load in plan.loads] == ["V100"]
+        assert any("GTX 980" in sentence and "can't be used" in sentence for sentence in plan.warnings)
+
+    @pytest.mark.parametrize("job", [TrainingJob(), TrainingJob(precision=TrainingPrecision.FP32)])
+    def test_nothing_is_planned_where_none_can(self, job: TrainingJob) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980,), job)
+        assert isinstance(plan, TrainingPlan) == (job.precision is TrainingPrecision.FP32)
+        if isinstance(plan, TrainingRefusal):
+            assert plan.reason.startswith("no GPU can compute as llama-3.2-1b is to be trained: GPU 1 (GTX 980)")
+            assert plan.alternatives == ()
+
+    def test_a_base_in_codes_needs_what_bitsandbytes_needs(self) -> None:
+        job = TrainingJob(lora=LoraShape(), base=Precision.NF4, precision=TrainingPrecision.FP32)
+        assert isinstance(make_training_plan(LLAMA_1B, (self.GTX_980,), job), TrainingRefusal)
+
+    def test_so_many_gpus_must_be_able(self) -> None:
+        job = TrainingJob(strategy=Strategy.DDP, precision=BF16)
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), job, gpus=2)
+        assert isinstance(plan, TrainingRefusal)
+        assert plan.reason.startswith("2 GPUs are asked for, and 1 can compute")
 
 
-def test_a_plan_of_126_layers_is_quick() -> None:
-    """Equal layers are counted once, whatever their number."""
-    huge = read_architecture("llama-3.1-405b")
-    given = cards(64, 80)
+def test_a_single_gpu_is_one() -> None:
+    with pytest.raises(UsageError, match="single trains on one GPU"):
+        make_training_plan(LLAMA_1B, cards(2, 80), TrainingJob(), gpus=2)
+
+
+def test_a_model_without_linear_modules_takes_no_adapter() -> None:
+    bare = replace(LLAMA_1B, blocks=tuple(block for block in LLAMA_1B.blocks if block.kind != "layer"))
+    with pytest.raises(UsageError, match="no linear module"):
+        make_training_plan(bare, cards(1, 80), TrainingJob(lora=LoraShape()))
+    refusal = make_training_plan(bare, cards(1, 2), TrainingJob())  # nor is one offered
+    assert isinstance(refusal, TrainingRefusal)
+    assert not any("--lora" in alternative.words for alternative in refusal.alternatives)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_an_encoder_alone_has_no_next_token(method: Method) -> None:
+    from gpuherd.models.plan.from_config import architecture_of
+
+    bert = architecture_of({"model_type": "bert"}, "bert")
+    with pytest.raises(UsageError, match="bert has no head that predicts a next token"):
+        make_training_plan(bert, cards(1, 80), TrainingJob(method))
+
+
+@given(sizes=st.lists(st.sampled_from([16, 24, 40, 80]), min_size=1, max_size=12), batch=st.integers(1, 8))
+@settings(max_examples=30)
+def test_fsdp_takes_the_fewest_of_unequal_cards(sizes: list[int], batch: int) -> None:
+    """Found by halving among cards that are alike; held against trying every number."""
+    given = tuple(Card(str(n), f"{size}GB", size * GIB, size * GIB, (8, 0)) for n, size in enumerate(sizes))
+    job = TrainingJob(strategy=Strategy.FSDP, batch=batch)
+    tried = [make_training_plan(LLAMA_1B, given, job, gpus=number) for number in range(1, len(given) + 1)]
+    fitting = [plan.gpus for plan in tried if isinstance(plan, TrainingPlan)]
+    plan = make_training_plan(LLAMA_1B, given, job)
+    if fitting:
+        assert isinstance(plan, TrainingPlan)
+        assert plan.gpus == min(fitting)
+    else:
+        assert isinstance(plan, TrainingRefusal)
+        assert plan.missing == min(each.missing for each in tried if isinstance(each, TrainingRefusal))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [TrainingJob(strategy=Strategy.FSDP), TrainingJob(Method.GRPO, strategy=Strategy.DDP)],
+    ids=["fsdp", "grpo-ddp"],
+)
+def test_many_layers_and_many_gpus_are_quick(job: TrainingJob) -> None:
+    """Equal layers are counted once, the cost table is built once a job, and numbers of GPUs are halved, not tried: it
+    took seconds."""
+    huge, given = read_architecture("llama-3.1-405b"), cards(128, 40)
     start = time.process_time()
-    make_training_plan(huge, given, TrainingJob(strategy=Strategy.FSDP, lora=LoraShape()), gpus=64)
+    refusal = make_training_plan(huge, given, job)
     assert time.process_time() - start < 1
+    assert isinstance(refusal, TrainingRefusal)
