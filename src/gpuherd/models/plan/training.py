@@ -175,11 +175,15 @@ def _warnings(task: TrainingTask, found: Placement, given: int) -> tuple[str, ..
     told = list(architecture.assumptions)
     if recipe_of(architecture) is None:
         told.append(
-            f"how {architecture.model_type} computes its layers is not known here: activations are counted as for"
-            " layers of their shapes in other models; measure a step before you rely on them"
+            f"how {architecture.model_type} computes its layers is not known here: activations are assumed to be twice"
+            " those of such layers in other models; measure a step before you rely on them"
         )
     if any(block.cache is not None and block.cache.per_sequence for block in architecture.blocks):
         told.append("activations of recurrent layers are estimated from their matrices; their scans keep more")
+    if any(block.kind == "other" and block.tensors for block in architecture.blocks):
+        told.append("texts alone are counted: a part beside the text model (images) keeps more while it is used")
+    if architecture.is_encoder_decoder:
+        told.append("each layer is counted as if it read prompt and answer; encoder and decoder read one each")
     if gpus == 1 and job.strategy is Strategy.FSDP:
         told.append("one GPU is enough: fsdp divides nothing there, and single is the same")
     if job.strategy is Strategy.DDP and gpus < given:
