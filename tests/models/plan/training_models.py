@@ -57,6 +57,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 128,
         "kv_lora_rank": 64,
     },
+    "mamba2": {"hidden_size": 512, "num_heads": 16, "head_dim": 64, "n_groups": 1},
+    "mamba": {"hidden_size": 512},
     "llama4_text": {
         **_WIDE,
         "head_dim": 64,
@@ -65,9 +67,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 352,
     },
 }
-EAGER = ("gemma2", "bloom", "gptj", "gpt_neo")
+EAGER = ("gemma2", "bloom", "gptj", "gpt_neo", "mamba", "mamba2")
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")  # their product on the CPU is of bf16 alone
-UNKNOWN = ("falcon", "deepseek_v3", "llama4_text")  # families without a recipe
+UNKNOWN = ("falcon", "deepseek_v3", "llama4_text", "mamba", "mamba2")  # families without a recipe
 
 
 def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any) -> Any:
@@ -76,6 +78,8 @@ def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any
 
     config = AutoConfig.for_model(family, **{**CONFIGS[family], "vocab_size": vocab, **changes})
     config.num_hidden_layers = layers
+    if family.startswith("mamba"):
+        return config
     kinds = getattr(config, "layer_types", None) or []
     if "sliding_attention" in kinds:
         config.layer_types = [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]

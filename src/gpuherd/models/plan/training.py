@@ -179,7 +179,10 @@ def _warnings(task: TrainingTask, found: Placement, given: int) -> tuple[str, ..
             " those of such layers in other models; measure a step before you rely on them"
         )
     if any(block.cache is not None and block.cache.per_sequence for block in architecture.blocks):
-        told.append("activations of recurrent layers are estimated from their matrices; their scans keep more")
+        told.append(
+            "recurrent layers are counted as transformers computes them without kernels; with those of mamba-ssm and"
+            " causal-conv1d they keep much less"
+        )
     if any(block.kind == "other" and block.tensors for block in architecture.blocks):
         told.append("texts alone are counted: a part beside the text model (images) keeps more while it is used")
     if architecture.is_encoder_decoder:

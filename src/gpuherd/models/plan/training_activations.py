@@ -9,7 +9,8 @@ layer in 16 bits. For each token, with c bytes a number in products and s in the
 - scaled dot-product attention keeps queries, keys, values (repeated for each query head where batches are padded), its
   output and a float32 sum; a mask keeps c bytes for each pair of tokens; eager attention keeps every score;
 - a gated network keeps gate, activation and up; a plain one what its activation function needs;
-- a mixture of experts keeps the same for each expert of a token, and the tokens' copies that were sent to it.
+- a mixture of experts keeps the same for each expert of a token, and the tokens' copies that were sent to it;
+- a recurrent part keeps its states, as transformers' own code makes them where there are no kernels for it.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def kept_by(block: Block, architecture: Architecture, job: TrainingJob) -> Kept:
     entry = architecture.hidden_size * stream_bytes(job)
     if block.kind == "layer":
         layer = _Layer(block, architecture, job)
-        known = recipe_of(architecture) is not None
-        return Kept(layer.kept() if known else _UNKNOWN * layer.kept(), entry, layer.passing())
+        times = 1 if recipe_of(architecture) is not None else _UNKNOWN
+        states = layer.recurrent()
+        return Kept(times * layer.kept() + states, entry, layer.passing() + states)
     if block.kind == "norm":
         return Kept(_norms(block.tensors, architecture, job, _recipe(architecture, block), ()))
     if block.kind == "head":
@@ -166,6 +168,11 @@ class _Layer:
         total = sum(self._group(name, group) for name, group in self.groups.items()) + self._experts()
         total += _norms(self.block.tensors, self.architecture, self.job, self.recipe, self._head_widths())
         return total + self.recipe.dropouts * self.architecture.hidden_size
+
+    def recurrent(self) -> int:
+        """What a recurrent part keeps of each token, without kernels of its own: about what it takes in inference."""
+        chunk, tokens = self.widths.chunk, self.job.tokens
+        return -(-self.widths.recurrent * -(-tokens // chunk) * chunk // tokens)
 
     def passing(self) -> int:
         """Gradients of what lies between the widest two products."""
