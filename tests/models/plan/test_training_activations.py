@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gpuherd.models.plan.workload import Reserve
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.plan.training_meter import Measured, Meter, fake, measure  # noqa: E402
+from tests.models.plan.training_meter import Measured, Meter, autocast, fake, measure  # noqa: E402
 from tests.models.plan.training_models import (  # noqa: E402
     CONFIGS,
     EAGER,
@@ -140,6 +141,37 @@ def test_scores_of_answers_take_what_a_loss_on_texts_takes(number: int) -> None:
         chosen = (hidden @ head.T).float().log_softmax(-1).gather(-1, tokens)
         chosen.sum().backward()
         assert usage.most("logits") == pytest.approx(meter.peak - before, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", [TrainingPrecision.MIXED, pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_reference_answers_while_the_models_own_pass_is_kept(precision: str) -> None:
+    """DPO as it is written everywhere: the model's log-probabilities, then the reference's, then the loss."""
+    vocab, config = 32_000, config_of("llama", layers=2, vocab=32_000)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with fake():
+        model, reference = model_of(config, dtype).train(), model_of(config, dtype).eval().requires_grad_(False)
+        ids = torch.zeros(2 * BATCH, TOKENS, dtype=torch.long)
+
+        def scores(of: Any) -> Any:
+            with autocast() if precision == "mixed" else contextlib.nullcontext():
+                logits = of(input_ids=ids, use_cache=False).logits
+            return logits.float().log_softmax(-1).gather(-1, ids[..., None]).sum(1)
+
+        with Meter() as meter:
+            for parameter in (*model.parameters(), *reference.parameters()):
+                meter.add(parameter)
+            before = meter.now
+            own = scores(model)
+            with torch.no_grad():
+                others = scores(reference)
+            (own - others).sigmoid().log().mean().backward()
+            real = meter.peak - before
+    job = TrainingJob(Method.DPO, precision=TrainingPrecision(precision), batch=BATCH, checkpointing=False)
+    job = replace(job, prompt_tokens=TOKENS // 2, new_tokens=TOKENS // 2)
+    usage = training_usage(architecture(config), job, NOTHING, BIG)
+    assert usage.fullest.name == "reference"
+    assert usage.fullest.logits == 14 * vocab * 2 * BATCH * TOKENS
+    assert beyond_states(usage) - usage.most("models") == pytest.approx(real, rel=0.03)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT 0.21 asks for it

@@ -212,7 +212,9 @@ class TestMethods:
         sft = training_usage(LLAMA_1B, TrainingJob(precision=BF16), Reserve(), card)
         dpo = training_usage(LLAMA_1B, TrainingJob(Method.DPO, precision=BF16), Reserve(), card)
         assert dpo.fullest.models == dpo.fullest.parameters == 2 * LLAMA_1B.parameters
-        assert dpo.most("logits") == 2 * sft.most("logits")
+        first = training_usage(LLAMA_1B, TrainingJob(Method.DPO, precision=BF16, reference=False), Reserve(), card)
+        assert first.most("logits") == 2 * sft.most("logits")
+        assert first.most("models") == 0
         assert dpo.most("activations") == 2 * sft.most("activations")
 
     def test_an_adapter_needs_no_reference(self) -> None:
@@ -328,6 +330,72 @@ class TestWhatACardCanDo:
         plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), job, gpus=2)
         assert isinstance(plan, TrainingRefusal)
         assert plan.reason.startswith("2 GPUs are asked for, and 1 can compute")
+
+
+class TestUsualCases:
+    """What students ask most, reckoned here from published sizes alone: numbers, layers, width, words. GB are 10^9."""
+
+    TOKENS = 1024
+
+    @staticmethod
+    def fullest(model: str, job: TrainingJob, number: int, size: int) -> float:
+        plan = make_training_plan(read_architecture(model), cards(number, size), job, Reserve(0, 0, 0.0), gpus=number)
+        assert isinstance(plan, TrainingPlan)
+        return plan.loads[0].usage.total / 1e9
+
+    def test_a_7b_adapter_on_24_gb(self) -> None:
+        """People report 15 to 18 GB with CUDA's own share."""
+        adapter = 32 * 2 * 2 * 16 * 4096
+        own = 2 * 6.738e9 + 12 * adapter  # parameters and moments: gradients come when logits are gone
+        checkpoints, loss = 32 * self.TOKENS * 4096 * 2, 12 * 32_000 * self.TOKENS
+        job = TrainingJob(lora=LoraShape(16, ("q_proj", "v_proj")))
+        assert self.fullest("llama-2-7b", job, 1, 24) == pytest.approx((own + checkpoints + loss) / 1e9, rel=0.01)
+
+    def test_8b_in_full_on_four_of_80_gb(self) -> None:
+        """16 bytes a number over 4 GPUs; whole: embedding and head (bf16 copies, their gradients, a float32 buffer)."""
+        divided, around = 16 * 8.030e9 / 4, 2 * 128_256 * 4096
+        expected = divided + around * (2 + 2 + 4)
+        assert self.fullest("llama-3.1-8b", TrainingJob(strategy=Strategy.FSDP), 4, 80) == pytest.approx(
+            expected / 1e9, rel=0.02
+        )
+
+    def test_1b_by_dpo_on_40_gb(self) -> None:
+        """At the end of the forward pass: two models and moments, no gradients, bf16 copies of all, logits of two in
+        bf16, float32, and what the loss makes of them."""
+        held, checkpoints = (4 + 8 + 4 + 2) * 1.2358e9, 2 * self.TOKENS * 16 * 2048 * 4
+        logits = 10 * 128_256 * 2 * self.TOKENS
+        assert self.fullest("llama-3.2-1b", TrainingJob(Method.DPO), 1, 40) == pytest.approx(
+            (held + checkpoints + logits) / 1e9, rel=0.01
+        )
+
+    def test_3b_by_grpo_with_8_answers_on_two_of_80_gb(self) -> None:
+        """Both hold everything, gradients twice (DDP's buckets); activations of 8 answers come to that."""
+        held, checkpoints = 20 * 3.2127e9, 8 * self.TOKENS * 3072 * 4 * 28
+        layer = 8 * self.TOKENS * (12 * 3072 + 8 * 8192) * 2  # about: one layer computed again
+        job = TrainingJob(Method.GRPO, strategy=Strategy.DDP, batch=8)
+        total = self.fullest("llama-3.2-3b", job, 2, 80)
+        assert held / 1e9 < total < (held + checkpoints + layer) / 1e9
+        assert make_training_plan(read_architecture("llama-3.2-3b"), cards(2, 80), job).warnings == ()
+
+
+def test_mig_instances_do_not_share_a_training() -> None:
+    slices = tuple(replace(card, alone=True) for card in cards(3, 40))
+    plan = make_training_plan(LLAMA_1B, slices, TrainingJob(strategy=Strategy.DDP, precision=BF16))
+    assert isinstance(plan, TrainingPlan)
+    assert plan.gpus == 1
+    divided = make_training_plan(LLAMA_8B, slices, TrainingJob(strategy=Strategy.FSDP))
+    assert isinstance(divided, TrainingRefusal)
+    assert len(divided.loads) == 1
+    with pytest.raises(UsageError, match="MIG instances can't share a training"):
+        make_training_plan(LLAMA_1B, slices, TrainingJob(strategy=Strategy.DDP), gpus=2)
+
+
+def test_what_is_not_counted_is_said() -> None:
+    from gpuherd.models.plan.from_config import architecture_of
+
+    for kind, sentence in (("gemma3", "texts alone are counted"), ("t5", "encoder and decoder read one each")):
+        plan = make_training_plan(architecture_of({"model_type": kind}, kind), cards(1, 192), TrainingJob())
+        assert any(sentence in warning for warning in plan.warnings)
 
 
 def test_a_single_gpu_is_one() -> None:

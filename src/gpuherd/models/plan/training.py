@@ -24,7 +24,7 @@ from gpuherd.models.plan.training_job import (
     TrainingPrecision,
 )
 from gpuherd.models.plan.training_model import training_model
-from gpuherd.models.plan.training_placing import Placement, largest_batch, place
+from gpuherd.models.plan.training_placing import Placement, largest_batch, place, together
 from gpuherd.models.plan.training_result import (
     AllCards,
     Moment,
@@ -85,6 +85,8 @@ def make_training_plan(
         raise UsageError(f"gpus={gpus}: there are {len(cards)}; take 1 to {len(cards)}")
     if job.strategy is Strategy.SINGLE and gpus not in (None, 1):
         raise UsageError(f"gpus={gpus}: single trains on one GPU; over several say ddp or fsdp")
+    if gpus is not None and gpus > max(1, len(together(cards))):
+        raise UsageError(f"gpus={gpus}: MIG instances can't share a training, and {len(together(cards))} are none")
     kept = reserve if reserve is not None else Reserve()
     task = TrainingTask(training_model(architecture), job, reward)
     able, remarks = _able(cards, job)
@@ -104,7 +106,7 @@ def make_training_plan(
         checkpointed=_other(task, found, kept, checkpointing=True),
         plain=_other(task, found, kept, checkpointing=False),
         largest_batch=largest_batch(found.step, found.cards, kept),
-        on_all=_on_all(task, able, kept, found) if gpus is None else None,
+        on_all=_on_all(task, together(able), kept, found) if gpus is None else None,
         warnings=(*remarks, *_warnings(task, found, len(able) if gpus is None else gpus)),
     )
 
@@ -163,7 +165,7 @@ def _other(task: TrainingTask, found: Placement, reserve: Reserve, *, checkpoint
 
 
 def _on_all(task: TrainingTask, cards: Sequence[Card], reserve: Reserve, found: Placement) -> AllCards | None:
-    if task.job.strategy is not Strategy.FSDP or len(found.loads) == len(cards):
+    if task.job.strategy is not Strategy.FSDP or len(found.loads) >= len(cards):
         return None
     everywhere = place(task, cards, reserve, gpus=len(cards))
     fullest = min(everywhere.loads, key=lambda load: load.left)

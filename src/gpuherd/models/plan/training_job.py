@@ -170,6 +170,12 @@ class TrainingJob:
         return needed and self.lora is None and self.method is not Method.SFT
 
     @property
+    def asks_reference_last(self) -> bool:
+        """Whether the reference answers while the model's own pass is kept for its backward pass, as DPO's code has it.
+        With ``reference=False`` its log-probabilities were computed before the training."""
+        return self.method is Method.DPO and self.reference is not False
+
+    @property
     def tokens(self) -> int:
         """Of one sequence."""
         return self.prompt_tokens + self.new_tokens

@@ -39,13 +39,13 @@ def place(task: TrainingTask, cards: Sequence[Card], reserve: Reserve, *, gpus: 
     roomiest = _roomiest(cards, reserve)
     tried: list[Placement] = []
     for alike in [(gpus,)] if gpus is not None else _numbers(task, roomiest, reserve):
-        tried.append(_on(task, roomiest[: alike[-1]], reserve))
+        tried.append(_on(task, _first(roomiest, alike[-1]), reserve))
         if tried[-1].missing > 0:
             continue
         low, high, best = alike[0], alike[-1], tried[-1]
         while low < high:  # of cards that are alike more hold less each
             middle = (low + high) // 2
-            found = _on(task, roomiest[:middle], reserve)
+            found = _on(task, _first(roomiest, middle), reserve)
             low, high, best = (low, middle, found) if found.missing <= 0 else (middle + 1, high, best)
         return best
     return min(tried, key=lambda placement: placement.missing)
@@ -54,7 +54,9 @@ def place(task: TrainingTask, cards: Sequence[Card], reserve: Reserve, *, gpus: 
 def fits(task: TrainingTask, cards: Sequence[Card], reserve: Reserve) -> bool:
     """Whether there is a placement that fits."""
     roomiest = _roomiest(cards, reserve)
-    return any(_on(task, roomiest[: alike[-1]], reserve).missing <= 0 for alike in _numbers(task, roomiest, reserve))
+    return any(
+        _on(task, _first(roomiest, alike[-1]), reserve).missing <= 0 for alike in _numbers(task, roomiest, reserve)
+    )
 
 
 def largest_batch(step: Step, cards: Sequence[Card], reserve: Reserve) -> int:
@@ -83,21 +85,32 @@ def _room(card: Card, reserve: Reserve) -> int:
     return card.free - reserve.context - reserve.on(card.total)
 
 
+def together(cards: Sequence[Card]) -> list[Card]:
+    """Those that can exchange gradients: MIG instances can't, as NCCL doesn't join them."""
+    return [card for card in cards if not card.alone]
+
+
+def _first(roomiest: Sequence[Card], number: int) -> Sequence[Card]:
+    """The roomiest that can share a training."""
+    return roomiest[:1] if number == 1 else together(roomiest)[:number]
+
+
 def _numbers(task: TrainingTask, roomiest: Sequence[Card], reserve: Reserve) -> Iterator[tuple[int, ...]]:
     """Numbers of GPUs to try, the best first; together stand those among which one more GPU never needs more room.
 
     ``fsdp`` takes the fewest: one, which divides nothing, then those that end in cards that are alike. ``ddp`` takes
     all that fit: what it needs is the same on any number but one.
     """
-    most = len(roomiest)
+    able = together(roomiest)
+    most = len(able)
     if task.job.strategy is Strategy.FSDP:
         yield (1,)
-        rooms = groupby(range(2, most + 1), key=lambda number: (roomiest[number - 1].free, roomiest[number - 1].total))
+        rooms = groupby(range(2, most + 1), key=lambda number: (able[number - 1].free, able[number - 1].total))
         yield from (tuple(alike) for _, alike in rooms)
     else:
         if task.job.strategy is Strategy.DDP and most > 1:
             held = Step(task, 2).most()
-            enough = sum(_room(card, reserve) >= held for card in roomiest)
+            enough = sum(_room(card, reserve) >= held for card in able)
             yield from [(enough,)] if enough > 1 else []
         yield (1,)
 

@@ -4,6 +4,9 @@ A step goes through: answers are generated (``grpo``, ``ppo``); the forward pass
 there; the backward pass gives them up layer by layer while gradients grow; the optimiser steps. The planner needs the
 fullest of these moments, not the sum of everything that ever lies there.
 
+DPO's reference answers when the model's own forward pass is done and kept: its logits lie beside the model's own
+log-probabilities.
+
 Where whole logits are computed, the loss is float32 and three times as large as the logits in its backward pass: the
 log-probabilities, the gradient of the chosen ones, and the gradient of the logits (torch's cross entropy; the same with
 ``log_softmax`` and ``gather``).
@@ -162,6 +165,9 @@ class Step:
             replace(before, activations=activations, logits=forward + chunk, copies=all_copies),
             replace(before, activations=activations, logits=backward + chunk, copies=self._alive_copies(job)),
         ]
+        if job.asks_reference_last and job.loss == "whole":
+            asked = replace(before, name="reference", activations=activations, copies=self._copies_of_reference(job))
+            loss.append(replace(asked, logits=self._kept_scores(job) + forward))
         top = replace(
             self._always("backward, last layer", gradients=waiting),
             activations=activations + again,
@@ -218,6 +224,16 @@ class Step:
         if self.shards > 1:
             return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
         return self.copies_around + (0 if job.checkpointing else self.copies_of_layers)
+
+    def _copies_of_reference(self, job: TrainingJob) -> int:
+        """Copies of the model's own parameters that its backward pass waits for, and those that a divided reference
+        gathers."""
+        gathered = self.copies_around + self._gathered(2) if self.shards > 1 and job.keeps_reference else 0
+        return self._alive_copies(job) + gathered
+
+    def _kept_scores(self, job: TrainingJob) -> int:
+        """Log-probabilities of every word, which the backward pass needs."""
+        return _FLOAT32 * self.task.architecture.vocab_size * job.scored_tokens
 
     def _gathered(self, units: int) -> int:
         return units * self.copy_of_layer
