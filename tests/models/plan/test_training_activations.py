@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,16 @@ def beyond_states(usage: TrainingUsage) -> int:
     return max(moment.total - moment.parameters - moment.quantisation - moment.optimiser for moment in learning)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+OFTEN_MEASURED = {("llama", "bf16", False), ("llama", "mixed", True)}
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "checkpointing"),
+    [
+        pytest.param(*each, marks=[] if each in OFTEN_MEASURED else pytest.mark.slow)
+        for each in itertools.product(("llama", "gpt2"), PRECISIONS, (False, True))
+    ],
+)
 def test_the_peak_is_predicted_within_a_tenth(family: str, precision: TrainingPrecision, checkpointing: bool) -> None:
     config = config_of(family)
     real = counted(config, precision, checkpointing)
@@ -141,6 +149,24 @@ def test_scores_of_answers_take_what_a_loss_on_texts_takes(number: int) -> None:
         chosen = (hidden @ head.T).float().log_softmax(-1).gather(-1, tokens)
         chosen.sum().backward()
         assert usage.most("logits") == pytest.approx(meter.peak - before, rel=0.01)
+
+
+def test_answers_are_generated_beside_autocasts_copies() -> None:
+    """They are made where gradients aren't wanted too, because the parameters want them."""
+    config = config_of("llama", layers=4, vocab=500)
+    with fake():
+        model, ids = model_of(config, torch.float32), torch.zeros(1, 2, dtype=torch.long)
+        with Meter() as meter:
+            for parameter in model.parameters():
+                meter.add(parameter)
+            before = meter.now
+            with torch.no_grad(), autocast():
+                model(input_ids=ids)
+            real = meter.peak - before
+    job = TrainingJob(Method.GRPO, prompt_tokens=1, new_tokens=1)
+    moment = training_usage(architecture(config), job, NOTHING, BIG).moments[0]
+    assert moment.name == "generating"
+    assert moment.copies == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", [TrainingPrecision.MIXED, pytest.param("bf16", marks=pytest.mark.slow)])

@@ -145,6 +145,8 @@ class Step:
             return []
         made = self.task.generation(job.batch * job.accumulation)
         gathered = self._gathered(2) + self.copies_around if self.shards > 1 else 0
+        if casts(job):  # autocast keeps its copies until a token is there
+            gathered = self.copies_of_layers + self.copies_around
         always = self._always("generating", gradients=False)
         return [replace(always, cache=made.cache, workspace=made.workspace, copies=gathered)]
 
