@@ -330,6 +330,10 @@ class TestWhatACardCanDo:
         plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), job, gpus=2)
         assert isinstance(plan, TrainingRefusal)
         assert plan.reason.startswith("2 GPUs are asked for, and 1 can compute")
+        mig = replace(self.V100, label="2", alone=True)  # nor does a MIG instance take its place
+        again = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100, mig), job, gpus=2)
+        assert isinstance(again, TrainingRefusal)
+        assert len(again.loads) == 2
 
 
 class TestUsualCases:

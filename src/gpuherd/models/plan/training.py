@@ -90,8 +90,9 @@ def make_training_plan(
     kept = reserve if reserve is not None else Reserve()
     task = TrainingTask(training_model(architecture), job, reward)
     able, remarks = _able(cards, job)
-    if (gpus is not None and gpus > len(able)) or not able:
-        asked = f"{gpus} GPUs are asked for, and {len(able)}" if able else "no GPU"
+    joined = max(1, len(together(able)))
+    if not able or (gpus is not None and gpus > joined):
+        asked = f"{gpus} GPUs are asked for, and {joined}" if able else "no GPU"
         reason = f"{asked} can compute as {task.architecture.model} is to be trained: {remarks[0]}"
         return _refusal(task, cards, kept, place(task, cards, kept, gpus=gpus), remarks, reason)
     found = place(task, able, kept, gpus=gpus)
