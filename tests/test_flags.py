@@ -21,6 +21,7 @@ class Sample:
     ids: tuple[str, ...] = option((), help="several", many=True)
     method: str = option("mid", help="one of two", choices=("mid", "peak"))
     loud: bool = option(False, help="a flag")
+    rank: int | None = option(None, help="a number, or the flag alone", parse=count, alone="16")
 
 
 def parse(*words: str) -> Sample:
@@ -44,6 +45,15 @@ def test_every_spelling_sets_the_same_field(flag: str) -> None:
 
 def test_many_words_become_a_tuple_and_a_flag_becomes_true() -> None:
     assert parse("--ids", "0", "2", "--loud") == Sample(ids=("0", "2"), loud=True)
+
+
+def test_a_flag_may_stand_alone() -> None:
+    assert [parse(*words).rank for words in ([], ["--rank"], ["--rank", "8"], ["--rank", "--loud"])] == [
+        None,
+        16,
+        8,
+        16,
+    ]
 
 
 def test_help_shows_only_the_main_spelling_and_the_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,8 @@ def add_options(parser: argparse.ArgumentParser, config_type: type) -> None:
                 common["metavar"] = spec.metavar or "|".join(spec.choices)
             if spec.many:
                 common["nargs"] = "+"
+            elif spec.alone is not None:
+                common |= {"nargs": "?", "const": common["type"](spec.alone)}
         group.add_argument(*shown, help=_help(field, spec), **common)
         if quiet:
             group.add_argument(*quiet, help=argparse.SUPPRESS, **common)

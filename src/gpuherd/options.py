@@ -26,6 +26,7 @@ class Option:
         choices: the words that are allowed.
         metavar: the word for the value in ``--help``.
         many: takes one word or more (``--gpu-list 0 1 2``), giving a tuple.
+        alone: the word that is meant where the flag stands without one (``--lora``, ``--lora 8``).
         group: the heading under which ``--help`` lists it.
     """
 
@@ -36,6 +37,7 @@ class Option:
     choices: Sequence[str] | None = None
     metavar: str | None = None
     many: bool = False
+    alone: str | None = None
     group: str = "options"
 
 
@@ -49,6 +51,7 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
     many: bool = False,
+    alone: str | None = None,
     group: str = "options",
 ) -> Any:
     """A dataclass field with its command-line spelling. Boolean fields with default False become plain flags."""
@@ -60,6 +63,7 @@ def option(
         choices=choices,
         metavar=metavar,
         many=many,
+        alone=alone,
         group=group,
     )
     if default is MISSING:

@@ -186,3 +186,13 @@ def test_plain_signs_where_the_output_is_no_utf_8(monkeypatch: pytest.MonkeyPatc
     assert run(["simulate", "--jobs", "9", "--seconds", "5m", *EIGHT, "--background", "busy=0.2"]) == ExitCode.OK
     sys.stdout.flush()
     assert b"GPU 1  ####" in written.getvalue()
+
+
+def test_jobs_that_name_a_model_get_the_gpus_of_its_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text("#gpuherd model=llama-3.1-70b batch=8 name=large\na\n#gpuherd model=llama-3.2-1b name=small\nb\n")
+    assert run(["simulate", str(path), "--seconds", "100", "--machine", "4x40GB"]) == ExitCode.OK
+    assert "asks for 4 GPUs" in capsys.readouterr().err
+    # The large one takes all four GPUs, so that the small one comes after it.
+    (result,) = figures(capsys, str(path), "--seconds", "100", "--machine", "4x40GB")["runs"]
+    assert result["makespan_seconds"] >= 200

@@ -13,6 +13,7 @@ from gpuherd.jobs.diskguard import DiskGuard
 from gpuherd.jobs.failures import Diagnosis, FailureClass
 from gpuherd.jobs.fulldisk import cannot_write, is_full
 from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.learning import FamilyMemory
 
 
 def error(code: int) -> sqlite3.OperationalError:
@@ -35,9 +36,9 @@ def test_a_transaction_that_sqlite_ended_by_itself_is_not_taken_for_done(tmp_pat
             queue.learn("f", 5)
             queue._db.execute("ROLLBACK")
         assert is_full(caught.value)
-        assert queue.families() == {}
+        assert queue.families(["f"]) == {}
         queue.learn("f", 5)
-        assert queue.families() == {"f": 5}
+        assert queue.families(["f"]) == {"f": FamilyMemory(peak_mb=5)}
 
 
 def test_what_is_held_against_a_gpu_goes_with_its_transaction(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.errors import QueueBusy, QueueUnreadable, UsageError
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import ImpossibleTransition, Queue
@@ -520,7 +521,7 @@ def test_a_retry_may_ask_for_more_and_a_fresh_start_asks_as_at_first(
 def test_the_highest_peak_of_a_family_is_kept(queue: Queue) -> None:
     for peak in (300, 900, 500):
         queue.learn("llama", peak)
-    assert queue.families() == {"llama": 900}
+    assert queue.families(["llama", "other"]) == {"llama": FamilyMemory(peak_mb=900)}
     queue.save_gpu_health({"GPU-a": "{}"})
     assert queue.gpu_health() == {"GPU-a": "{}"}
 

@@ -16,6 +16,7 @@ import pytest
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.control import send
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
 from gpuherd.jobs.rundir import RunDirectory
@@ -72,7 +73,7 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
         queue.record_ends([end])
         assert [(q.job.name, q.memory_mb) for q in queue.head(9, time.time())] == [("c", 300)]
         queue.add([Job(name="d", argv=("true",), needs=("a",))])
-        assert queue.families() == {}
+        assert queue.families(["f"]) == {}
     with Queue(path) as queue:  # a second time it is one of this version
         assert queue.states() == {"a": "done", "b": "done", "c": "waiting", "d": "waiting"}
     with sqlite3.connect(path) as db:
@@ -106,7 +107,13 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with Queue(path) as queue:
         queue.add([Job(name=name, argv=("true",), cost=cost) for name, cost in (("a", 1.0), ("b", None), ("c", 9.0))])
+        queue.learn("f", 900)
     with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE two AS SELECT name, peak_mb FROM families")
+        db.execute("DROP TABLE families")
+        db.execute("CREATE TABLE families (name TEXT PRIMARY KEY, peak_mb INTEGER NOT NULL)")
+        db.execute("INSERT INTO families SELECT * FROM two")
+        db.execute("DROP TABLE two")
         for index in ("jobs_by_rank", "jobs_of_kind", "jobs_of_kind_by_rank"):
             db.execute(f"DROP INDEX {index}")
         columns = "id, name, spec, gpus, priority, submission, state, blocked, tries, attempts, not_before, avoid,"
@@ -125,6 +132,7 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
         assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["c", "a", "b"]
         names = {row[0] for row in queue._db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         assert "jobs_of_kind" in names and "jobs_by_cost" not in names
+        assert queue.families(["f"]) == {"f": FamilyMemory(peak_mb=900)}
 
 
 def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:

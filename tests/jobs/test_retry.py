@@ -76,6 +76,20 @@ def test_out_of_memory_with_nothing_larger_goes_to_another_gpu() -> None:
     assert found.avoid == {"GPU-a", "GPU-b"}
 
 
+def test_who_ran_out_asks_for_more_than_it_had_where_there_is_more() -> None:
+    seen = replace(ON_A, peak_mb=25_000, most_mb=39_000)
+    found = again(Waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, seen)
+    assert (found.memory_mb, found.change) == (31_250, "on a GPU with 31250 MB free")
+    shared = again(Waiting(job(memory_mb=10_000, share=True), memory_mb=10_000, share=True), OOM, seen)
+    assert (shared.memory_mb, shared.share, shared.change) == (31_250, False, "on a GPU for itself")
+    # It had all that there is: only another GPU may help.
+    full = again(Waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, replace(seen, peak_mb=39_000))
+    assert (full.memory_mb, full.change) == (20_000, None)
+    # On more GPUs each holds less.
+    more = again(Waiting(job(memory_mb=20_000, gpus_at_most=2), memory_mb=20_000), OOM, seen)
+    assert (more.gpus, more.memory_mb) == (2, 20_000)
+
+
 def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
     queued = Waiting(job(memory_mb=9, share=True), memory_mb=9, share=True)
     assert again(queued, OOM).avoid == frozenset()

@@ -15,6 +15,7 @@ from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.events import RunSnapshot
+from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -173,12 +174,36 @@ def test_who_uses_more_than_it_declared_is_told_of_and_its_family_is_believed_le
     assert run([first], share=True).done == 1
     assert "first uses 25000 MB and declared 2000" in run.notices()
     with Queue(run.directory.queue) as queue:
-        assert queue.families() == {"f": 25_000}
+        assert queue.families(["f"]) == {"f": FamilyMemory(peak_mb=25_000, measured=1)}
     run.events.clear()
     # Two of that family don't fit side by side, whatever they declare.
     more = [sh(f"j{i}", "sleep 0.3", gpus=1, memory_mb=2_000, share=True, family="f") for i in range(2)]
     assert run(more, share=True).done == 2
     assert most_at_once(run) == 1
+
+
+def test_jobs_of_a_family_that_was_seen_to_use_little_share_a_gpu(run: Run, standin: Standin) -> None:
+    standin("1x40GB")
+    jobs = [gpu_job(f"j{i}", 5_000, 0.5, memory_mb=30_000, share=True, family="f") for i in range(3)]
+    run.directory.create()
+    with Queue(run.directory.queue) as queue:
+        for _ in range(2):
+            queue.learn("f", 8_000, well=True)
+    assert run(jobs, share=True).done == 3
+    assert most_at_once(run) == 3
+    with Queue(run.directory.queue) as queue:
+        assert [row.shared_mb for row in queue.attempts()] == [10_256] * 3
+
+
+def test_where_one_of_a_family_ran_out_of_memory_the_next_gets_a_larger_gpu(run: Run, standin: Standin) -> None:
+    standin("1x24GB+1x40GB")
+    first = gpu_job("first", 30_000, 0.1, ramp=0.5, memory_mb=20_000, family="f", retries=1)
+    assert run([first], gpu_list=(0, 1)).done == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("0",), ("1",)]
+    run.events.clear()
+    second = gpu_job("second", 30_000, 0.1, ramp=0.5, memory_mb=20_000, family="f", retries=0)
+    assert run([second], gpu_list=(0, 1)).done == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("1",)]
 
 
 # --- strangers and GPUs that fail ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import sharing
-from gpuherd.jobs.sharing import Tenant, baseline_mb, expected_mb, learn, overuses, shareable_mb
+from gpuherd.jobs.sharing import Tenant, baseline_mb, overuses, shareable_mb
 
 
 def gpu(used_mb: int, total_mb: int = 40_000, problem: str | None = None) -> Gpu:
@@ -72,13 +72,6 @@ def test_who_uses_more_than_declared_is_told() -> None:
     assert (over.job, over.declared_mb, over.used_mb) == ("a", 1_000, 1_600)
     assert "mem=1600MB" in over.sentence
     assert overuses(tenants, allowance_mb=600) == ()
-
-
-def test_peaks_are_learned_by_family() -> None:
-    peaks = learn(learn({}, "llama", 9_000), "llama", 7_000)
-    assert peaks == {"llama": 9_000}
-    assert learn(peaks, None, 1) == learn(peaks, "x", None) == peaks
-    assert (expected_mb(5_000, peaks.get("llama")), expected_mb(5_000, None)) == (9_000, 5_000)
 
 
 def test_documented_examples() -> None:

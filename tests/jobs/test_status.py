@@ -443,3 +443,14 @@ def test_a_job_that_ended_while_no_dispatcher_was_there(scene: Scene) -> None:
     assert told["b"].attempt is not None and told["b"].attempt.run_s is None
     assert what(told["b"]) == told["b"].reason
     assert lives.process.is_alive()
+
+
+def test_a_waiting_job_tells_what_it_asks_for_and_what_of_that_was_learned(scene: Scene) -> None:
+    scene.queue.submit([job("a", memory_mb=30_000, family="f"), job("b", memory_mb=30_000), job("c", gpus=0)])
+    for _ in range(2):
+        scene.queue.learn("f", 8_000, well=True)
+    told = {each.name: each for each in read_status(scene.run).jobs}
+    assert (told["a"].memory_mb, told["a"].learned) == (10_256, "2 of its family used at most 8000 MB")
+    assert (told["b"].memory_mb, told["b"].learned) == (30_000, None)
+    assert told["c"].memory_mb is None
+    assert what(told["a"]).endswith("asks for 10256 MB: 2 of its family used at most 8000 MB")

@@ -251,6 +251,34 @@ def test_fused_experts(tiny: Tiny, tmp_path: Path) -> None:
     assert_equal(base_folder, tmp_path, merged, changed=6)
 
 
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_fused_experts_of_a_base_that_stores_them_apart(tiny: Tiny, tmp_path: Path, model_type: str) -> None:
+    """As nearly all do; transformers fuses them in memory, and saves them apart again."""
+    from gpuherd.models.subject import open_subject
+
+    _, base_folder = tiny(model_type)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    merged = train(base_folder, tmp_path / "a", target_modules=["q_proj"], target_parameters=targets)
+    merged.save_pretrained(tmp_path / "merged")
+    wanted = load_file(tmp_path / "merged" / "model.safetensors")
+    base = open_checkpoint(base_folder)
+    source = merge(base, tmp_path / "a")
+    changed = [name for name in wanted if not np.array_equal(source.read(name), base.read(name))]
+    assert len(changed) == 2 + 2 * 3 * 3
+    for name in changed:
+        got = source.read(name)
+        assert np.allclose(got, wanted[name].numpy(), atol=1e-6), name
+        assert np.allclose(source.read_part(name, 1, 3), got[1:3], atol=1e-6)
+    update = open_subject(tmp_path / "a", base_folder, "ba")
+    assert set(update.ranks) == {4} and len(update.ranks) == len(changed)
+    found = {matrix.tensor: matrix for matrix in update.matrices if matrix.skip is None}
+    assert set(found) == set(changed)
+    for name, matrix in found.items():
+        assert matrix.factors is not None
+        ((left, right),) = matrix.factors()
+        assert np.allclose(left @ right, wanted[name].numpy() - base.read(name), atol=1e-5)
+
+
 def test_bfloat16_base_is_not_rounded(tiny: Tiny, tmp_path: Path) -> None:
     _, base_folder = tiny("llama")
     half = tmp_path / "half"

@@ -147,12 +147,14 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_reasons_are_told_apart(hub: Hub, tmp_path: Path) -> None:
-    said = say("org/absent org/model@v9 org/gated org/gguf", tmp_path, hub.url).splitlines()
+    hub.repos["org/adapter"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS}
+    said = say("org/absent org/model@v9 org/gated org/gguf org/adapter", tmp_path, hub.url).splitlines()
     reasons = [
         "MissingModel model 'org/absent' is not on the Hugging Face Hub, or is private",
         "MissingModel model 'org/model@v9': the repository has no revision 'v9'",
         "MissingModel model 'org/gated' is gated: accept its licence",
         "BadModel model 'org/gguf' has several GGUF files",
+        "BadModel model 'org/adapter' is an adapter, no model of its own",
     ]
     assert all(line.startswith(reason) for line, reason in zip(said, reasons, strict=True)), said
 

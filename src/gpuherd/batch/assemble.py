@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from gpuherd.batch.draft import BadJobFile, Draft, Problem
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.errors import UsageError
+from gpuherd.batch.model_use import ModelUse, Need, Planner
+from gpuherd.errors import GpuherdError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.needs import BadNeeds, check_needs
 
@@ -31,7 +32,12 @@ class Content:
 
 
 def assemble(
-    drafts: Sequence[Draft], *, gpus: int = 1, retries: int = 1, known: Mapping[str, Content] | None = None
+    drafts: Sequence[Draft],
+    *,
+    gpus: int = 1,
+    retries: int = 1,
+    known: Mapping[str, Content] | None = None,
+    planner: Planner | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of a file, in its order.
 
@@ -39,6 +45,7 @@ def assemble(
         drafts: what the file asks for.
         gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to, so that those without a name keep the one that they were given.
+        planner: says what jobs need that name a model; each use of a model is asked for once.
 
     Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or go in a circle,
     settings that don't go together.
@@ -47,12 +54,13 @@ def assemble(
     options = _options(drafts)
     names = _names(drafts, options, known or {}, problems)
     meant = _meant(drafts, names) if any(said.needs for said in options) else {}
+    planner = None if planner is None else _asked_once(planner)
     jobs = []
     for draft, said, name in zip(drafts, options, names, strict=True):
         try:
             full = replace(said, needs=_expanded(said.needs, name, meant)) if said.needs else said
-            jobs.append(full.job(name, draft.argv, gpus=gpus, retries=retries))
-        except (ValueError, UsageError) as problem:
+            jobs.append(full.job(name, draft.argv, gpus=gpus, retries=retries, planner=planner))
+        except (ValueError, GpuherdError) as problem:
             problems.append(Problem(draft.line, str(problem)))
     if not problems:
         try:
@@ -62,6 +70,24 @@ def assemble(
     if problems:
         raise BadJobFile(problems)
     return tuple(jobs)
+
+
+def _asked_once(planner: Planner) -> Planner:
+    """The planner, with its answers and refusals kept: many jobs of a file use one model."""
+    told: dict[ModelUse, Need | GpuherdError] = {}
+
+    def plan(use: ModelUse) -> Need:
+        if use not in told:
+            try:
+                told[use] = planner(use)
+            except GpuherdError as problem:
+                told[use] = problem
+        found = told[use]
+        if isinstance(found, GpuherdError):
+            raise found
+        return found
+
+    return plan
 
 
 def _located(problem: BadNeeds, lines: Mapping[str, int]) -> Problem:

@@ -20,7 +20,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.job_options import job_name
+from gpuherd.batch.job_options import OF_A_MODEL, JobOptions, job_name
+from gpuherd.batch.model_use import Planner
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
@@ -39,6 +40,7 @@ NOT_FOUND = 127
 # A reason that changes with every check is told again only after so many seconds.
 _TELL_EVERY_S = 30.0
 _GPU_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(GpuOptions)}
+_JOB_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(JobOptions)}
 
 
 def _as_for_jobs(name: str) -> Any:
@@ -47,14 +49,32 @@ def _as_for_jobs(name: str) -> Any:
     return field(default=known.default, metadata=known.metadata)
 
 
+def _as_for_submit(name: str) -> Any:
+    """An option as ``gpuherd submit`` declares it."""
+    known = _JOB_OPTIONS[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """What a command in the foreground needs, and how long to wait for it."""
 
-    num_gpus: int = option(1, help="GPUs that the command gets", parse=count, metavar="N", group="job")
+    num_gpus: int | None = option(
+        None,
+        help="GPUs that the command gets (default: 1, or what --model needs)",
+        parse=count,
+        metavar="N",
+        group="job",
+    )
     mem: int | None = option(
         None, help="memory that must be free on each, like 20GB", parse=size_mb, metavar="SIZE", group="job"
     )
+    model: str | None = _as_for_submit("model")
+    dtype: str | None = _as_for_submit("dtype")
+    batch: int | None = _as_for_submit("batch")
+    prompt_tokens: int | None = _as_for_submit("prompt_tokens")
+    new_tokens: int | None = _as_for_submit("new_tokens")
+    parallel: str | None = _as_for_submit("parallel")
     name: str | None = option(
         None, help="what others are told of who has the GPUs (default: run)", parse=job_name, metavar="NAME"
     )
@@ -73,10 +93,28 @@ class RunOptions:
         if self.wait is not None and self.no_wait:
             raise UsageError("give --wait TIME or --no-wait, not both")
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the command gets."""
+        return 1 if self.num_gpus is None else self.num_gpus
+
+    def planned(self, planner: Planner) -> RunOptions:
+        """The same with the GPUs and the memory that the named model needs; as they are where none is named.
+
+        Raises UsageError for words that need a model, and what the planner raises.
+        """
+        said = {name: getattr(self, name) for name in ("model", *OF_A_MODEL)}
+        wanted = None if self.num_gpus is None else (self.num_gpus, self.num_gpus)
+        use = JobOptions(num_gpus=wanted, **said).use
+        if use is None:
+            return self
+        need = planner(use)
+        return replace(self, num_gpus=need.gpus, mem=need.memory_mb if self.mem is None else self.mem)
+
     def gpu_options(self) -> DispatchOptions:
         """The same as a dispatcher would be told."""
         return DispatchOptions(
-            max_gpus=max(1, self.num_gpus),
+            max_gpus=max(1, self.gpus),
             gpu_list=self.gpu_list,
             gpu_memory_threshold=self.gpu_memory_threshold,
             max_checks=self.max_checks,
@@ -168,7 +206,7 @@ class Waiter:
         self._told_at = 0.0
         self._allowed: int | None = None  # GPUs that the settings leave us now, by the last decision
         self._refuse_more_than_allowed()
-        self._watch = self._open_watch() if options.num_gpus else None
+        self._watch = self._open_watch() if options.gpus else None
 
     def take(self) -> Taken:
         """The GPUs, when they are free. Raises NoGpuFree when that takes too long, JobCannotFit if it can never be."""
@@ -207,7 +245,7 @@ class Waiter:
         if watch.problem is not None:
             return (), None
         passing = self._passing(watch)
-        chosen = watch.choose(passing, self._options.num_gpus, self._options.mem)
+        chosen = watch.choose(passing, self._options.gpus, self._options.mem)
         return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -221,7 +259,7 @@ class Waiter:
         from gpuherd.jobs.capacity import limits
         from gpuherd.jobs.policy import WaitingJob, decide
 
-        job = WaitingJob(0, self._options.num_gpus, self._options.mem)
+        job = WaitingJob(0, self._options.gpus, self._options.mem)
         allowed = watch.allowance(())
         self._allowed = allowed.max_gpus
         most = replace(
@@ -237,9 +275,9 @@ class Waiter:
         from gpuherd.jobs.allowance import most_ever
 
         most = most_ever(self._settings, user_name(os.geteuid()))
-        if most is not None and most < self._options.num_gpus:
+        if most is not None and most < self._options.gpus:
             raise JobCannotFit(
-                f"the command asks for {self._options.num_gpus} GPUs; you may hold {most} by your own settings or this"
+                f"the command asks for {self._options.gpus} GPUs; you may hold {most} by your own settings or this"
                 " machine's policy"
             )
 
@@ -264,9 +302,9 @@ class Waiter:
     def _wait(self, watch: GpuWatch, began: float, decided: Decision) -> None:
         options = self._options
         reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
-        needed = f"{options.num_gpus} GPU" + ("s" if options.num_gpus > 1 else "")
-        too_few = self._allowed is not None and self._allowed < options.num_gpus
-        if options.no_wait and (too_few or len(self._passing(watch)) < options.num_gpus):
+        needed = f"{options.gpus} GPU" + ("s" if options.gpus > 1 else "")
+        too_few = self._allowed is not None and self._allowed < options.gpus
+        if options.no_wait and (too_few or len(self._passing(watch)) < options.gpus):
             raise NoGpuFree(f"{needed} can't be had at once: {reason}")
         now = clock.mono()
         if options.wait is not None and now - began >= options.wait:

@@ -18,6 +18,7 @@ from typing import Any
 from gpuherd import __version__
 from gpuherd.batch.assemble import Content
 from gpuherd.batch.job_file import STDIN, read_jobs
+from gpuherd.batch.model_use import Planner
 from gpuherd.batch.own_queue import folder
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
@@ -77,14 +78,16 @@ def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirect
     return RunDirectory(f"{name}_results")
 
 
-def plan(path: str | os.PathLike[str], options: BatchOptions) -> tuple[PlannedJob, ...]:
+def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> tuple[PlannedJob, ...]:
     """What is to be done of the file, by what its folder says and what this machine has. Nothing is changed.
+
+    ``planner``: says what jobs need that name a model.
 
     Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
     """
     run = run_folder(path, options)
     states, known = _queued(run)
-    jobs = _jobs(path, options, known)
+    jobs = _jobs(path, options, known, planner)
     never = _with_dependents(jobs, _never(jobs, options))
     return tuple(
         PlannedJob(job, done=_stays_done(job, states, known), never=reason)
@@ -92,13 +95,15 @@ def plan(path: str | os.PathLike[str], options: BatchOptions) -> tuple[PlannedJo
     )
 
 
-def jobs_of(path: str | os.PathLike[str], options: BatchOptions) -> tuple[Job, ...]:
+def jobs_of(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> tuple[Job, ...]:
     """The jobs of the file, named so that those which its folder knows are found again.
+
+    ``planner``: as for ``plan``.
 
     Raises NoJobFile, BadJobFile, and QueueUnreadable.
     """
     _, known = _queued(run_folder(path, options))
-    return _jobs(path, options, known)
+    return _jobs(path, options, known, planner)
 
 
 def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
@@ -130,8 +135,17 @@ def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]
         return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
 
 
-def _jobs(path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content]) -> tuple[Job, ...]:
-    found = read_jobs(path, shell=options.shell, gpus=options.gpus_per_job, retries=options.retries, known=known)
+def _jobs(
+    path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content], planner: Planner | None
+) -> tuple[Job, ...]:
+    found = read_jobs(
+        path,
+        shell=options.shell,
+        gpus=options.gpus_per_job,
+        retries=options.retries,
+        known=known,
+        planner=planner,
+    )
     return tuple(_sharing(job) for job in found) if options.share else found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuherd.batch.assemble import Content, assemble
 from gpuherd.batch.draft import BadJobFile, Draft, Problem
+from gpuherd.batch.model_use import Planner
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.jobs.job import Job
 
@@ -31,6 +32,7 @@ def read_jobs(
     gpus: int = 1,
     retries: int = 1,
     known: Mapping[str, Content] | None = None,
+    planner: Planner | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of ``commands.txt`` or, by its ending, of ``jobs.yaml``; ``-`` reads commands from standard input.
 
@@ -39,13 +41,14 @@ def read_jobs(
         shell: commands are run by /bin/sh in place of being split into words.
         gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to (see ``assemble``).
+        planner: says what jobs need that name a model.
 
     Raises NoJobFile when it can't be read, and BadJobFile with all that is wrong in it.
     """
     name = os.fspath(path)
     source = "standard input" if name == STDIN else name
     try:
-        return assemble(read_drafts(name, shell=shell), gpus=gpus, retries=retries, known=known)
+        return assemble(read_drafts(name, shell=shell), gpus=gpus, retries=retries, known=known, planner=planner)
     except BadJobFile as problem:
         raise problem.of(source) from None
 

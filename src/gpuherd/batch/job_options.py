@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuherd.batch.model_use import ModelUse, Planner
+from gpuherd.errors import UsageError
 from gpuherd.flags import option_fields
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import count
@@ -42,6 +44,20 @@ def whole_number(word: str) -> int:
     if not re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII):
         raise ValueError(f"{word!r} is not a whole number")
     return int(word)
+
+
+def number_from_1(word: str) -> int:
+    """A whole number above 0."""
+    if not re.fullmatch(r"\d{1,9}", word, re.ASCII) or int(word) < 1:
+        raise ValueError(f"{word!r} is not a whole number above 0")
+    return int(word)
+
+
+def model_name(word: str) -> str:
+    """A model's name or path."""
+    if not word or not word.isprintable():
+        raise ValueError(f"{word!r} is no model; write a known name, a Hugging Face id or a path")
+    return word
 
 
 def amount(word: str) -> float:
@@ -121,26 +137,83 @@ class JobOptions:
     result: str | None = option(
         None, help="a file that is there when it has succeeded", parse=path_name, metavar="FILE", group="job"
     )
+    model: str | None = option(
+        None,
+        help="the model that it loads: its memory plan says how many GPUs and how much memory the job gets",
+        parse=model_name,
+        metavar="MODEL",
+        group="model",
+    )
+    dtype: str | None = option(
+        None,
+        help="how the weights lie in memory: fp32, bf16, fp16, int8, nf4, nf4-dq (default: as the checkpoint has them)",
+        metavar="DTYPE",
+        group="model",
+    )
+    batch: int | None = option(
+        None, help="sequences at once (default: 1)", parse=number_from_1, metavar="B", group="model"
+    )
+    prompt_tokens: int | None = option(
+        None, help="tokens of a prompt, at most (default: 512)", parse=number_from_1, metavar="P", group="model"
+    )
+    new_tokens: int | None = option(
+        None, help="tokens of an answer, at most (default: 64)", parse=number_from_1, metavar="N", group="model"
+    )
+    parallel: str | None = option(
+        None,
+        help="over several GPUs: auto (as few as hold it), layers, tensor, or replica (one GPU)",
+        metavar="HOW",
+        group="model",
+    )
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def job(self, name: str, argv: tuple[str, ...], *, gpus: int = 1, retries: int = 1) -> Job:
+    @property
+    def use(self) -> ModelUse | None:
+        """What was said of a model, None when it was nothing. Raises UsageError for words that need a model."""
+        said = {name: getattr(self, name) for name in OF_A_MODEL}
+        if self.model is not None:
+            return ModelUse(model=self.model, gpus=self.num_gpus, **said)
+        for name, value in said.items():
+            if value is not None:
+                raise UsageError(f"{name.replace('_', '-')} is said of a model, and no model is named")
+        return None
+
+    def job(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        *,
+        gpus: int = 1,
+        retries: int = 1,
+        planner: Planner | None = None,
+    ) -> Job:
         """The job of this name and command; ``gpus`` and ``retries`` where nothing is said of them.
 
-        Raises UsageError for settings that don't go together.
+        Of a job that names a model ``planner`` says the GPUs and the memory; memory that was said counts, and so does a
+        range of GPUs. Raises UsageError for settings that don't go together, and what the planner raises.
         """
         least, most = self.num_gpus if self.num_gpus is not None else (gpus, gpus)
+        memory_mb, family = self.mem, self.family
+        use = self.use
+        if use is not None:
+            if planner is None:
+                raise UsageError(f"job {name!r} names a model, and nobody here can plan it")
+            need = planner(use)
+            least, most = need.gpus, most if self.num_gpus is not None else need.gpus
+            memory_mb = need.memory_mb if memory_mb is None else memory_mb
+            family = need.family if family is None else family
         return Job(
             name=name,
             argv=argv,
             gpus=least,
             gpus_at_most=most if most > least else None,
-            memory_mb=self.mem,
+            memory_mb=memory_mb,
             share=self.share,
             priority=self.priority or 0,
             needs=self.needs,
             round=self.round or 0,
             cost=self.cost,
-            family=self.family,
+            family=family,
             retries=retries if self.retries is None else self.retries,
             timeout_s=self.timeout,
             stage_timeout_s=self.stage_timeout,
@@ -151,6 +224,8 @@ class JobOptions:
         )
 
 
+# What is said of a model beside its name.
+OF_A_MODEL = ("dtype", "batch", "prompt_tokens", "new_tokens", "parallel")
 _OPTIONS: dict[str, Option] = {declared.name: spec for declared, spec in option_fields(JobOptions)}
 # In a file nothing else is called so, as it is on the command line, where --gpus says which.
 _SHORT = {"gpus": "num_gpus"}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpuherd.batch.fitting import look_at_machine, refuse_if_dispatcher_would, refuse_if_never, refuse_missing_folder
 from gpuherd.batch.job_options import JobOptions
+from gpuherd.batch.model_use import Planner
 from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.errors import UsageError
 from gpuherd.jobs.doorbell import ring
@@ -47,8 +48,15 @@ class Submitted:
     worker: int | None
 
 
-def make_job(options: JobOptions, argv: Sequence[str], environment: Mapping[str, str], cwd: str) -> Job:
-    """The job of a command typed in this folder with this environment; without a name it is to get one.
+def make_job(
+    options: JobOptions,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    planner: Planner | None = None,
+) -> Job:
+    """The job of a command typed in this folder with this environment; without a name it is to get one. ``planner``
+    says what it needs if it names a model.
 
     CUDA_VISIBLE_DEVICES stays behind, since GPUs are chosen when it starts, and so does what is gpuherd's own.
     """
@@ -59,7 +67,7 @@ def make_job(options: JobOptions, argv: Sequence[str], environment: Mapping[str,
         if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") and not name.startswith("GPUHERD_")
     }
     words = tuple(argv)
-    job = replace(options, env=kept, cwd=folder).job(options.name or "new", words)
+    job = replace(options, env=kept, cwd=folder).job(options.name or "new", words, planner=planner)
     # Not the environment: half of what a shell exports changes from one terminal to the next.
     return replace(job, identity=json.dumps([words, folder]))
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, printable
 from gpuherd.flags import Parser, add_options, build
 
 if TYPE_CHECKING:
+    from gpuherd.batch.model_use import Planner
     from gpuherd.jobs.outcome import Outcome
     from gpuherd.jobs.rundir import RunDirectory
 
@@ -32,6 +33,7 @@ examples:
 
 In commands.txt a line above a command says what it needs:
   #gpuherd gpus=2 mem=20GB priority=5 name=large needs=small timeout=2h retries=1
+  #gpuherd model=llama-3.1-70b dtype=bf16 batch=8         GPUs and memory by the model's plan
 
 Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
 """
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.job_batch import plan
 
-    planned = plan(args.file, options)
+    planned = plan(args.file, options, _planner(options))
     if args.json:
         _print_json({"jobs": [_planned_entry(each) for each in planned]})
     else:
@@ -94,7 +96,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
-    jobs = jobs_of(args.file, options)
+    jobs = jobs_of(args.file, options, _planner(options))
     options = with_sharing(options, jobs)
     directory = run_folder(args.file, options)
     directory.create()
@@ -106,6 +108,17 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     if args.json:
         _print_json(_outcome_entry(outcome, directory))
     return outcome.exit_code
+
+
+def _planner(options: BatchOptions) -> Planner:
+    from functools import partial
+
+    from gpuherd.cli.planning import of_a_run, planner
+
+    def tell(sentence: str) -> None:
+        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
+
+    return planner(partial(of_a_run, options), tell)
 
 
 def _planned_entry(planned: PlannedJob) -> dict[str, Any]:

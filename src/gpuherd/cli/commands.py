@@ -11,6 +11,8 @@ SUMMARIES: Mapping[str, str] = {
     "esd export": "learning-rate factors or sparsities by layer",
     "esd import": "take published results into a folder of ours",
     "esd plot": "draw the spectra of layers, or all alphas of a model",
+    "plan": "will this model fit, where, and what would if not",
+    "merge": "make one model of a LoRA adapter and its base",
     "report": "one HTML page of a run's results",
     "batch": "run the commands of a file, each as a job",
     "run": "wait for free GPUs and run a command on them",

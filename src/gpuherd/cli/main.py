@@ -26,6 +26,7 @@ examples:
   gpuherd gpus                                             who uses which GPU, and which are free
   gpuherd doctor                                           is this machine ready?
   gpuherd esd --model-list models.csv --max-gpus 4         analyse a list of models on free GPUs
+  gpuherd plan llama-3.1-70b --gpus 4x40GB                 will this model fit, and where?
   gpuherd batch commands.txt                               run commands, each on free GPUs
   gpuherd run -- python train.py                           wait for a free GPU and become the command
   gpuherd submit -- python train.py                        put a command into your own queue

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 
 from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.parsing import add_command, command_words, load_for
+from gpuherd.cli.planning import of_a_run, planner
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 
@@ -20,9 +23,14 @@ examples:
   gpuherd run --num-gpus 2 --mem 30GB -- torchrun --nproc-per-node 2 train.py
   gpuherd run --wait 10m -- python train.py          give up after 10 minutes, with exit code 75
   gpuherd run --gpu-list 4 5 --no-wait -- python train.py
+  gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
 
 Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run.
 """
+
+
+# A command in the foreground may have as many GPUs as there are.
+_ANY = 1_000_000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -51,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         tell(warning)
     try:
         program = find_program(argv[0])
+        options = options.planned(planner(partial(of_a_run, replace(options.gpu_options(), max_gpus=_ANY)), tell))
         if options.dry_run:
             return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
         become(program, argv, Waiter(options, tell, settings).take(), inherited)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, UsageError
+from gpuherd.errors import CannotWrite, ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.simulate.options import SimulateOptions
 from gpuherd.simulate.rules import Rules
 
 if TYPE_CHECKING:
+    from gpuherd.batch.model_use import Planner
     from gpuherd.simulate.scenario import Progress, Result, Scenario
 
 DESCRIPTION = """\
@@ -114,7 +115,21 @@ def _works(source: str | None, options: SimulateOptions) -> Any:
 
     if recipe is None:
         raise UsageError(f"{source} does not say how long its jobs run; say --seconds 10m, or --seconds cost")
-    return listed(read_jobs(source), recipe, chance)
+    return listed(read_jobs(source, planner=_planner(options)), recipe, chance)
+
+
+def _planner(options: SimulateOptions) -> Planner:
+    """What jobs that name a model need on the largest of the machines: a job runs on one."""
+    from gpuherd.cli.planning import Having, planner
+
+    def largest() -> Having:
+        machines = options.machine or options.machines or ()
+        return Having(max(machines, key=lambda gpus: sum(gpu.total_mb for gpu in gpus)))
+
+    def tell(sentence: str) -> None:
+        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
+
+    return planner(largest, tell)
 
 
 # --- what is printed ------------------------------------------------------------------------------------------

@@ -7,11 +7,15 @@ import json
 import os
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.cli.parsing import add_command, command_words
 from gpuherd.errors import ExitCode, printable
 from gpuherd.flags import Parser, add_options, build
+
+if TYPE_CHECKING:
+    from gpuherd.batch.model_use import Planner
 
 DESCRIPTION = """\
 Puts a command into your own queue, which gpuherd up works off in the background, and prints the job's name. It runs in
@@ -21,6 +25,7 @@ examples:
   gpuherd submit -- python train.py --seed 1
   gpuherd submit --num-gpus 1-4 --mem 30GB --name large --priority 5 -- python train.py
   gpuherd submit --needs large --timeout 2h -- python evaluate.py
+  gpuherd submit --model llama-3.1-70b --batch 8 -- python generate.py     GPUs and memory by the model's plan
   gpuherd up                                       begin to work the queue off
   gpuherd status                                   how it stands
 
@@ -45,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     argv = command_words(args)
     _warn_of_missing_program(argv[0])
     options = build(JobOptions, args)
-    job = make_job(options, argv, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
+    job = make_job(options, argv, os.environ, os.getcwd(), _planner())  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:
         check(job, named=options.name is not None)
         name = options.name or "(the next number)"
@@ -63,6 +68,15 @@ def run(args: argparse.Namespace) -> int:
     elif submitted.worker is None:
         print("gpuherd: nothing works the queue off yet; start it with: gpuherd up", file=sys.stderr)
     return ExitCode.OK
+
+
+def _planner() -> Planner:
+    from gpuherd.cli.planning import of_the_queue, planner
+
+    def tell(sentence: str) -> None:
+        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
+
+    return planner(of_the_queue, tell)
 
 
 def _warn_of_missing_program(word: str) -> None:

@@ -126,15 +126,16 @@ def select_gpus(
     return _ids(large[:num_gpus])
 
 
-def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5) -> list[GpuId]:
+def auto_select_gpus_for_model(model_size_gb: float | str, safety_margin: float = 1.5) -> list[GpuId]:
     """The fewest GPUs that together have room for a model now, least loaded and best linked first.
 
     Room is free memory, whoever uses the rest. GPUs that are free by the rule of ``gpuherd.gpus.idle`` are taken
     before those that others use, if as few of them do. Among sets of equal size the best linked wins, then the least
-    used (see ``gpuherd.gpus.choose``).
+    used (see ``gpuherd.gpus.choose``). A size says nothing of layers, dtypes and answers: for a model that has a name
+    or a folder ``gpuherd.models.plan.selecting`` has a function of this name, which plans it.
 
     Args:
-        model_size_gb: size of the model in GB of 2^30 bytes.
+        model_size_gb: size of the model in GB of 2^30 bytes; a name is refused with a hint.
         safety_margin: the room needed is so many times the size.
 
     Returns:
@@ -142,8 +143,13 @@ def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5)
         together: a caller that shards and offloads (FSDP) may still run. [] with a warning without GPUs.
 
     Raises:
-        JobCannotFit: a ValueError; a size or margin that is no number above 0.
+        JobCannotFit: a ValueError; a size or margin that is no number above 0, or a name in place of a size.
     """
+    if isinstance(model_size_gb, str):
+        raise JobCannotFit(
+            f"{model_size_gb!r} is no size in GB; for a model's name: "
+            "gpuherd.models.plan.selecting.auto_select_gpus_for_model"
+        )
     needed_mb = model_size_gb * _MB_PER_GB * safety_margin
     if not (model_size_gb > 0 and safety_margin > 0 and math.isfinite(needed_mb)):
         raise JobCannotFit(f"model_size_gb={model_size_gb}, safety_margin={safety_margin}: both must be above 0")

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from gpuherd.engines import allotment
 from gpuherd.gpus.lease_place import user_name
-from gpuherd.jobs import clock, sharing
+from gpuherd.jobs import clock
 from gpuherd.jobs.allowance import most_ever
 from gpuherd.jobs.capacity import limits, most_at_once, refuse_if_none_fits
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.gpudesk import GpuDesk
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.learning import FamilyMemory, asks_for
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.queue import Queue
@@ -212,17 +213,18 @@ class Deciding:
         return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
-        peaks = self._queue.families() if any(queued.share for queued in head) else {}
-        return [self._waiting_job(queued, peaks) for queued in head]
+        named = {queued.job.family for queued in head if queued.job.family and queued.memory_mb is not None}
+        families = self._queue.families(named) if named else {}
+        return [self._waiting_job(queued, families.get(queued.job.family or "")) for queued in head]
 
-    def _waiting_job(self, queued: QueuedJob, peaks: dict[str, int]) -> WaitingJob:
+    def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None) -> WaitingJob:
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
-        if share and memory_mb is not None:
-            expected_mb = sharing.expected_mb(memory_mb, peaks.get(job.family or ""))
-            # One of its family may have run on a larger GPU than there is now: it may still have a whole one.
-            memory_mb = max(memory_mb, min(expected_mb, self._desk.largest_mb or expected_mb))
+        if family is not None:
+            # What a retry asks for was learned from this very job: no less than that.
+            asked = asks_for(memory_mb, family, self._desk.most_mb(request.gpus), less=queued.adapted is None)
+            memory_mb = asked.memory_mb
         whole_s = TimeLimits.of(job, self.options).whole_s
         return WaitingJob(
             queued.id,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.engines.local import Exit
+from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.fulldisk import may_pass, why
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import JobState
@@ -93,6 +94,20 @@ class _Settled:
     ended: Ended
     settlement: Settlement
     end: AttemptEnd
+
+
+def _ran_out_mb(settled: _Settled) -> int | None:
+    """What the attempt had on each GPU when it ran out of GPU memory, None if it didn't.
+
+    One that shared its GPU and used no more than it was promised ran out because of the others there.
+    """
+    diagnosis, record = settled.settlement.diagnosis, settled.ended.record
+    if diagnosis is None or diagnosis.failure is not FailureClass.OUT_OF_MEMORY or diagnosis.on_host:
+        return None
+    peak_mb = settled.ended.seen.peak_mb or 0
+    if record.shared_mb is not None:
+        return peak_mb if peak_mb >= record.shared_mb else None
+    return max(peak_mb, record.queued.memory_mb or 0) or None
 
 
 class Endings:
@@ -184,9 +199,10 @@ class Endings:
     def _learn(self, settled: _Settled) -> None:
         """What the end says of the job's family and of the GPUs."""
         ended, record = settled.ended, settled.ended.record
-        family, peak = record.queued.job.family, ended.seen.peak_mb
-        if family is not None and peak is not None:
-            self._queue.learn(family, peak)
+        family = record.queued.job.family
+        if family is not None and record.gpus:
+            well = settled.settlement.job is JobState.DONE
+            self._queue.learn(family, ended.seen.peak_mb, well=well, ran_out_mb=_ran_out_mb(settled))
         if not record.gpus:
             return
         if settled.settlement.job is JobState.DONE:

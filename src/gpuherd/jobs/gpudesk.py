@@ -196,7 +196,10 @@ class GpuDesk:
         self._peaks.update(watch.peaks)
         for attempt in self._supervisor.running.values():
             if attempt.record.shared_mb is not None and attempt.tag not in self._told:
-                for found in sharing.overuses([self._tenant(attempt)], self._options.gpu_memory_threshold):
+                # Promised less than it declares, it is told of only when it uses more than that.
+                declared_mb = max(attempt.record.shared_mb, attempt.record.queued.memory_mb or 0)
+                tenant = replace(self._tenant(attempt), declared_mb=declared_mb)
+                for found in sharing.overuses([tenant], self._options.gpu_memory_threshold):
                     self._told.add(attempt.tag)
                     self._notices += (f"{clean(attempt.record.title)} {found.sentence}",)
         return strangers
@@ -208,11 +211,12 @@ class GpuDesk:
         for attempt in self._supervisor.running.values():
             for uuid in attempt.record.gpus:
                 own[uuid].append(attempt.tag)
-                memory_mb = attempt.record.shared_mb or attempt.record.queued.memory_mb
+                memory_mb = attempt.record.queued.memory_mb
                 if memory_mb is None:
                     unknown.add(uuid)
                 else:
-                    declared[uuid] += memory_mb
+                    # Promised more than it declared, or less: by what was learned of its family.
+                    declared[uuid] += max(memory_mb, attempt.record.shared_mb or 0)
         return own, {uuid: mb for uuid, mb in declared.items() if uuid not in unknown}
 
     # --- what may be had --------------------------------------------------------------------------------------
@@ -272,10 +276,9 @@ class GpuDesk:
             now_mb=None if self._watch is None else self._watch.in_use.get(attempt.tag),
         )
 
-    @property
-    def largest_mb(self) -> int | None:
-        """The most memory that a job could ever find free on one of the GPUs, None where there are none."""
-        return None if self._watch is None else self._watch.largest_mb
+    def most_mb(self, gpus: int) -> int | None:
+        """The most memory that a job could ever find free on each of so many GPUs, None where there are fewer."""
+        return None if self._watch is None else self._watch.most_mb(gpus)
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
         """The best ``count`` of the candidates, None when there are too few."""
@@ -352,6 +355,7 @@ class GpuDesk:
             gpus=record.gpus,
             faulty=tuple(gpu.uuid for gpu in here if gpu.problem is not None),
             peak_mb=peak,
+            most_mb=self.most_mb(len(record.gpus)),
             gpu_total_mb=smallest,
             larger_exists=larger,
             disk_low=disk_low,

@@ -127,10 +127,10 @@ class GpuWatch:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
 
-    @property
-    def largest_mb(self) -> int | None:
-        """The most memory that a job could ever find free on one of the GPUs, None where there are none."""
-        return max((self._room_mb.get(uuid, gpu.total_mb) for uuid, gpu in self._gpus.items()), default=None)
+    def most_mb(self, gpus: int) -> int | None:
+        """The most memory that a job could ever find free on each of so many GPUs, None where there are fewer."""
+        rooms = sorted((self._room_mb.get(uuid, gpu.total_mb) for uuid, gpu in self._gpus.items()), reverse=True)
+        return rooms[gpus - 1] if 1 <= gpus <= len(rooms) else None
 
     @property
     def quiet_s(self) -> float:

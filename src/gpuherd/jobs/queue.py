@@ -19,6 +19,7 @@ from gpuherd.engines.processes import boot_id
 from gpuherd.jobs import interventions, mailbox, submission
 from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.learning import FamilyMemory, learned
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.needs import check_needs
 from gpuherd.jobs.queuefile import QueueFile
@@ -321,12 +322,16 @@ class Queue(QueueFile):
 
     # --- what is learned --------------------------------------------------------------------------------------
 
-    def learn(self, family: str, peak_mb: int) -> None:
-        """A job of this family was seen to use so much on one GPU."""
+    def learn(self, family: str, peak_mb: int | None, *, well: bool = False, ran_out_mb: int | None = None) -> None:
+        """A job of this family has ended: what was seen of it (``learning.learned``)."""
         with self.transaction():
-            known = self._db.execute("SELECT peak_mb FROM families WHERE name = ?", (family,)).fetchone()
-            peak = max(peak_mb, 0 if known is None else known["peak_mb"])
-            self._db.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", (family, peak))
+            known = learned(self.families([family]).get(family), peak_mb=peak_mb, well=well, ran_out_mb=ran_out_mb)
+            if known != FamilyMemory():
+                # 0 is what the column has for a peak that is not known; files of version 2 forbid NULL there.
+                self._db.execute(
+                    "INSERT OR REPLACE INTO families (name, peak_mb, measured, ran_out_mb) VALUES (?,?,?,?)",
+                    (family, known.peak_mb or 0, known.measured, known.ran_out_mb),
+                )
 
     def save_gpu_health(self, states: Mapping[str, str]) -> None:
         """Replaces what is remembered of these GPUs."""

@@ -7,7 +7,7 @@ rows mean is ``rows``'s, and who only looks on without ever writing uses ``reade
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from gpuherd.jobs import mailbox, rows
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.reach import BEYOND, MOST_KINDS
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
+# Names in one question: SQLite takes a thousand values, and some builds no more.
+_AT_ONCE = 500
 _COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
 
@@ -275,9 +278,17 @@ class QueueFile:
         """The names of the newest ``limit`` jobs."""
         return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
 
-    def families(self) -> dict[str, int]:
-        """The most memory that a job of each family was seen to use on one GPU, in MB."""
-        return {row["name"]: row["peak_mb"] for row in self._db.execute("SELECT name, peak_mb FROM families")}
+    def families(self, names: Collection[str]) -> dict[str, FamilyMemory]:
+        """What was seen of the jobs of these families; without those of which nothing was seen."""
+        wanted = sorted(set(names))
+        return {
+            row["name"]: FamilyMemory(row["peak_mb"] or None, row["measured"], row["ran_out_mb"])
+            for start in range(0, len(wanted), _AT_ONCE)
+            for row in self._db.execute(
+                f"SELECT * FROM families WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",  # noqa: S608
+                wanted[start : start + _AT_ONCE],
+            )
+        }
 
     def gpu_health(self) -> dict[str, str]:
         """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""

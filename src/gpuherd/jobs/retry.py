@@ -8,6 +8,9 @@ memory climbs a ladder, one rung for each failure:
 3. it may have more GPUs (``gpus_at_most``): twice as many, up to that;
 4. else the same again, on another GPU if there is one.
 
+Whatever the rung, it asks for more memory than it had asked for and was seen to use (``learning.after_running_out``),
+if there is more to be had; on more GPUs for what it asked at first, since each then holds less.
+
 Rungs 1 and 3 cost no try, since the job asked for them (``share``, ``gpus_at_most``), and each can be climbed a few
 times at most. A full disk costs no try either while it is full: the job waits for space.
 """
@@ -21,6 +24,7 @@ from typing import Protocol
 
 from gpuherd.jobs.failures import Diagnosis, FailureClass, back_off_s
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.learning import after_running_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Seen:
         gpus: UUIDs that it ran on; () on the CPU.
         faulty: those of them that the driver blames, () when it blames none.
         peak_mb: the most it was seen to use on one GPU, None if that is not known.
+        most_mb: the most that as many GPUs of the run could ever have free; None if that is not known.
         gpu_total_mb: size of the smallest of its GPUs.
         larger_exists: the run may use GPUs larger than that, as many as the job needs.
         disk_low: there was less space than ``min_disk`` when it ended.
@@ -101,6 +106,7 @@ class Seen:
     gpus: tuple[str, ...] = ()
     faulty: tuple[str, ...] = ()
     peak_mb: int | None = None
+    most_mb: int | None = None
     gpu_total_mb: int | None = None
     larger_exists: bool = False
     disk_low: bool = False
@@ -165,7 +171,8 @@ class _Change:
 
 def _climb(queued: Tried, seen: Seen) -> _Change:
     """The next rung of the ladder for a job that ran out of GPU memory."""
-    gpus, memory_mb = queued.gpus, queued.memory_mb
+    gpus = queued.gpus
+    memory_mb = after_running_out(queued.memory_mb, seen.peak_mb, seen.most_mb)
     if queued.share:
         return _Change(gpus, memory_mb, False, True, "on a GPU for itself")
     if seen.larger_exists and seen.gpu_total_mb is not None:
@@ -175,4 +182,5 @@ def _climb(queued: Tried, seen: Seen) -> _Change:
     if most is not None and gpus < most:
         more = min(2 * gpus, most)
         return _Change(more, queued.job.memory_mb, False, True, f"on {more} GPUs")
-    return _Change(gpus, memory_mb, False)
+    more_free = None if memory_mb == queued.memory_mb else f"on a GPU with {memory_mb} MB free"
+    return _Change(gpus, memory_mb, False, False, more_free)

@@ -50,7 +50,8 @@ class AttemptStatus:
 class JobStatus:
     """A job and how it stands. ``reason``: why it waits, or how it failed, or why it was cancelled.
 
-    ``gpus`` is how many it asks for now, ``paused`` that it was told to wait (or stands still while running).
+    ``gpus`` is how many it asks for now, ``memory_mb`` how much on each, ``learned`` why that is not what it declared,
+    ``paused`` that it was told to wait (or stands still while running).
     ``ready_at``: of a waiting job, the wall-clock second since which it could have run; None while it can't.
     """
 
@@ -61,6 +62,8 @@ class JobStatus:
     paused: bool
     reason: str | None
     gpus: int
+    memory_mb: int | None
+    learned: str | None
     priority: int
     tries: int
     attempts: int

@@ -22,7 +22,7 @@ from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.order import rank
 
-VERSION = 3
+VERSION = 4
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 _LOCK_WITHIN_S = 30.0
 # Pages that a look through the whole file keeps in memory meanwhile.
@@ -175,6 +175,12 @@ CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_m
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 """
 
+# What version 4 has beside those: how much of a family's peak may be believed, and where it was too little.
+_SINCE_4 = """
+ALTER TABLE families ADD COLUMN measured INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE families ADD COLUMN ran_out_mb INTEGER;
+"""
+
 _FROM_2_TO_3 = (
     """
 DROP INDEX IF EXISTS jobs_by_cost;
@@ -295,7 +301,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
     try:
         # Another process may have done it between our look and our lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3)
+            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3 + _SINCE_4)
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
             )
@@ -327,6 +333,8 @@ def _change_old(connection: sqlite3.Connection, path: Path, version: int) -> Non
             "UPDATE jobs SET rank = ? WHERE id = ?",
             [(rank(row["cost"], row["ready_at"]), row["id"]) for row in rows.fetchall()],
         )
+    if version < 4:
+        _execute_all(connection, _SINCE_4)
 
 
 def _execute_all(connection: sqlite3.Connection, script: str) -> None:

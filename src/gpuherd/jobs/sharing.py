@@ -13,7 +13,7 @@ process's CUDA context (some 300 to 600 MB) is part of what a job uses and shoul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuherd.gpus.state import Gpu
@@ -100,11 +100,3 @@ def overuses(tenants: Sequence[Tenant], allowance_mb: int = 0) -> tuple[Overuse,
         for tenant in tenants
         if tenant.now_mb is not None and tenant.now_mb > tenant.declared_mb + allowance_mb
     )
-
-
-def learn(peaks: Mapping[str, int], family: str | None, peak_mb: int | None) -> dict[str, int]:
-    """The peaks by family after one more job of it was seen to use ``peak_mb`` on one GPU."""
-    known = dict(peaks)
-    if family is not None and peak_mb is not None and peak_mb > 0:
-        known[family] = max(known.get(family, 0), peak_mb)
-    return known

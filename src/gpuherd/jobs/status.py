@@ -14,12 +14,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gpuherd.engines.processes import boot_id, identify
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.job import JobState
+from gpuherd.jobs.learning import Ask, FamilyMemory, asks_for
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts, PauseReason
@@ -252,6 +254,7 @@ def _job(
             place=place,
             now=now,
         )
+    ask = _ask(reader, row, spec, facts)
     return JobStatus(
         id=row["id"],
         name=row["name"],
@@ -260,6 +263,8 @@ def _job(
         paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
         reason=reason,
         gpus=row["gpus"],
+        memory_mb=ask.memory_mb,
+        learned=ask.because,
         priority=row["priority"],
         tries=row["tries"],
         attempts=row["attempts"],
@@ -267,6 +272,20 @@ def _job(
         command=tuple(spec["argv"]),
         attempt=attempt,
     )
+
+
+def _ask(reader: QueueReader, row: sqlite3.Row, spec: dict[str, Any], facts: WaitFacts) -> Ask:
+    """What the job asks for now, with what was learned of its family while it waits."""
+    declared_mb = row["memory_mb"] if reader.has("jobs", "memory_mb") else spec.get("memory_mb")
+    family = spec.get("family")
+    if family is None or row["state"] != JobState.WAITING or not reader.has("families", "measured"):
+        return Ask(declared_mb)
+    known = reader.one("SELECT * FROM families WHERE name = ?", (family,))
+    seen = None if known is None else FamilyMemory(known["peak_mb"] or None, known["measured"], known["ran_out_mb"])
+    sizes = () if facts.standing is None else facts.standing.gpus
+    rooms = sorted((gpu.total_mb for gpu in sizes if gpu.total_mb is not None), reverse=True)
+    most_mb = rooms[row["gpus"] - 1] if 1 <= row["gpus"] <= len(rooms) else None
+    return asks_for(declared_mb, seen, most_mb, less=declared_mb == spec.get("memory_mb"))
 
 
 def _ready_at(row: sqlite3.Row, facts: WaitFacts) -> float | None:

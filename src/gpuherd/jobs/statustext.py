@@ -114,6 +114,9 @@ def what(job: JobStatus) -> str:
     if job.state is JobState.RUNNING and attempt is not None:
         return _running(job, attempt)
     reason = "" if job.reason is None else clean(job.reason)
+    if job.state is JobState.WAITING and job.learned is not None:
+        asks = f"asks for {job.memory_mb} MB: {job.learned}"
+        return f"{reason}; {asks}" if reason else asks
     if attempt is None:
         return reason
     if job.state is JobState.DONE:

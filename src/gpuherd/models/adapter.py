@@ -22,6 +22,7 @@ from gpuherd.models.lora import (
     Edit,
     Factors,
     bias_edit,
+    edits_of_experts_apart,
     expert_edit,
     matrix_edit,
 )
@@ -250,7 +251,12 @@ def _edits(
     plain = module.replace(".base_layer", "")
     name = names.weight(plain)
     if name is None:
-        parameters = names.parameters(plain, config.get("target_parameters") or ())
+        targets = config.get("target_parameters") or ()
+        parameters = names.parameters(plain, targets)
+        apart = [] if parameters else names.experts_apart(plain, targets)
+        if apart:
+            yield from edits_of_experts_apart(where, factors, apart, base.tensors)
+            return
         yield expert_edit(where, base.config, factors, {p: base.tensors[p] for p in parameters})
         return
     fan_in_fan_out = names.stores_transpose(plain, config.get("fan_in_fan_out") is True)

@@ -100,6 +100,11 @@ def read_bytes(
     return result
 
 
+def read_into(fd: int, offset: int, target: npt.NDArray[np.uint8], what: str) -> None:
+    """Fills a flat array with the file's bytes from ``offset`` on. Raises BadModel when the file is too short."""
+    _fill(fd, offset, target, what)
+
+
 def read_codes(fd: int, offset: int, target: Codes, apart: int, what: str) -> None:
     """Fills a 2-D array in C order with 16-bit numbers as they are stored; its rows begin ``apart`` numbers after each
     other. Raises BadModel when the file is too short."""

@@ -116,6 +116,11 @@ def adapter_factor(names: Iterable[str]) -> str | None:
     return next((name for name in names if ".lora_A." in name or ".lora_embedding_A" in name), None)
 
 
+def is_input_embedding(name: str) -> bool:
+    """Whether this is the name of the matrix that turns token ids into vectors."""
+    return _INPUT_EMBEDDING.fullmatch(name) is not None
+
+
 def buffer_of(info: TensorInfo) -> str | None:
     """Why a tensor of floating-point numbers holds no weights, None if it does, or if nothing tells.
 

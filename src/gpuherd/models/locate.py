@@ -45,7 +45,7 @@ _FOR_LOADING = (
     "additional_chat_templates/*",
 )
 _CODE = ("*.py",)
-_DOCUMENTS = ("license*", "notice*", "readme*", "use_policy*", "requirements*")
+_DOCUMENTS = ("license*", "notice*", "readme*", "use_policy*", "requirements*", "trainer_state*", "training_args*")
 # For a repository's own top folder. Copies in other layouts (original/, onnx/, consolidated.*) are left out.
 _SAFETENSORS = ("*.safetensors",)
 _PICKLES = ("*.bin", "*.pt", "*.pth")

@@ -8,7 +8,7 @@ any block of rows can be merged by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -265,6 +265,72 @@ class ExpertEdit:
         b = _factor(self.factors.b)
         b = b.reshape(b.shape[0], rank, self.experts)[:, :, expert]
         return (a.T, b.T) if self.transposed else (b, a)
+
+
+@dataclass(frozen=True, slots=True)
+class OneExpertEdit:
+    """W + (s B[e] A[e])[rows] on one expert's own matrix, (out, in), by factors for all experts fused.
+
+    transformers fuses in memory what most checkpoints store apart, and PEFT's factors are those of the fused parameter
+    (see ``ExpertEdit``). ``rows``: which of its outputs these are; its gate and up projections lie below each other.
+    """
+
+    where: str
+    factors: Factors
+    experts: int
+    expert: int
+    rows: Run
+
+    def check(self, info: TensorInfo) -> None:
+        """The shapes were compared when the matrices were chosen."""
+
+    def apply(self, tensor: FloatArray, start: int) -> FloatArray:
+        left, right = self._sides()
+        _add_product(tensor, left[start : start + len(tensor)], right, self.factors.scaling)
+        return tensor
+
+    def product(self) -> Product:
+        """s B A of this matrix, as factors in float64."""
+        left, right = self._sides()
+        return left * np.float64(self.factors.scaling), right.astype(np.float64)
+
+    def _sides(self) -> tuple[FloatArray, FloatArray]:
+        rank = self.factors.rank
+        a = read_stored(self.factors.a, self.expert * rank, (self.expert + 1) * rank)
+        b = _factor(self.factors.b)
+        return b.reshape(b.shape[0], rank, self.experts)[slice(*self.rows), :, self.expert], a
+
+
+def edits_of_experts_apart(
+    where: str, factors: Factors, parameters: Iterable[Sequence[Sequence[str]]], tensors: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, OneExpertEdit]]:
+    """The edits of the experts' own matrices, by the fused factors of one parameter of theirs; with their names.
+
+    Args:
+        where: the module, for messages.
+        factors: of all experts together.
+        parameters: for each parameter that is meant, for each expert, the matrices that make it, below each other.
+        tensors: the base's.
+    """
+    a, b = factors.a.info.shape, factors.b.info.shape
+    for experts in parameters:
+        shapes = {tuple(tensors[name].shape for name in names) for names in experts}
+        matrices = next(iter(shapes))
+        if len(shapes) != 1 or any(len(shape) != 2 for shape in matrices) or factors.magnitude is not None:
+            continue
+        outputs = sum(shape[0] for shape in matrices)
+        if a != (len(experts) * factors.rank, matrices[0][1]) or b != (outputs, len(experts) * factors.rank):
+            continue
+        for expert, names in enumerate(experts):
+            first = 0
+            for name in names:
+                rows = (first, first + tensors[name].shape[0])
+                yield name, OneExpertEdit(where, factors, len(experts), expert, rows)
+                first = rows[1]
+        return
+    raise BadModel(
+        f"{where} finds no experts in the base model that its factors {a} and {b} fit; is this the right base model?"
+    )
 
 
 def expert_edit(

@@ -6,7 +6,8 @@ by leading parts: ``transformer.h.0.attn.c_attn`` and ``h.0.attn.c_attn.weight``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from gpuherd.models.kinds import ties_of
@@ -17,6 +18,15 @@ _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transform
 _CONV1D_MODULES = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
 _HEADS = ("lm_head.weight", "embed_out.weight", "output_layer.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
+# Parameters that transformers makes of the experts of a checkpoint: what the module is called there, and the matrices
+# that lie below each other in them.
+_FUSED_EXPERTS = {
+    "gate_up_proj": (
+        ("", "", ("gate_proj", "up_proj")),
+        ("mlp.experts", "block_sparse_moe.experts", ("w1", "w3")),
+    ),
+    "down_proj": (("", "", ("down_proj",)), ("mlp.experts", "block_sparse_moe.experts", ("w2",))),
+}
 
 
 class BaseNames:
@@ -70,6 +80,29 @@ class BaseNames:
             if name is not None and f"{module}.{parameter}".endswith(target):
                 found.append(name)
         return found
+
+    def experts_apart(self, module: str, targets: Iterable[str]) -> list[list[list[str]]]:
+        """The matrices of a module's experts where each is a tensor of its own, though the adapter means them fused.
+
+        For each parameter that the adapter may mean, for each expert, the names of what is fused in it, in order.
+        """
+        found = []
+        for parameter, stored in _FUSED_EXPERTS.items():
+            if not any(f"{module}.{parameter}".endswith(target) for target in targets):
+                continue
+            for before, after, parts in stored:
+                experts = list(self._one_after_the_other(module.replace(before, after), parts))
+                if experts:
+                    found.append(experts)
+                    break
+        return found
+
+    def _one_after_the_other(self, module: str, parts: Iterable[str]) -> Iterator[list[str]]:
+        for expert in count():
+            names = [self.tensor(f"{module}.{expert}.{part}.weight") for part in parts]
+            if None in names:
+                return
+            yield [name for name in names if name is not None]
 
     def stores_transpose(self, module: str, configured: bool) -> bool:
         """Whether a module's weight is stored (in, out).

@@ -22,7 +22,7 @@ from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.models.checkpoint import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
+from gpuherd.models.checkpoint import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
 from gpuherd.models.hub import (
     WAITS,
     Listing,
@@ -120,6 +120,10 @@ def _remembered(ref: ModelRef, kept: _Kept, problem: str | None) -> RemoteModel:
 def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
     """Reads the headers of one commit."""
     sizes = {file.name: file.size for file in listing.files}
+    if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
+        raise BadModel(
+            f"model {shown(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
+        )
     config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
     chosen = choose_files(listing.names, ref)
     weights = [name for name in chosen if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))]

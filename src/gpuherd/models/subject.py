@@ -15,7 +15,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.adapter import adapter_base, is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.kinds import NOT_COUNTED, buffer_of
-from gpuherd.models.lora import ExpertEdit, MatrixEdit
+from gpuherd.models.lora import ExpertEdit, MatrixEdit, OneExpertEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
 from gpuherd.models.update import AdapterUpdate, adapter_update, difference, update_matrices
@@ -41,7 +41,8 @@ class Subject:
     def ranks(self) -> tuple[int, ...]:
         """The rank r of each tensor whose update is taken as s B A; empty where nothing is."""
         low_rank = self.source.low_rank if isinstance(self.source, AdapterUpdate) else {}
-        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, MatrixEdit | ExpertEdit))
+        known = MatrixEdit | ExpertEdit | OneExpertEdit
+        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, known))
 
     @property
     def total_bytes(self) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import READABLE, FloatArray
-from gpuherd.models.lora import Edit, ExpertEdit, MatrixEdit, Product
+from gpuherd.models.lora import Edit, ExpertEdit, MatrixEdit, OneExpertEdit, Product
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames
@@ -305,6 +305,8 @@ def _factors(matrix: WeightMatrix, edit: Edit | None) -> Callable[[], list[Produ
     """Reads the factors of the matrix's own part of s B A; None where it has no such form."""
     if isinstance(edit, ExpertEdit) and matrix.kind == "expert":
         return lambda: [_part_of(matrix, edit.product(matrix.part.piece))]
+    if isinstance(edit, OneExpertEdit):
+        return lambda: [_part_of(matrix, edit.product())]
     if isinstance(edit, MatrixEdit) and matrix.kind != "expert":
         return lambda: [_part_of(matrix, product) for product in edit.products()]
     return None

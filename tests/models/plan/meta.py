@@ -125,7 +125,7 @@ def _compare_splits(ours: Architecture, model: Any) -> None:
         path, _, last = tensor.name.rpartition(".")
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", tensor.name)) or plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))
         kind = (style or "").removeprefix("packed_")
-        expected = kind.startswith("colwise") or (kind.startswith("rowwise") and last != "bias")
+        expected = kind.startswith(("colwise", "embedding")) or (kind.startswith("rowwise") and last != "bias")
         assert tensor.split == expected, (tensor, style)
 
 

@@ -76,4 +76,13 @@ def test_a_prompt_that_is_too_long_for_one_sequence_gets_a_length_that_fits() ->
 
 
 def test_nothing_is_suggested_where_nothing_fits() -> None:
-    assert words("llama-3.1-405b", Precision.NF4_DQ, "1x2GB", Workload(1, 512, 64)) == []
+    assert words("llama-3.1-405b", Precision.NF4_DQ, "1x2GB", Workload(1, 10**8, 64)) == []
+
+
+def test_several_changes_at_once_where_none_alone_is_enough() -> None:
+    assert words("llama-3.1-405b", Precision.NF4_DQ, "1x2GB", Workload(1, 512, 64)) == [
+        ("--batch", "1", "--gpus", "6xA100-40")
+    ]
+    assert words("llama-3.1-405b", Precision.FP32, "1x2GB", Workload(8, 512, 64)) == [
+        ("--batch", "1", "--gpus", "12xH200")
+    ]

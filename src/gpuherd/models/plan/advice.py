@@ -31,16 +31,18 @@ _MOST_PRECISIONS = 2
 # Kinds that clusters and clouds have, by memory.
 _USUAL = ("T4", "RTX4090", "A100-40", "L40S", "A100-80", "H200", "B200")
 _MOST_GPUS = 16
+_IN_A_MACHINE = 8
 _SHORTEST_PROMPT = 16
 
 
 def alternatives(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None) -> tuple[Alternative, ...]:
     """What would fit in place of this, the smallest change first; () where nothing was found."""
-    return tuple(
+    one_by_one = tuple(
         each
         for found in (_layout, _fewer_answers, _shorter_prompts, _precisions, _more_gpus, _larger_gpus)
         for each in found(what, cards, wish, gpus)
     )
+    return one_by_one or tuple(_together(what, wish, gpus))
 
 
 def _fits(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None) -> MemoryPlan | None:
@@ -133,6 +135,32 @@ def _larger_gpus(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None
             enough = many[: plan.gpus]
             yield Alternative(("--gpus", words_for(enough)), f"{_of(plan.gpus)} of kind {name} can hold it")
             return
+
+
+def _together(what: Task, wish: Wish, gpus: int | None) -> Iterator[Alternative]:
+    """Several changes at once, where none alone is enough: one sequence at a time, on usual GPUs, as few as a machine
+    has if possible, in this precision or else in the next."""
+    alone = replace(what.workload, batch=1)
+    for precision in (what.precision, *_IN_PLACE_OF.get(what.precision, ())):
+        task = _with(what, precision, alone)
+        plans: list[tuple[str, MemoryPlan, Sequence[Card]]] = []
+        for name in _USUAL:
+            kind = kind_named(name)
+            if kind is None:
+                continue
+            many = [Card(str(at), kind.name, kind.memory, kind.memory, kind.capability) for at in range(_MOST_GPUS)]
+            plan = _fits(task, many, "auto", None)
+            if plan is not None:
+                plans.append((name, plan, many[: plan.gpus]))
+        if not plans:
+            continue
+        name, plan, cards = next((each for each in plans if each[1].gpus <= _IN_A_MACHINE), plans[0])
+        changed = precision is not what.precision
+        words = ["--batch", "1", *(["--dtype", str(precision)] if changed else []), "--gpus", words_for(cards)]
+        words += ["--parallel", "auto"] if wish != "auto" or gpus is not None else []
+        how = f"one sequence at a time{f' in {precision}' if changed else ''}"
+        yield Alternative(tuple(words), f"{how} fits on {_of(plan.gpus)} of kind {name}")
+        return
 
 
 def _of(count: int) -> str:

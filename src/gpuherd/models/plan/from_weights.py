@@ -46,7 +46,9 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     kept = tuple(block for block in blocks if block is not None)
     assumptions = list(from_config.assumptions_of(config))
     if len(kept) < len(blocks):
-        assumptions.append("The weights hold no output head: planned without one.")
+        absent = [block for block, found in zip(formula.blocks, blocks, strict=True) if found is None]
+        what = "output head" if absent[0].kind == "head" else absent[0].name
+        assumptions.append(f"The weights hold no {what}: planned without one.")
     quantised = Counter(info.dtype for info in tensors.values() if info.decoded)
     if quantised:
         assumptions.append(f"Stored quantised ({', '.join(quantised)}): as-stored is the size of its codes and scales.")
@@ -70,7 +72,7 @@ def stored_precision(tensors: Mapping[str, TensorInfo]) -> str | None:
 
 
 def _found(block: Block, stored: Stored, used: set[str], formula: Architecture, model: str) -> Block | None:
-    """The block with the sizes that the checkpoint stores; None for a head that it hasn't."""
+    """The block with the sizes that the checkpoint stores; None for a head or pooler that it hasn't."""
     tensors = []
     for tensor in block.tensors:
         infos = stored.of(tensor.name)
@@ -78,7 +80,8 @@ def _found(block: Block, stored: Stored, used: set[str], formula: Architecture, 
             if tensor.tied_to is not None or tensor.buffer or stored_elsewhere(tensor, formula, stored):
                 tensors.append(tensor)
                 continue
-            if block.kind == "head":
+            # Encoders that were saved with a head for labels or masked words have no pooler.
+            if block.kind == "head" or block.name.rpartition(".")[2] == "pooler":
                 return None
             raise BadModel(
                 f"{shown(model)}: config and weights disagree: the config ({formula.model_type}) asks for "
@@ -129,5 +132,5 @@ def _left_over(tensors: Mapping[str, TensorInfo], used: set[str]) -> list[str]:
         return []
     return [
         f"{len(left)} tensors of the checkpoint ({size / 1e9:.2f} GB, such as {shown(left[0].name)}) are no part of "
-        "the model that is loaded."
+        "the model that is planned."
     ]

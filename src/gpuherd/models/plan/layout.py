@@ -111,7 +111,9 @@ class Layout:
         """The blocks below the root."""
         prefix = f"{root}." if root else ""
         for name, parts in self.before(c):
-            yield block(f"{prefix}{name}", "embedding", parts)
+            # Where transformers has a plan for the layers it divides the input embedding too, by the vocabulary.
+            by_vocabulary = {".weight": "embedding_rowwise"} if split and name == "embed_tokens" else {}
+            yield block(f"{prefix}{name}", "embedding", [marked(part, by_vocabulary) for part in parts])
         templates: dict[LayerKind, tuple[list[Tensor], LayerCache | None]] = {}
         for number, kind in enumerate(self.kinds(c)):
             if kind not in templates:

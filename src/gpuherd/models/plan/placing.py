@@ -287,8 +287,11 @@ def _plan(
 
 def _warnings(what: Task) -> list[str]:
     most = what.architecture.max_tokens
-    if most is not None and what.workload.tokens > most:
-        return [f"{what.workload.tokens} tokens a sequence; {what.architecture.model} was made for at most {most}"]
+    # A model that keeps nothing of a sequence is an encoder: it writes no answers.
+    answers = any(block.cache is not None for block in what.architecture.blocks)
+    tokens = what.workload.tokens if answers else what.workload.prompt_tokens
+    if most is not None and tokens > most:
+        return [f"{tokens} tokens a sequence; {what.architecture.model} was made for at most {most}"]
     return []
 
 

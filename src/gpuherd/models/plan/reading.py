@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpuherd.models.checkpoint import Checkpoint
     from gpuherd.models.source import TensorInfo
 
+# A person waits for a plan: a network that fails is tried again once, not for as long as a download is worth.
+_WAITS = (1.0,)
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
@@ -147,7 +149,7 @@ def _from_hub(ref: ModelRef) -> Architecture:
     if cached is not None:
         return replace(_local(cached, ref.text), model=ref.text)
     try:
-        remote = read_remote(ref)
+        remote = read_remote(ref, waits=_WAITS)
     except MissingModel as problem:
         near = nearest_names(ref.text)
         hint = f" (near known names: {', '.join(near)})" if near else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cards import words_for
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Alternative
 from gpuherd.models.plan.training_job import LoraShape, Optimiser, Strategy, TrainingJob, TrainingPrecision

@@ -1,0 +1,88 @@
+"""Brings together who knows jobs and who knows models: a planner for the commands that start jobs (``--model``).
+
+Nothing is looked at before the first job that names a model is there: GPUs take a moment to be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from gpuherd.batch.model_use import ModelUse, Need, Planner
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.options import GpuOptions
+
+_LONGEST_STEM = 60
+# A list may name thousands of models; the plan of each is in the table of a dry run.
+_MOST_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Having:
+    """GPUs that jobs may get, and how many a run has at once (None: all)."""
+
+    gpus: Sequence[Gpu]
+    most: int | None = None
+
+
+def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
+    """Says what jobs need that name a model.
+
+    Args:
+        look: gives the GPUs; called once, when the first model is planned.
+        tell: is given each plan's sentence.
+    """
+    seen: list[Having] = []
+    told = 0
+
+    def plan(use: ModelUse) -> Need:
+        nonlocal told
+        from gpuherd.models.plan.asking import demand_for
+        from gpuherd.models.plan.demand import idle_cards
+
+        if not seen:
+            seen.append(look())
+        demand = demand_for(**asdict(use), cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        told += 1
+        if told <= _MOST_TOLD:
+            tell(demand.sentence)
+        elif told == _MOST_TOLD + 1:
+            tell("more models are planned; --dry-run shows what each job asks for")
+        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus), demand.sentence)
+
+    return plan
+
+
+def family_of(use: ModelUse, gpus: int) -> str:
+    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each."""
+    key = repr((sorted(asdict(use).items(), key=str), gpus))
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", use.model).strip("-")[-_LONGEST_STEM:].lstrip("-") or "model"
+    return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def of_a_run(options: GpuOptions) -> Having:
+    """The GPUs that a run with these options may use."""
+    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.settings import load
+
+    return Having(GpuWatch(options, "plan", load()).gpus, options.max_gpus)
+
+
+def of_the_queue() -> Having:
+    """The GPUs of the dispatcher that works the user's own queue off; those of this machine where nobody does."""
+    from gpuherd.batch.fitting import dispatchers_machine
+    from gpuherd.batch.own_queue import folder
+    from gpuherd.gpus.nvml import machine
+    from gpuherd.jobs.rundir import RunDirectory
+
+    here = machine().gpus
+    told = dispatchers_machine(RunDirectory(folder()))
+    if told is None:
+        return Having(here)
+    now = {gpu.uuid: gpu for gpu in here}
+    return Having([now.get(gpu.uuid, gpu) for gpu in told.gpus], told.max_gpus)

@@ -1,0 +1,208 @@
+"""Where the blocks of a model go on this machine: by a plan, by a device map, on the CPU, or off the GPUs where that is
+allowed. Without torch.
+
+Knows the GPUs that this process sees, and their free memory now. All that needs no look at the machine is ``placed``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.offloading import offloaded
+from gpuherd.models.load.placed import (
+    CPU,
+    Placement,
+    all_on,
+    check_offload,
+    from_device_map,
+    from_plan,
+    weights_by_device,
+)
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.result import MemoryPlan, Refusal
+from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.workload import MIB
+
+_MOST_ADVICE = 3
+
+
+class ModelDoesNotFit(GpuherdError):
+    """A model has no room: on the GPUs, or in the computer's memory. ``refusal`` is the planner's, where it is its."""
+
+    exit_code = ExitCode.OUT_OF_MEMORY
+
+    def __init__(self, text: str, refusal: Refusal | None = None) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
+class ThisMachine:
+    """The GPUs that this process sees, looked at when first asked."""
+
+    def __init__(self, *, simulate: bool) -> None:
+        self._simulate = simulate
+        self._seen: tuple[Card, ...] | None = None
+
+    @property
+    def visible(self) -> tuple[Card, ...]:
+        """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
+        if self._seen is None:
+            from gpuherd.gpus.nvml import machine
+            from gpuherd.gpus.own_view import count_in_pci_order, visible_now
+
+            # The numbers here are CUDA's only if CUDA counts as we do.
+            count_in_pci_order()
+            gpus = () if self._simulate else visible_now(machine().gpus)
+            self._seen = tuple(
+                Card(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
+                for gpu in gpus
+            )
+        return self._seen
+
+    def number(self, card: Card) -> int | None:
+        """The number that CUDA gives this card in this process, None if it is not shown."""
+        return next((number for number, seen in enumerate(self.visible) if seen.uuid == card.uuid), None)
+
+
+Placed = tuple[Placement, tuple[Card, ...], tuple[str, ...]]
+
+
+def destination(asked: Asked, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
+    """Where the blocks go, the cards that they go to, and what should be said of that."""
+    if asked.device_map == CPU:
+        return _on_cpu(asked, architecture, precision, None)
+    if isinstance(asked.device_map, Mapping):
+        placement = from_device_map(
+            architecture,
+            asked.device_map,
+            visible=len(machine.visible),
+            allow_offload=asked.allow_offload,
+            simulated=asked.simulate,
+        )
+        if not placement.gpus:
+            _check_memory(asked, placement, precision)
+            return placement, (), ()
+        cards = () if asked.simulate else tuple(machine.visible[number] for number in placement.gpus)
+        _check_room(asked, placement, precision, cards)
+        return placement, cards, ()
+    if isinstance(asked.plan, Refusal):
+        raise _does_not_fit(asked.plan)
+    if isinstance(asked.plan, MemoryPlan):
+        return _by_plan(asked.plan, machine, simulate=asked.simulate)
+    cards, problem = _cards(asked)
+    if not cards:
+        return _on_cpu(asked, architecture, precision, problem)
+    told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel=asked.parallel or "auto")
+    if isinstance(told, MemoryPlan):
+        return _by_plan(told, machine, simulate=asked.simulate)
+    if asked.allow_offload is None:
+        raise _does_not_fit(told)
+    return _offloaded(asked, told, cards, machine)
+
+
+def _cards(asked: Asked) -> tuple[tuple[Card, ...], str | None]:
+    """The cards to plan for; none where this machine has no GPU, with the reason."""
+    if not isinstance(asked.gpus, str):
+        return tuple(asked.gpus), None
+    if asked.gpus != "auto":
+        return parse_cards(asked.gpus), None
+    from gpuherd.models.plan.cards_now import cards_now
+
+    # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
+    now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
+    if not now.cards and now.left_out:
+        raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
+    return now.cards, now.problem
+
+
+def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Placed:
+    """The placement of a plan; the plan's GPUs are those of this machine, by their UUID, or the first ones."""
+    cards = tuple(load.card for load in plan.loads)
+    real = [card for card in cards if card.uuid is not None]
+    if simulate or (not real and not machine.visible):
+        note = "no CUDA here: the blocks of all GPUs lie in the CPU's memory" if not simulate else ""
+        placement = from_plan(plan, range(len(cards)), simulated=True)
+        return placement, (), (*plan.warnings, *((note,) if note else ()))
+    numbers: list[int] = []
+    for place, card in enumerate(cards):
+        number = machine.number(card) if card.uuid is not None else place
+        if number is None or number >= len(machine.visible):
+            raise UsageError(
+                f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
+                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+            )
+        numbers.append(number)
+    here = tuple(machine.visible[number] for number in numbers)
+    for load, card in zip(plan.loads, here, strict=True):
+        if load.usage.total > card.free:
+            raise ModelDoesNotFit(
+                f"GPU {card.label} ({card.name}) has {gib(card.free)} free now, and the plan needs "
+                f"{gib(load.usage.total)} on it"
+            )
+    return from_plan(plan, numbers), here, plan.warnings
+
+
+def _offloaded(asked: Asked, refusal: Refusal, cards: Sequence[Card], machine: ThisMachine) -> Placed:
+    """As much on the GPUs as goes, the rest where it is allowed."""
+    where = asked.allow_offload or "cpu"
+    found = offloaded(refusal.architecture, cards, refusal.precision, asked.workload, asked.reserve, where)
+    if found is None:
+        raise _does_not_fit(refusal)
+    architecture, devices = found
+    pretended = asked.simulate or (not machine.visible and all(card.uuid is None for card in cards))
+    numbers = [place if card.uuid is None else machine.number(card) for place, card in enumerate(cards)]
+    placement = Placement(
+        architecture,
+        tuple((numbers[device] or 0) if isinstance(device, int) else device for device in devices),
+        simulated=pretended,
+    )
+    check_offload(placement, asked.allow_offload)
+    if where == CPU:
+        _check_memory(asked, placement, refusal.precision)
+    away = sum(device == where for device in devices)
+    note = f"{away} of {len(devices)} blocks are offloaded to {where}: this is many times slower"
+    return placement, tuple(cards) if not pretended else (), (refusal.reason, note)
+
+
+def _on_cpu(asked: Asked, architecture: Architecture, precision: Precision, problem: str | None) -> Placed:
+    placement = all_on(architecture, CPU)
+    _check_memory(asked, placement, precision)
+    return placement, (), (f"on the CPU: {problem}",) if problem else ()
+
+
+def _check_memory(asked: Asked, placement: Placement, precision: Precision) -> None:
+    """Raises ModelDoesNotFit where the computer has less memory available than goes there."""
+    import psutil
+
+    needed = weights_by_device(placement.architecture, placement.devices, precision).get(CPU, 0)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ModelDoesNotFit(
+            f"{asked.model} in {precision} puts {gib(needed)} into the computer's memory, of which {gib(available)} "
+            "are available"
+        )
+
+
+def _check_room(asked: Asked, placement: Placement, precision: Precision, cards: Sequence[Card]) -> None:
+    """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU of a device map."""
+    needed = weights_by_device(placement.architecture, placement.devices, precision)
+    for number, card in zip(placement.gpus, cards, strict=False):
+        taken = needed[number] + asked.reserve.context
+        if taken > card.free:
+            raise ModelDoesNotFit(
+                f"the device map puts {gib(taken)} on GPU {number} ({card.name}), which has {gib(card.free)} free now"
+            )
+
+
+def _does_not_fit(refusal: Refusal) -> ModelDoesNotFit:
+    """The refusal as an error, with what would fit."""
+    advice = [f"{' '.join(each.words)}: {each.sentence}" for each in refusal.alternatives[:_MOST_ADVICE]]
+    told = f". What would fit: {'; '.join(advice)}" if advice else ""
+    return ModelDoesNotFit(refusal.reason + told, refusal)

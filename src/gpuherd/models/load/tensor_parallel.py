@@ -1,0 +1,257 @@
+"""One model over several GPUs that all work at once: each layer is divided, by transformers' own tensor parallelism.
+
+Unlike layers one after the other this is faster with more GPUs, and it takes a process a GPU. ``relaunch`` turns one
+into torchrun, which starts those on this machine, on a free port, and ends them all when one dies; in each of them
+``load_tensor_parallel`` loads that rank's part. What can't be divided is refused before any of this, without torch. On
+GPUs the processes talk by NCCL, without CUDA by gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from gpuherd.engines import allotment
+from gpuherd.errors import UsageError, naming_extras
+from gpuherd.models.load import verify
+from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.classes import classes_for, config_of
+from gpuherd.models.load.destination import ModelDoesNotFit
+from gpuherd.models.load.loading import Loaded, WrongPlacement
+from gpuherd.models.load.prepare import Prepared, prepare
+from gpuherd.models.load.pretrained import fitted_class, from_pretrained
+from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
+from gpuherd.models.load.report import LoadReport, OnDevice
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.result import MemoryPlan, Refusal, Usage
+from gpuherd.models.plan.usage import CostTable
+
+# Large enough for any model: how it is divided is decided here, the rest of the preparations needs some card.
+_ROOMY = Card("0", "", 1 << 56, 1 << 56)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the processes that hold a model together: its number, on this machine and in all, and of how many."""
+
+    number: int
+    local: int
+    ways: int
+
+
+def this_rank(environment: Mapping[str, str]) -> Rank | None:
+    """The rank of a process with this environment, None for one that torchrun did not start."""
+    try:
+        return Rank(int(environment["RANK"]), int(environment["LOCAL_RANK"]), int(environment["WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def plan_tensor_parallel(asked: Asked) -> MemoryPlan:
+    """The plan of a model whose layers are divided over the GPUs that are free here (``asked.gpus``).
+
+    Raises:
+        UsageError: there are no GPUs, or an adapter or offloading is asked for.
+        ModelDoesNotFit: it has no room, or can't be divided: its heads by this number, its layers by transformers, its
+            weights because they are quantised. The message has the figures, and what would fit.
+        MissingModel, BadModel: as ``load_model``.
+    """
+    return _planned(asked, _prepared(asked))
+
+
+def command(ways: int, words: Sequence[str]) -> list[str]:
+    """The argument list that runs a module and its words (``["package.module", "--flag"]``) once a rank."""
+    run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ways}", "--max-restarts=0"]
+    return [sys.executable, "-P", "-m", *run, "-m", *words]
+
+
+def environment_for(
+    plan: MemoryPlan, environment: Mapping[str, str], cores: int, *, pretend: bool = False
+) -> dict[str, str]:
+    """The environment of the ranks: the plan's GPUs, where they are really there, and a share of the cores each.
+
+    ``pretend``: no GPU is shown, so that the ranks compute on the CPU.
+    """
+    found = dict(environment)
+    uuids = [load.card.uuid for load in plan.loads]
+    if pretend:
+        found["CUDA_VISIBLE_DEVICES"] = ""
+    elif all(uuid is not None for uuid in uuids):
+        found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(uuid or "" for uuid in uuids)}
+    found["OMP_NUM_THREADS"] = str(max(1, cores // plan.gpus))
+    return found
+
+
+def relaunch(asked: Asked, words: Sequence[str]) -> None:
+    """Becomes torchrun, which runs these words (a module and its arguments) once a rank; their exit code is ours.
+
+    Returns only where one GPU is all that there is, so that there is nothing to divide. Raises what
+    ``plan_tensor_parallel`` raises, before anything is started.
+    """
+    with naming_extras(EXTRAS, "loading models takes"):
+        import torch.distributed
+    plan = plan_tensor_parallel(asked)
+    if plan.gpus < 2:
+        return
+    there = torch.cuda.device_count()
+    if 0 < there < plan.gpus and not asked.simulate:
+        raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
+    environment = environment_for(plan, os.environ, allotment.cores(), pretend=asked.simulate)
+    _become(command(plan.gpus, words), environment)
+
+
+def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(argv[0], list(argv), dict(environment))  # noqa: S606 - no shell
+
+
+def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded, Usage]:
+    """This rank's part of a model, checked; and what the plan expects on its GPU, the reserve for a GPU's size not
+    counted. All ranks must call it.
+
+    Raises:
+        UsageError: this process is no rank: start it with ``relaunch``, or under torchrun.
+        ModelDoesNotFit: the model can't be divided so.
+        WrongPlacement: a tensor is on another device, in another dtype, or not as large as planned.
+    """
+    rank = this_rank(os.environ) if rank is None else rank
+    if rank is None:
+        raise UsageError("tensor parallelism takes a process a GPU: start this under torchrun --nproc-per-node N")
+    started = time.monotonic()
+    ready = _prepared(asked)
+    # Whether there is room was decided before the ranks were started: by now they take it from each other.
+    ways = _divided(asked, ready, [_ROOMY] * rank.ways).gpus
+    if ways != rank.ways:
+        raise ModelDoesNotFit(f"{asked.model} can be divided over {ways} GPUs, and {rank.ways} ranks were started")
+    with naming_extras(EXTRAS, "loading models takes"):
+        import torch
+        from transformers.distributed import DistributedConfig
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(rank.local)
+    before = torch.cuda.memory_allocated(rank.local) if cuda else 0
+    config = config_of(ready.folder, trusted=asked.trust_remote_code)
+    classes = classes_for(ready.base, config, trusted=asked.trust_remote_code)
+    model_class, ready, _ = fitted_class(classes, config, ready)
+    split = DistributedConfig(tp_size=rank.ways)
+    model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=split)
+    notes = (*ready.notes, *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()))
+    device = f"cuda:{rank.local}" if cuda else "cpu"
+    seen = _look(model)
+    costs = CostTable(ready.base, ready.precision, asked.workload, asked.reserve, ways=rank.ways)
+    whole = (0, len(ready.base.blocks))
+    weights, state = costs.weights(*whole)
+    usage = costs.usage(*whole, Card(str(rank.local), "", 0, 0))
+    here = OnDevice(
+        device=rank.local if cuda else "cpu",
+        blocks=f"part {rank.number + 1} of {rank.ways} of every layer",
+        predicted=weights + state,
+        real=sum({each.storage: each.nbytes for each in seen if not each.buffer}.values()),
+        cuda=torch.cuda.memory_allocated(rank.local) - before if cuda else None,
+        planned=usage.total,
+    )
+    _judge(ready, seen, device, here)
+    report = LoadReport(
+        model=asked.model,
+        class_name=type(model).__name__,
+        precision=ready.precision,
+        dtypes=verify.bytes_by_dtype(seen),
+        devices=(here,),
+        device_map={block.name: here.device for block in ready.base.blocks},
+        input_device=device,
+        simulated=not cuda,
+        attention=str(getattr(model.config, "_attn_implementation", None) or "unknown"),
+        adapter=None,
+        seconds=time.monotonic() - started,
+        notes=notes,
+    )
+    return Loaded(model, report, ready.folder, asked.trust_remote_code), usage
+
+
+def leave() -> None:
+    """Ends the connection between the ranks; to be called when all is computed, in each of them."""
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+# ---- before ----------------------------------------------------------------------------------------------------------
+
+
+def _prepared(asked: Asked) -> Prepared:
+    """Names, headers, precision and refusals as for any loading; where it goes is decided here."""
+    if asked.adapter is not None or asked.allow_offload is not None:
+        raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
+    if asked.plan is not None or asked.device_map is not None:
+        raise UsageError("with --parallel tensor transformers lays out every layer: no plan of layers, no device map")
+    return prepare(replace(asked, parallel=None, gpus=[_ROOMY], simulate=True))
+
+
+def _planned(asked: Asked, ready: Prepared) -> MemoryPlan:
+    if not isinstance(asked.gpus, str):
+        cards: tuple[Card, ...] = tuple(asked.gpus)
+    elif asked.gpus != "auto":
+        cards = parse_cards(asked.gpus)
+    else:
+        from gpuherd.models.plan.cards_now import cards_now
+
+        # Whoever names the GPUs has chosen them, busy or not.
+        now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
+        if not now.cards:
+            why = now.problem or "; ".join(now.left_out)
+            raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")
+        cards = now.cards
+    return _divided(asked, ready, cards)
+
+
+def _divided(asked: Asked, ready: Prepared, cards: Sequence[Card]) -> MemoryPlan:
+    told = make_plan(ready.base, cards, ready.precision, asked.workload, asked.reserve, parallel="tensor")
+    if isinstance(told, Refusal):
+        raise ModelDoesNotFit(told.reason, told)
+    return told
+
+
+# ---- after -----------------------------------------------------------------------------------------------------------
+
+
+def _look(model: Any) -> list[verify.Seen]:
+    """The tensors of this rank: of divided ones its own part."""
+    tensors = [(name, each, False) for name, each in model.named_parameters(remove_duplicate=False)]
+    tensors += [(name, each, True) for name, each in model.named_buffers(remove_duplicate=False)]
+    found = []
+    for name, tensor, buffer in tensors:
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        meta = own.device.type == "meta"
+        found.append(
+            verify.Seen(
+                name=name,
+                device=str(own.device),
+                dtype=str(own.dtype).removeprefix("torch."),
+                storage=id(own) if meta else own.untyped_storage().data_ptr(),
+                # Not its storage's: a part may be a view of what the file has.
+                nbytes=0 if meta else own.numel() * own.element_size(),
+                buffer=buffer,
+            )
+        )
+    return found
+
+
+def _judge(ready: Prepared, seen: Sequence[verify.Seen], device: str, here: OnDevice) -> None:
+    problems = [f"{each.name} is on {each.device}" for each in seen if each.device != device]
+    tensors = list(ready.base.tensors())
+    in_fp16 = ready.precision.computes_in is Precision.FP16
+    float32 = frozenset(each.name for each in tensors if each.keeps_fp32 or (each.fp32_in_fp16 and in_fp16))
+    problems += verify.of_other_dtypes(seen, expected_dtypes(ready.precision), float32)
+    if not here.within:
+        problems.append(f"its tensors take {here.real} bytes here, and {here.predicted} were predicted")
+    if problems:
+        raise WrongPlacement(f"{ready.asked.model} is not where it was planned: {verify.in_short(problems)}")

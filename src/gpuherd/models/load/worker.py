@@ -1,0 +1,146 @@
+"""Loads one model, checks it, computes one prompt: ``python -m gpuherd.models.load.worker MODEL --json report.json``.
+
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does as a job of a queue. Its exit code
+(``ExitCode``) says whether another try can help; what it found is its log, and the JSON file, written whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.engines import progress
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.models.load.options import LoadOptions
+from gpuherd.models.plan.options import whole
+from gpuherd.models.plan.workload import Workload
+from gpuherd.options import option
+
+if TYPE_CHECKING:
+    from gpuherd.models.load.asked import Asked
+    from gpuherd.models.load.loading import Loaded
+    from gpuherd.models.plan.result import Usage
+
+DESCRIPTION = """\
+Loads a model as 'gpuherd plan' plans it, checks where everything lies, and computes one prompt.
+
+examples:
+  CUDA_VISIBLE_DEVICES=0,1 python -m gpuherd.models.load.worker meta-llama/Llama-3.1-8B --dtype int8
+  python -m gpuherd.models.load.worker ./small --gpus 4x40GB --parallel layers --json report.json
+"""
+
+logger = logging.getLogger("gpuherd.models.load")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(LoadOptions):
+    """What the worker is told."""
+
+    batch: int = option(1, help="sequences at once", parse=whole, group="workload")
+    prompt_tokens: int = option(512, help="tokens of a prompt", parse=whole, group="workload")
+    new_tokens: int = option(64, help="tokens of an answer", parse=whole, group="workload")
+    simulate: bool = option(
+        False, help="pretend the GPUs: their blocks go to the CPU's memory and are checked all the same", group="model"
+    )
+    no_trial: bool = option(False, help="load and check only, compute nothing", group="workload")
+    json: str | None = option(None, help="write the report there as JSON", metavar="FILE", group="output")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker. Returns its exit code; what went wrong is the last line of its log."""
+    parser = Parser(prog="python -m gpuherd.models.load.worker", description=DESCRIPTION)
+    parser.add_argument("model", metavar="MODEL", help="a folder, a weight file, or a Hugging Face id")
+    add_options(parser, WorkerOptions)
+    args, unknown = parser.parse_known_args(argv)
+    parser.reject_unknown(unknown)
+    try:
+        _load(args.model, build(WorkerOptions, args), sys.argv[1:] if argv is None else argv)
+    except GpuherdError as problem:
+        logger.error("error: %s", problem)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as problem:
+        logger.error("%s", traceback.format_exc())
+        return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
+    return ExitCode.OK
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether a GPU's or the computer's memory ran out."""
+    return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+
+
+def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
+    """Loads, checks, tries out, writes the report. ``words``: those of the command line."""
+    from gpuherd.models.load.asked import asked_for
+    from gpuherd.models.load.trial import try_out
+
+    workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
+    logger.info("Model: %s", model)
+    logger.info("CUDA_VISIBLE_DEVICES: %s", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+    progress.report(0, None, "plan")
+    asked = asked_for(model, options, workload, simulate=options.simulate)
+    loaded, planned = _part(asked, words) if options.parallel == "tensor" else _whole(asked)
+    found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
+    if not options.no_trial:
+        progress.report(0, None, "compute")
+        trial = try_out(loaded, workload, planned)
+        logger.info("%s", trial.sentence())
+        found["trial"] = trial.as_json()
+    if options.json is not None and os.environ.get("RANK", "0") == "0":
+        _write(Path(options.json), found)
+
+
+def _whole(asked: Asked) -> tuple[Loaded, Mapping[int, int]]:
+    """The whole model, and what the plan expects on each GPU at most, in bytes."""
+    from gpuherd.models.load.loading import load_prepared
+    from gpuherd.models.load.prepare import prepare
+
+    ready = prepare(asked)
+    progress.report(0, None, "load")
+    return load_prepared(ready), {gpu: _expected(load.usage) for gpu, load in (ready.placement.loads or {}).items()}
+
+
+def _part(asked: Asked, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]]:
+    """This rank's part of a model whose layers are divided; in a process that is none yet: becomes all ranks."""
+    from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
+
+    rank = this_rank(os.environ)
+    if rank is None:
+        relaunch(asked, ["gpuherd.models.load.worker", *words])
+        return _whole(replace(asked, parallel=None))
+    progress.report(0, None, "load")
+    loaded, usage = load_tensor_parallel(asked, rank)
+    return loaded, {rank.local: _expected(usage)}
+
+
+def _expected(usage: Usage) -> int:
+    """What the model itself takes at most: without the context and the reserve of other libraries."""
+    return usage.total - usage.context - usage.reserve
+
+
+def _write(target: Path, found: Mapping[str, Any]) -> None:
+    try:
+        atomic_write(target, (json.dumps(found, indent=2) + "\n").encode("utf-8"))
+    except OSError as problem:
+        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+    logger.info("Saved: %s", target)
+
+
+if __name__ == "__main__":
+    # A log that is read while the worker runs must not wait in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""One tensor of a merged model, from the files of base and adapter into a file of the result. Needs torch.
+
+What the adapter leaves alone goes from file to file in the kernel; the rest is read into memory that is used again for
+the next tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import BinaryIO
+
+import torch
+
+from gpuherd.errors import BadModel
+from gpuherd.models.checkpoint import Checkpoint
+from gpuherd.models.dtypes import read_into
+from gpuherd.models.merge_arithmetic import Scratch, merged_tensor
+from gpuherd.models.merge_plan import Written
+from gpuherd.models.merged import Merged
+from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchanged
+
+_FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PIECE = 1 << 30
+
+
+class TensorWriter:
+    """Writes tensors of one merged model."""
+
+    def __init__(self, base: Checkpoint, merged: Merged) -> None:
+        self._base = base
+        self._merged = merged
+        self._scratch = Scratch()
+
+    def append(self, file: BinaryIO, tensor: Written) -> None:
+        """Appends a tensor's bytes. Raises BadModel when a file has changed, is damaged, or doesn't suit the format."""
+        stored = self._merged.replaced.get(tensor.name) or self._base.stored[tensor.name]
+        assert isinstance(stored, StoredTensor)  # noqa: S101 - merging.look_over has refused the others
+        if tensor.action == "copy" and stored.strides is None:
+            _copy(file, stored)
+            return
+        weights = _read(stored, tensor.dtype, self._scratch)
+        edit = self._merged.edits.get(tensor.name)
+        if edit is not None:
+            weights = merged_tensor(edit, weights, self._scratch)
+        if tensor.dtype == "F16" and (edit is not None or stored.info.dtype != "F16"):
+            _check_range(tensor, weights)
+        _write(file, weights)
+
+
+def _copy(file: BinaryIO, stored: StoredTensor) -> None:
+    """The stored bytes as they are, from file to file."""
+    file.flush()
+    with unchanged(stored.file) as source:
+        _send(file.fileno(), source, stored.offset, stored.info.nbytes, stored.file)
+
+
+def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) -> None:
+    while nbytes:
+        sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
+        if sent == 0:
+            raise BadModel(f"{stamp.path} ends before its last tensor does")
+        offset += sent
+        nbytes -= sent
+
+
+def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
+    """A tensor in the format that it is to be written in."""
+    if stored.strides is None and stored.info.dtype in _FORMATS:
+        what = f"tensor {stored.info.name!r} of {stored.file.path}"
+        raw = scratch.bytes("weights", stored.info.nbytes)
+        with unchanged(stored.file) as source:
+            read_into(source, stored.offset, raw.numpy(), what)
+        weights = raw.view(_FORMATS[stored.info.dtype]).reshape(stored.info.shape)
+    else:
+        weights = torch.from_numpy(read_stored(stored))
+    return weights.to(_FORMATS[dtype])
+
+
+def _check_range(tensor: Written, weights: torch.Tensor) -> None:
+    if not torch.isfinite(weights).all():
+        raise BadModel(f"{tensor.name!r} has numbers beyond fp16's 65504; write the result in bf16 (--dtype bf16)")
+
+
+def _write(file: BinaryIO, weights: torch.Tensor) -> None:
+    flat = weights.contiguous().reshape(-1)
+    if flat.numel():
+        file.write(flat.view(torch.uint8).numpy().data)

@@ -1,0 +1,73 @@
+"""From what people say of a model (its name, a dtype, how much at once) to what a job asks its queue for.
+
+Reads headers and configs, and knows which precision is meant where nothing is said; ``demand`` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpuherd.errors import UsageError
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.demand import Demand, demand_of
+from gpuherd.models.plan.naming import split_precision
+from gpuherd.models.plan.placing import WISHES, Wish
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
+from gpuherd.models.plan.workload import Workload
+
+
+def demand_for(
+    model: str,
+    cards: Sequence[Card],
+    *,
+    dtype: str | None = None,
+    batch: int | None = None,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    parallel: str | None = None,
+    gpus: tuple[int, int] | None = None,
+    most: int | None = None,
+    read: Callable[[str], Architecture] = read_architecture,
+) -> Demand:
+    """What a job that uses a model in this way should ask for on a machine with these GPUs. None is what was not said.
+
+    Args:
+        model: as ``read_architecture`` takes it, with ``-8bit`` or ``-4bit`` behind it if wanted.
+        cards, gpus, most: as in ``demand_of``.
+        dtype: of the weights in memory; the checkpoint's own if None.
+        batch, prompt_tokens, new_tokens: as in ``Workload``.
+        parallel: as in ``make_plan``.
+        read: gives the architecture of a model's name; that of the headers by default.
+
+    Raises:
+        UsageError: words that mean nothing, or contradict each other.
+        MissingModel, BadModel: the model is not to be had, or can't be planned.
+        JobCannotFit: it fits nowhere here.
+    """
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
+    architecture = read(name)
+    precision, assumed = precision_for(architecture, wanted)
+    usual = Workload()
+    demand = demand_of(
+        architecture,
+        precision,
+        Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
+        cards,
+        parallel=_wish(parallel),
+        gpus=gpus,
+        most=most,
+    )
+    warnings = () if demand.plan is None else demand.plan.warnings
+    remarks = [*architecture.assumptions, *warnings, *((assumed,) if assumed is not None else ())]
+    return replace(demand, sentence="; ".join([demand.sentence, *(each.rstrip(".") for each in remarks)]))
+
+
+def _wish(word: str | None) -> Wish:
+    found = next((wish for wish in WISHES if wish == (word or "auto")), None)
+    if found is None:
+        raise UsageError(f"parallel={word!r}; it is one of {', '.join(WISHES)}")
+    return found

@@ -1,0 +1,129 @@
+"""``gpuherd merge`` as people call it: on a small real model and an adapter that PEFT has made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.models.conftest import build
+from tests.models.local_hub import running
+from tests.models.peft_adapters import save_adapter
+
+from gpuherd.cli.main import run
+from gpuherd.errors import BadModel, ExitCode, UsageError
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base and an adapter that names it."""
+    folder = tmp_path_factory.mktemp("merge")
+    model = build("llama").bfloat16()
+    model.save_pretrained(folder / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_adapter(model, folder / "adapter", target_modules=["q_proj", "v_proj"])
+    config = folder / "adapter" / "adapter_config.json"
+    named = {**json.loads(config.read_text()), "base_model_name_or_path": str(folder / "base")}
+    config.write_text(json.dumps(named))
+    return folder / "base", folder / "adapter"
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert run([*map(str, words), "--json"]) == ExitCode.OK
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_it_says_what_it_has_done(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, adapter = pair
+    assert run(["merge", str(adapter), "--output-dir", str(tmp_path / "out")]) == ExitCode.OK
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert lines[0] == f"{adapter} is merged into {base}: {tmp_path / 'out'}"
+    assert lines[1] == "4 of 21 tensors changed, 19,616 parameters in bf16, 0.0 GiB in one file"
+    assert lines[2] == f"next: gpuherd plan {tmp_path / 'out'}" and len(lines) == 3
+    assert told.err == ""
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert len(tensors) == 21 and {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    again = as_json(capsys, "merge", adapter, "--output-dir", tmp_path / "out")
+    assert again["was_there"] and again["base_model"] == str(base)
+
+
+def test_another_base_and_another_format(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, adapter = pair
+    words = ["merge", adapter, "--output-dir", tmp_path / "out", "--base-model", base, "--dtype", "fp32"]
+    told = as_json(capsys, *words, "--shard-size", "1MB")
+    assert told["dtype"] == "fp32" and told["bytes"] == 4 * told["params"] == 4 * 19_616
+    assert told["tensors"] == 21 and len(told["changed"]) == 4 and not told["was_there"]
+    assert told["files"] == ["model.safetensors"]
+
+
+def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, adapter = pair
+    told = as_json(capsys, "merge", adapter, "--output-dir", tmp_path / "out", "--dry-run")
+    assert told["dry_run"] and told["files"] == ["model.safetensors"] and told["params"] == 19_616
+    assert not list(tmp_path.iterdir())
+    assert run(["merge", str(adapter), "--output-dir", str(tmp_path / "out"), "--dry-run"]) == ExitCode.OK
+    assert "would be merged" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_said(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, adapter = pair
+    out = ["--output-dir", str(tmp_path / "out")]
+    with pytest.raises(BadModel, match="is no adapter"):
+        run(["merge", str(base), *out])
+    with pytest.raises(UsageError, match="--shard-size: 'big' is not a size"):
+        run(["merge", str(adapter), *out, "--shard-size", "big"])
+    with pytest.raises(BadModel, match="is itself an adapter"):
+        run(["merge", str(adapter), *out, "--base-model", str(adapter), "--json"])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == ExitCode.BAD_INPUT
+    nameless = tmp_path / "nameless"
+    nameless.mkdir()
+    for path in adapter.iterdir():
+        (nameless / path.name).write_bytes(path.read_bytes())
+    config = json.loads((nameless / "adapter_config.json").read_text())
+    (nameless / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    with pytest.raises(UsageError, match="names no base model; give it by --base-model"):
+        run(["merge", str(nameless), *out])
+    with pytest.raises(SystemExit):
+        run(["merge", str(adapter), *out, "--dtype", "int8"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_both_from_the_hub(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """A dry run fetches the adapter and asks for the base's headers; the merge then downloads what it needs."""
+    base, adapter = pair
+    with running() as hub:
+        hub.repos["org/base"] = {path.name: path.read_bytes() for path in base.iterdir()}
+        hub.repos["org/base"]["tokenizer.json"] = b"{}"
+        hub.repos["org/adapter"] = {path.name: path.read_bytes() for path in adapter.iterdir() if path.is_file()}
+        environment = {
+            **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }  # fmt: skip
+        words = [sys.executable, "-m", "gpuherd", "merge", "org/adapter", "--base-model", "org/base@main", "--json"]
+        told = []
+        for options in (["--dry-run"], []):
+            done = subprocess.run(
+                [*words, "--output-dir", str(tmp_path / "out"), *options],
+                env=environment, capture_output=True, text=True, timeout=100,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            told.append(json.loads(done.stdout))
+            assert (tmp_path / "out").exists() is not told[-1]["dry_run"]
+            fetched = any(path.endswith("tokenizer.json") for path in hub.asked)
+            assert fetched is not told[-1]["dry_run"]
+    tried, merged = told
+    assert tried["files"] == [] and merged["files"] == ["model.safetensors"]
+    assert all(tried[key] == merged[key] for key in ("params", "bytes", "changed", "dtype", "tensors"))
+    assert (tmp_path / "out" / "tokenizer.json").exists()

@@ -1,0 +1,129 @@
+"""submit, run and batch with --model: the plan's GPUs and memory, told, and refused where it fits nowhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuherd.cli.main import run
+from gpuherd.errors import BadModel, JobCannotFit, UsageError
+from gpuherd.jobs import Queue
+from gpuherd.standin.machine import Machine
+
+Standin = Callable[[str], Machine]
+
+
+@pytest.fixture
+def own_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "own"
+    monkeypatch.setenv("GPUHERD_QUEUE", str(folder))
+    return folder
+
+
+def test_submit_asks_for_what_the_plan_needs(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin("4x40GB")
+    assert run(["submit", "--model", "llama-3.1-70b", "--batch", "8", "--name", "large", "--", "true"]) == 0
+    assert run(["submit", "--model", "llama-3.2-1b", "--name", "small", "--", "true"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "large\nsmall\n"
+    assert "asks for 4 GPUs with 37.5 GiB free on each" in told.err
+    with Queue(own_queue / "queue.sqlite") as queue:
+        jobs = {job.name: job for job in queue.jobs()}
+    assert (jobs["large"].gpus, jobs["small"].gpus) == (4, 1)
+    assert jobs["large"].memory_mb is not None and jobs["large"].memory_mb > 36_000
+    assert jobs["large"].family != jobs["small"].family and jobs["large"].family is not None
+
+
+def test_the_same_use_of_a_model_is_one_family(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin("4x40GB")
+    for name, more in (("a", []), ("b", []), ("c", ["--batch", "2"]), ("d", ["--family", "mine"])):
+        assert run(["submit", "--model", "llama-3.2-1b", *more, "--name", name, "--", "true", name]) == 0
+    with Queue(own_queue / "queue.sqlite") as queue:
+        family = {job.name: job.family for job in queue.jobs()}
+    assert family["a"] == family["b"] != family["c"]
+    assert family["d"] == "mine"
+
+
+def test_submit_refuses_what_fits_nowhere_and_adds_nothing(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin("2x40GB")
+    with pytest.raises(JobCannotFit, match=r"lacks .* What would fit: --dtype int8"):
+        run(["submit", "--model", "llama-3.1-70b", "--", "true"])
+    assert not (own_queue / "queue.sqlite").exists()
+
+
+def test_words_of_a_model_need_one(standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    standin("1x40GB")
+    with pytest.raises(UsageError, match="batch is said of a model, and no model is named"):
+        run(["submit", "--batch", "8", "--", "true"])
+    with pytest.raises(UsageError, match="dtype is said of a model, and no model is named"):
+        run(["run", "--dtype", "int8", "--", "true"])
+
+
+def test_an_unknown_model_names_near_ones(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    standin("1x40GB")
+    with pytest.raises(BadModel, match=r"(?i)llama-3\.1-70b"):
+        run(["submit", "--model", "llama-3.1-71b", "--", "true"])
+
+
+def test_run_takes_as_many_gpus_as_the_plan_needs(standin: Standin, capsys: pytest.CaptureFixture[str]) -> None:
+    standin("4x40GB")
+    assert run(["run", "--model", "llama-3.1-70b-8bit", "--batch", "8", "--dry-run", "--json", "--", "true"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["gpus"]) == 2
+    with pytest.raises(JobCannotFit, match="What would fit"):
+        run(["run", "--model", "llama-3.1-70b-8bit", "--gpu-list", "3", "--dry-run", "--", "true"])
+
+
+def test_each_job_of_a_list_gets_what_it_needs(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    standin("4x40GB")
+    (tmp_path / "jobs.yaml").write_text(
+        f"defaults: {{dtype: bf16, batch: 8}}\n"
+        f"jobs:\n  - command: [{sys.executable}, -c, pass, '{{m}}']\n    model: '{{m}}'\n"
+        "    matrix: {m: [llama-3.2-1b, llama-3.1-8b, llama-3.1-70b]}\n"
+    )
+    assert run(["batch", "jobs.yaml", "--dry-run", "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [job["gpus"] for job in jobs] == [1, 1, 4]
+    assert jobs[0]["memory_mb"] < jobs[1]["memory_mb"] < jobs[2]["memory_mb"]
+    # A run that may use two GPUs at once can't hold the large one: said at its line, and nothing is started.
+    assert run(["batch", "jobs.yaml", "--max-gpus", "2"]) == 65
+    told = capsys.readouterr().err
+    assert "jobs.yaml: line 3: llama-3.1-70b in bf16 needs" in told
+    assert not (tmp_path / "jobs_results").exists()
+
+
+def test_on_a_machine_without_gpus_it_is_said_that_jobs_run_on_the_cpu(
+    own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["submit", "--model", "llama-3.2-1b", "--dry-run", "--json", "--", "true"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["gpus"] == 1
+    assert "without GPUs jobs run on the CPU" in told.err
+
+
+def test_a_long_list_of_models_tells_of_the_first_ones_alone(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    standin("4x40GB")
+    lines = [f"#gpuherd model=llama-3.2-1b batch={batch}\ntrue {batch}" for batch in range(1, 31)]
+    (tmp_path / "jobs.txt").write_text("\n".join(lines))
+    assert run(["batch", "jobs.txt", "--dry-run", "--json"]) == 0
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["jobs"]) == 30
+    assert told.err.count("tokens: asks for") == 20 and told.err.count("more models are planned") == 1

@@ -1,0 +1,50 @@
+"""docs/plan.md shows what ``gpuherd plan`` prints. Where figures have changed: ``python -m tests.cli.plan_page``."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.cli.plan_page import PAGE, output, shown
+
+from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.plan.telling import weights_bytes
+from gpuherd.models.plan.workload import Workload
+
+TEXT = PAGE.read_text(encoding="utf-8")
+_ROW = re.compile(r"^\| (\S+) \| (\S+) \| \d* ?\| ([\d.]+) \| (\S+): (.+) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("words", "text"), shown(TEXT), ids=[words for words, _ in shown(TEXT)])
+def test_what_is_shown_is_what_is_printed(words: str, text: str) -> None:
+    assert output(words) == text
+
+
+def test_the_guides_table_is_right() -> None:
+    rows = _ROW.findall(TEXT)
+    assert len(rows) == 8
+    for model, dtype, gigabytes, gpus, verdict in rows:
+        architecture, precision = read_architecture(model), Precision(dtype)
+        assert f"{weights_bytes(architecture, precision) / 1e9:.2f}" == gigabytes, (model, dtype)
+        plan = make_plan(architecture, parse_cards(gpus), precision, Workload(8, 512, 64))
+        assert isinstance(plan, MemoryPlan)
+        replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
+        assert verdict == f"fits, {plan.gpus} GPU{'s' if plan.gpus > 1 else ''}{replicas}", (model, dtype)
+
+
+def test_the_options_are_all_there() -> None:
+    from gpuherd.flags import option_fields, spellings
+    from gpuherd.models.plan.options import PlanOptions
+
+    flags = {spellings(declared.name, spec)[0][0] for declared, spec in option_fields(PlanOptions)}
+    assert not {flag for flag in flags if f"`{flag}" not in TEXT}
+
+
+def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    block = TEXT[TEXT.index("## From Python") :].partition("```python\n")[2].partition("```")[0]
+    exec(compile(block, str(PAGE), "exec"), {})
+    assert capsys.readouterr().out.split()[0] == "4"

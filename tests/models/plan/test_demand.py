@@ -1,0 +1,183 @@
+"""What a job asks its queue for: the plan that it rests on fits on any GPUs that the queue may give for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.gpus.state import Gpu
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.asking import demand_for
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cards import parse_cards
+from gpuherd.models.plan.demand import demand_of, idle_cards
+from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.plan.workload import MIB, Workload
+
+SMALL = read_architecture("llama-3.2-1b")
+LARGE = read_architecture("llama-3.1-70b")
+USUAL = Workload(batch=8)
+
+
+def gpu(label: str, total_mb: int, used_mb: int = 0, **more: object) -> Gpu:
+    known = {
+        "index": int(label),
+        "uuid": f"GPU-{label}",
+        "name": "A100",
+        "free_mb": total_mb - used_mb,
+        "used_mb": used_mb,
+    }
+    return Gpu(total_mb=total_mb, **{**known, **more})  # type: ignore[arg-type]
+
+
+def test_a_small_and_a_large_model_in_one_list_each_get_what_they_need() -> None:
+    cards = parse_cards("4x40GB")
+    small = demand_of(SMALL, Precision.BF16, USUAL, cards)
+    large = demand_of(LARGE, Precision.BF16, USUAL, cards)
+    assert small.gpus == 1 and small.memory_mb < 8_000
+    assert large.gpus == 4 and 36_000 < large.memory_mb <= 40_960
+    assert large.sentence == (
+        "llama-3.1-70b in bf16, 8 sequences of 576 tokens: asks for 4 GPUs with 37.5 GiB free on each"
+    )
+
+
+def test_the_smallest_memory_is_asked_for_so_that_the_most_gpus_will_do() -> None:
+    mixed = demand_of(SMALL, Precision.BF16, USUAL, parse_cards("2x80GB+4x24GB"))
+    assert mixed.memory_mb == demand_of(SMALL, Precision.BF16, USUAL, parse_cards("24GB")).memory_mb
+
+
+def test_fewest_gpus_even_where_more_smaller_ones_would_do() -> None:
+    found = demand_of(LARGE, Precision.NF4, USUAL, parse_cards("1x80GB+4x24GB"))
+    assert found.gpus == 1 and found.memory_mb > 24_576
+
+
+SIZES = st.lists(st.sampled_from([8, 16, 24, 40, 48, 80]), min_size=1, max_size=6)
+
+
+@given(sizes=SIZES, precision=st.sampled_from([Precision.BF16, Precision.INT8, Precision.NF4]), pick=st.randoms())
+def test_whatever_gpus_the_queue_gives_the_model_fits_on_them(
+    sizes: list[int], precision: Precision, pick: object
+) -> None:
+    architecture = read_architecture("llama-2-13b")
+    cards = [Card(str(place), f"{size}GB", size << 30, size << 30) for place, size in enumerate(sizes)]
+    try:
+        asked = demand_of(architecture, precision, USUAL, cards)
+    except JobCannotFit:
+        assert not isinstance(make_plan(architecture, cards, precision, USUAL), MemoryPlan) or len(set(sizes)) > 1
+        return
+    able = [card for card in cards if card.free >= asked.memory_mb * MIB]
+    assert len(able) >= asked.gpus
+    pick.shuffle(able)  # type: ignore[attr-defined]
+    # As the queue guarantees it: so much is free on each, and no more than that.
+    given_cards = [Card(card.label, card.name, asked.memory_mb * MIB, asked.memory_mb * MIB) for card in able]
+    assert isinstance(make_plan(architecture, given_cards[: asked.gpus], precision, USUAL), MemoryPlan)
+
+
+def test_more_than_the_machine_has_is_refused_with_what_would_fit() -> None:
+    told = r"lacks 30\.0 GiB\. What would fit: --dtype int8 \(in int8 it fits on 2"
+    with pytest.raises(JobCannotFit, match=told) as no:
+        demand_of(LARGE, Precision.BF16, USUAL, parse_cards("2x40GB"))
+    assert "4 GPUs of this kind can hold it" in str(no.value)
+
+
+def test_no_more_gpus_than_a_run_ever_has() -> None:
+    cards = parse_cards("4x40GB")
+    with pytest.raises(JobCannotFit):
+        demand_of(LARGE, Precision.BF16, USUAL, cards, most=2)
+    assert demand_of(LARGE, Precision.INT8, USUAL, cards, most=2).gpus == 2
+
+
+def test_so_many_gpus_as_were_said() -> None:
+    cards = parse_cards("4x80GB")
+    assert demand_of(LARGE, Precision.BF16, USUAL, cards).gpus == 2
+    assert demand_of(LARGE, Precision.BF16, USUAL, cards, gpus=(3, 3)).gpus == 3
+    assert demand_of(LARGE, Precision.BF16, USUAL, cards, gpus=(1, 4)).gpus == 2
+    with pytest.raises(JobCannotFit, match="5 GPUs are asked for, and there are 4"):
+        demand_of(LARGE, Precision.BF16, USUAL, cards, gpus=(5, 5))
+    with pytest.raises(UsageError, match="on 1 GPU or more, not on 0"):
+        demand_of(LARGE, Precision.BF16, USUAL, cards, gpus=(0, 0))
+
+
+def test_tensor_parallel_and_replica() -> None:
+    cards = parse_cards("4x80GB")
+    assert demand_of(LARGE, Precision.BF16, USUAL, cards, parallel="tensor").gpus == 4
+    assert demand_of(SMALL, Precision.BF16, USUAL, cards, parallel="replica").gpus == 1
+
+
+def test_a_dtype_that_no_card_can_do_is_refused() -> None:
+    old = [Card("0", "P100", 16 << 30, 16 << 30, (6, 0))]
+    with pytest.raises(JobCannotFit, match="bf16 needs compute capability"):
+        demand_of(SMALL, Precision.BF16, USUAL, old)
+
+
+def test_mig_instances_hold_a_model_alone_but_never_together() -> None:
+    slices = [Card(f"0:{place}", "MIG", 20 << 30, 20 << 30, alone=True) for place in range(4)]
+    assert demand_of(SMALL, Precision.BF16, USUAL, slices).gpus == 1
+    with pytest.raises(JobCannotFit):
+        demand_of(read_architecture("llama-2-13b"), Precision.BF16, USUAL, slices)
+
+
+def test_without_gpus_a_job_asks_for_one_that_would_hold_it_and_runs_on_the_cpu() -> None:
+    found = demand_of(SMALL, Precision.BF16, USUAL, ())
+    assert found.gpus == 1 and found.plan is None
+    size = found.memory_mb * MIB
+    assert isinstance(make_plan(SMALL, [Card("0", "", size, size)], Precision.BF16, USUAL), MemoryPlan)
+    assert "without GPUs jobs run on the CPU" in found.sentence
+
+
+def test_gpus_in_use_are_planned_as_they_will_be_when_they_are_free() -> None:
+    cards = idle_cards([gpu("0", 40_960, 30_000), gpu("1", 40_960, 450), gpu("2", 24_576, 24_000)])
+    assert [card.free // MIB for card in cards] == [40_960 - 450, 40_960 - 450, 24_576 - 491]
+
+
+def test_a_gpu_that_is_split_or_broken_is_none() -> None:
+    cards = idle_cards([gpu("0", 40_960, mig_instances=("MIG-a",)), gpu("1", 0, problem="lost"), gpu("2", 40_960)])
+    assert [card.label for card in cards] == ["2"]
+
+
+def test_a_suffix_of_the_name_is_a_dtype_and_contradicts_another() -> None:
+    cards = parse_cards("4x40GB")
+    assert " in nf4, " in demand_for("Llama-3.1-70B-4bit", cards).sentence
+    assert " in nf4-dq, " in demand_for("Llama-3.1-70B-4bit", cards, dtype="nf4-dq").sentence
+    with pytest.raises(UsageError, match="leave one of them out"):
+        demand_for("Llama-3.1-70B-8bit", cards, dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [({"dtype": "int3"}, "'int3' is no dtype"), ({"parallel": "all"}, "parallel='all'; it is one of auto")],
+)
+def test_words_that_mean_nothing_are_refused(said: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        demand_for("llama-3.1-8b", parse_cards("4x40GB"), **said)  # type: ignore[arg-type]
+
+
+def test_the_checkpoints_own_precision_where_none_is_said() -> None:
+    def read(_: str) -> Architecture:
+        return replace(SMALL, stored="fp16")
+
+    assert " in fp16, " in demand_for("anything", parse_cards("40GB"), read=read).sentence
+
+
+def test_what_was_assumed_is_said() -> None:
+    def read(_: str) -> Architecture:
+        return replace(SMALL, stored=None, assumptions=("its layers are guessed.",))
+
+    told = demand_for("anything", parse_cards("40GB"), read=read).sentence
+    assert "; its layers are guessed; " in told and told.endswith("bf16 is assumed; --dtype says another")
+
+
+def test_a_checkpoint_that_is_quantised_already_is_planned_as_it_is() -> None:
+    def read(_: str) -> Architecture:
+        return replace(SMALL, stored="as-stored")
+
+    assert " in as-stored, " in demand_for("anything", parse_cards("40GB"), read=read).sentence
+    with pytest.raises(UsageError, match="quantised already and loaded as it is; leave int8 out"):
+        demand_for("anything", parse_cards("40GB"), dtype="int8", read=read)
