@@ -116,10 +116,9 @@ def _other_gpus(task: TrainingTask, cards: Sequence[Card], reserve: Reserve) -> 
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if enough(middle) else (middle, high)
-            size = f"{round(like.total / GIB)}GB"
-            yield Alternative(
-                ("--gpus", f"{high}x{size}", "--strategy", "fsdp"), f"{high} GPUs of {size}, divided (fsdp)"
-            )
+            words = words_for([like] * high)
+            sentence = f"{words.replace('x', ' GPUs of ', 1)}, divided (fsdp)"
+            yield Alternative(("--gpus", words, "--strategy", "fsdp"), sentence)
     many = len(cards) if job.strategy is not Strategy.SINGLE else 1
     whole = Step(task, many)
     for size_gb in _USUAL_GB:
