@@ -622,7 +622,7 @@ def test_nothing_heavy_is_imported() -> None:
 def test_without_the_libraries_the_extra_is_named(command: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     words = [str(tmp_path), *(["--output-dir", "out"] if command == "merge" else ["--gpus", "1x24GB"])]
-    script = "import sys; sys.modules['numpy'] = None; from gpuherd.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    script = "import sys; sys.modules['numpy'] = None; from gpuherd.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, command, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert f"pip install 'gpuherd[{extra}]'" in done.stderr

@@ -127,9 +127,8 @@ def _other_gpus(
             middle = (low + high) // 2
             low, high = (low, middle) if divided(middle) else (middle, high)
         words = words_for([like] * high)
-        yield Alternative(
-            ("--gpus", words, "--strategy", "fsdp"), f"{words.replace('x', ' GPUs of ', 1)}, divided (fsdp)"
-        )
+        sentence = f"{words.replace('x', ' GPUs of ', 1)}, divided (fsdp)"
+        yield Alternative(("--gpus", words, "--strategy", "fsdp"), sentence)
     whole = Step(model, job, gpus=len(cards), reward=reward)
     for size_gb in _USUAL_GB:
         card = Card("0", f"{size_gb}GB", size_gb * GIB, size_gb * GIB)
