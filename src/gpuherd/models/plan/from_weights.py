@@ -18,6 +18,7 @@ from gpuherd.models.plan import from_config, from_headers
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 from gpuherd.models.plan.matching import Stored
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.quantised import method_of
 from gpuherd.models.source import TensorInfo
 
 _PRECISIONS = {"F32": "fp32", "F64": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -54,6 +55,7 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     return replace(
         formula,
         blocks=kept,
+        stored_method=method_of(config) if quantised else None,
         stored=Precision.AS_STORED.value if quantised else stored_precision(tensors) or formula.stored,
         source="weights",
         assumptions=tuple(assumptions),
