@@ -45,3 +45,8 @@ def test_nothing_is_told_of_what_is_as_expected() -> None:
 
 def test_as_stored_of_what_is_stored_plainly_is_told() -> None:
     assert "planned in 16 bits" in remarks_on(read_architecture("gpt2"), Precision.AS_STORED, Workload())[0]
+
+
+def test_images_are_not_counted_and_that_is_said() -> None:
+    assert any("images" in sentence for sentence in read_architecture("gemma-3-4b").assumptions)
+    assert not any("images" in sentence for sentence in read_architecture("gemma-3-1b").assumptions)

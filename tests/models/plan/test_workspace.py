@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.families import FAMILIES
 from gpuherd.models.plan.families_encoder import ENCODERS
 from gpuherd.models.plan.from_config import architecture_of
+from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.plan.usage import CostTable
+from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.models.plan.workspace import SAMPLING, Line, stages_of
 from gpuherd.models.plan.wrapped import WRAPPED
 
@@ -204,14 +208,31 @@ def test_no_family_goes_unmeasured() -> None:
     assert measured_here | stood_for == {*FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b"])
-def test_eager_attention_keeps_a_score_for_each_pair_of_tokens(name: str) -> None:
-    _agrees(name, 512, Precision.BF16, "eager")
-    _agrees(name, 512, Precision.FP32, "eager")
+@pytest.mark.parametrize(("name", "precision"), [("llama-3.1-8b", Precision.BF16), ("qwen3-0.6b", Precision.FP32)])
+def test_eager_attention_keeps_a_score_for_each_pair_of_tokens(name: str, precision: Precision) -> None:
+    _agrees(name, 512, precision, "eager")
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mpt-1b"])
+def test_the_largest_batch_is_really_within_the_card(name: str) -> None:
+    """Weights, cache and the measured peak of as many prompts as the plan allows, on a card that they nearly fill."""
+    config, workload = CONFIGS[name], Workload(1, 700, 50)
+    architecture = described(config)
+    plan = make_plan(architecture, parse_cards("6GB"), Precision.BF16, workload)
+    assert isinstance(plan, MemoryPlan)
+    table = CostTable(architecture, Precision.BF16, workload, Reserve())
+    blocks = len(architecture.blocks)
+    real = measured(config, batch=plan.largest_batch, prompt=700, dtype=torch.bfloat16)
+    cache = table.cache(0, blocks, plan.largest_batch)
+    weights = sum(table.weights(0, blocks))
+    card = plan.loads[0].card
+    room = card.free - Reserve().context - Reserve().on(card.total)
+    assert 0.85 * room <= weights + cache.after_prompt + real.prompt <= room
+    assert weights + cache.at_end + real.token <= room
 
 
 def test_depth_does_not_count() -> None:
-    deep = transformers.LlamaConfig(**LLAMA_8B, vocab_size=128256, num_hidden_layers=7)
+    deep = transformers.LlamaConfig(**LLAMA_8B, vocab_size=128256, num_hidden_layers=4)
     shallow = CONFIGS["llama-3.1-8b"]
     peaks = [measured(config, batch=2, prompt=256, dtype=torch.bfloat16).prompt for config in (shallow, deep)]
     assert peaks[0] == peaks[1]

@@ -45,7 +45,7 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     used: set[str] = set()
     blocks = [_found(block, stored, used, formula, model) for block in formula.blocks]
     kept = tuple(block for block in blocks if block is not None)
-    assumptions = list(from_config.assumptions_of(config))
+    assumptions = [*from_config.assumptions_of(config), *from_config.images_of(kept)]
     if len(kept) < len(blocks):
         assumptions.append("The weights hold no output head: planned without one.")
     quantised = Counter(info.dtype for info in tensors.values() if info.decoded)
