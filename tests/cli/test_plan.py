@@ -616,3 +616,13 @@ def test_nothing_heavy_is_imported() -> None:
             check=False,
         )
         assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+@pytest.mark.parametrize(("command", "extra"), [("plan", "plan"), ("merge", "load")])
+def test_without_the_libraries_the_extra_is_named(command: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    words = [str(tmp_path), *(["--output-dir", "out"] if command == "merge" else ["--gpus", "1x24GB"])]
+    script = "import sys; sys.modules['numpy'] = None; from gpuherd.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, command, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"pip install 'gpuherd[{extra}]'" in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import BadModel, ExitCode, UsageError, printable
+from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merges, or tells what a merge would write."""
+    with naming_extras(dict.fromkeys(("numpy", "huggingface_hub", "torch"), "load"), "merging needs"):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gpuherd.models.adapter import adapter_base, is_adapter
     from gpuherd.models.locate import locate
     from gpuherd.models.names import parse_model, shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.lines import print_lines, window
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions
 
@@ -137,11 +137,14 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     wanted = wanted_precision(model, ending, options.dtype)
     architecture = read_architecture(name)
     if options.adapter is not None:
-        from gpuherd.models.locate import locate
-        from gpuherd.models.names import parse_model
-        from gpuherd.models.plan.adapters import with_adapter
+        from gpuherd.models.plan.reading import EXTRAS
 
-        architecture = with_adapter(architecture, locate(parse_model(options.adapter)))
+        with naming_extras(EXTRAS, "plans of adapters need"):
+            from gpuherd.models.locate import locate
+            from gpuherd.models.names import parse_model
+            from gpuherd.models.plan.adapters import with_adapter
+
+            architecture = with_adapter(architecture, locate(parse_model(options.adapter)))
     return architecture, wanted
 
 

@@ -44,7 +44,7 @@ _NAMES = {
 
 def quantised_as(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> str | None:
     """The name of the format that the weights are quantised in, None if they are plain numbers."""
-    method = _method(config)
+    method = method_of(config)
     listed = list(tensors)
     evidence = _evidence(info for info in listed if not info.decoded and info.scales_of is None)
     if method is None:
@@ -68,7 +68,7 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _method(config: Mapping[str, Any]) -> str | None:
+def method_of(config: Mapping[str, Any]) -> str | None:
     """The method that the config names, lower case; None if it has no settings of this kind."""
     settings = settings_of(config)
     if settings.get("load_in_8bit") is True or settings.get("load_in_4bit") is True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from tests.models.plan.real_memory import cache_storage  # noqa: E402
 SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 131, "num_attention_heads": 4}
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 WINDOW = 8
+# Prompt and new tokens.
+LENGTHS = ((WINDOW + 1, 4), (3, 2), (2 * WINDOW, 5), (WINDOW - 1, 2), (2 * WINDOW, 1))
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**GROUPED, num_hidden_layers=3),
     "gpt2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=131),
@@ -61,12 +64,27 @@ def _kept(config: Any, workload: Workload) -> CacheSizes:
     return cache_bytes(found, 0, len(found.blocks), workload, Precision.FP32)
 
 
+# One of each kind of layer: full, windows beside full ones, latent, states. Most of the time goes into states, token by
+# token on the CPU, hence a single length of those.
+EVERY_TIME = {"llama": LENGTHS, "qwen2": LENGTHS[:3], "deepseek_v3": LENGTHS[:1], "mamba": LENGTHS[:1]}
+
+
+@pytest.mark.parametrize("name", list(EVERY_TIME))
+def test_one_of_each_kind_keeps_the_bytes_of_transformers(name: str) -> None:
+    _agrees(name, EVERY_TIME[name])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_kept_bytes_are_those_of_transformers(name: str) -> None:
+    _agrees(name, LENGTHS)
+
+
+def _agrees(name: str, lengths: Sequence[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     config = CONFIGS[name]
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for prompt, new in ((3, 2), (WINDOW - 1, 2), (WINDOW + 1, 4), (2 * WINDOW, 1), (2 * WINDOW, 5)):
+    for prompt, new in lengths:
         kept = _kept(config, Workload(3, prompt, new))
         assert kept.at_end == cache_storage(model, batch=3, prompt=prompt, new=new), (prompt, new)
         assert kept.after_prompt == cache_storage(model, batch=3, prompt=prompt, new=1), (prompt, new)

@@ -41,7 +41,7 @@ def test_saved_models_are_read_as_the_formulas_have_them(model_type: str, tmp_pa
     formula = from_config.architecture_of(json.loads((folder / "config.json").read_text()), str(folder))
     assert found == replace(formula, source="weights")
     assert found.stored == "bf16"
-    assert found.assumptions == ()
+    assert found.assumptions == from_config.images_of(found.blocks)
 
 
 @pytest.fixture(scope="module")

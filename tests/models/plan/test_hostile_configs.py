@@ -21,7 +21,7 @@ ANYTHING = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(model_type=st.sampled_from(sorted(FAMILIES)), data=st.data())
 def test_any_field_may_hold_anything(model_type: str, data: st.DataObject) -> None:
     case = dict(data.draw(st.sampled_from(CASES[model_type])))

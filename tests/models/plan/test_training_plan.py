@@ -212,7 +212,9 @@ class TestMethods:
         sft = training_usage(LLAMA_1B, TrainingJob(precision=BF16), Reserve(), card)
         dpo = training_usage(LLAMA_1B, TrainingJob(Method.DPO, precision=BF16), Reserve(), card)
         assert dpo.fullest.models == dpo.fullest.parameters == 2 * LLAMA_1B.parameters
-        assert dpo.most("logits") == 2 * sft.most("logits")
+        first = training_usage(LLAMA_1B, TrainingJob(Method.DPO, precision=BF16, reference=False), Reserve(), card)
+        assert first.most("logits") == 2 * sft.most("logits")
+        assert first.most("models") == 0
         assert dpo.most("activations") == 2 * sft.most("activations")
 
     def test_an_adapter_needs_no_reference(self) -> None:
@@ -272,8 +274,16 @@ class TestMethods:
         ({"new_tokens": -1}, "new_tokens=-1"),
         ({"accumulation": True}, "accumulation=True"),
         ({"base": Precision.NF4}, "under a LoRA adapter"),
-        ({"base": Precision.INT8, "lora": LoraShape(), "strategy": Strategy.FSDP}, "can't divide int8"),
+        (
+            {"base": Precision.INT8, "lora": LoraShape(), "strategy": Strategy.FSDP},
+            "lie as int8",
+        ),
+        ({"base": Precision.AS_STORED, "lora": LoraShape(), "strategy": Strategy.FSDP}, "lie as as-stored"),
         ({"optimiser": Optimiser.ADAMW_8BIT, "strategy": Strategy.FSDP}, "can't divide the states"),
+        ({"attention": "flash"}, "attention='flash': it is one of sdpa, eager"),
+        ({"loss": "chunk"}, "loss='chunk'"),
+        ({"value": ""}, "value=''"),
+        ({"batch": 10**400}, "at most 10"),
     ],
 )
 def test_impossible_jobs_are_refused(fields: dict[str, object], complaint: str) -> None:
@@ -288,16 +298,160 @@ def test_lora_without_rank_or_targets() -> None:
         LoraShape(8, ())
 
 
-def test_an_old_card_is_told_to_emulate_bfloat16() -> None:
-    old = Card("0", "V100", 80 * GIB, 80 * GIB, (7, 0))
-    plan = make_training_plan(LLAMA_1B, (old,), TrainingJob(lora=LoraShape()))
-    assert any("V100" in sentence and "bfloat16" in sentence for sentence in plan.warnings)
+class TestWhatACardCanDo:
+    V100 = Card("0", "V100", 80 * GIB, 80 * GIB, (7, 0))
+    GTX_980 = Card("1", "GTX 980", 90 * GIB, 90 * GIB, (5, 2))
+
+    def test_an_old_card_is_told_to_emulate_bfloat16(self) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.V100,), TrainingJob(lora=LoraShape()))
+        assert isinstance(plan, TrainingPlan)
+        assert any("V100" in sentence and "bf16 is emulated" in sentence for sentence in plan.warnings)
+
+    def test_one_that_cannot_is_left_out(self) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), TrainingJob(lora=LoraShape()))
+        assert isinstance(plan, TrainingPlan)
+        assert [load.card.name for load in plan.loads] == ["V100"]
+        assert any("GTX 980" in sentence and "can't be used" in sentence for sentence in plan.warnings)
+
+    @pytest.mark.parametrize("job", [TrainingJob(), TrainingJob(precision=TrainingPrecision.FP32)])
+    def test_nothing_is_planned_where_none_can(self, job: TrainingJob) -> None:
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980,), job)
+        assert isinstance(plan, TrainingPlan) == (job.precision is TrainingPrecision.FP32)
+        if isinstance(plan, TrainingRefusal):
+            assert plan.reason.startswith("no GPU can compute as llama-3.2-1b is to be trained: GPU 1 (GTX 980)")
+            assert plan.alternatives == ()
+
+    def test_a_base_in_codes_needs_what_bitsandbytes_needs(self) -> None:
+        job = TrainingJob(lora=LoraShape(), base=Precision.NF4, precision=TrainingPrecision.FP32)
+        assert isinstance(make_training_plan(LLAMA_1B, (self.GTX_980,), job), TrainingRefusal)
+
+    def test_so_many_gpus_must_be_able(self) -> None:
+        job = TrainingJob(strategy=Strategy.DDP, precision=BF16)
+        plan = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100), job, gpus=2)
+        assert isinstance(plan, TrainingRefusal)
+        assert plan.reason.startswith("2 GPUs are asked for, and 1 can compute")
+        mig = replace(self.V100, label="2", alone=True)  # nor does a MIG instance take its place
+        again = make_training_plan(LLAMA_1B, (self.GTX_980, self.V100, mig), job, gpus=2)
+        assert isinstance(again, TrainingRefusal)
+        assert len(again.loads) == 2
 
 
-def test_a_plan_of_126_layers_is_quick() -> None:
-    """Equal layers are counted once, whatever their number."""
-    huge = read_architecture("llama-3.1-405b")
-    given = cards(64, 80)
+class TestUsualCases:
+    """What students ask most, reckoned here from published sizes alone: numbers, layers, width, words. GB are 10^9."""
+
+    TOKENS = 1024
+
+    @staticmethod
+    def fullest(model: str, job: TrainingJob, number: int, size: int) -> float:
+        plan = make_training_plan(read_architecture(model), cards(number, size), job, Reserve(0, 0, 0.0), gpus=number)
+        assert isinstance(plan, TrainingPlan)
+        return plan.loads[0].usage.total / 1e9
+
+    def test_a_7b_adapter_on_24_gb(self) -> None:
+        """People report 15 to 18 GB with CUDA's own share."""
+        adapter = 32 * 2 * 2 * 16 * 4096
+        own = 2 * 6.738e9 + 12 * adapter  # parameters and moments: gradients come when logits are gone
+        checkpoints, loss = 32 * self.TOKENS * 4096 * 2, 12 * 32_000 * self.TOKENS
+        job = TrainingJob(lora=LoraShape(16, ("q_proj", "v_proj")))
+        assert self.fullest("llama-2-7b", job, 1, 24) == pytest.approx((own + checkpoints + loss) / 1e9, rel=0.01)
+
+    def test_8b_in_full_on_four_of_80_gb(self) -> None:
+        """16 bytes a number over 4 GPUs; whole: embedding and head (bf16 copies, their gradients, a float32 buffer)."""
+        divided, around = 16 * 8.030e9 / 4, 2 * 128_256 * 4096
+        expected = divided + around * (2 + 2 + 4)
+        assert self.fullest("llama-3.1-8b", TrainingJob(strategy=Strategy.FSDP), 4, 80) == pytest.approx(
+            expected / 1e9, rel=0.02
+        )
+
+    def test_1b_by_dpo_on_40_gb(self) -> None:
+        """At the end of the forward pass: two models and moments, no gradients, bf16 copies of all, logits of two in
+        bf16, float32, and what the loss makes of them."""
+        held, checkpoints = (4 + 8 + 4 + 2) * 1.2358e9, 2 * self.TOKENS * 16 * 2048 * 4
+        logits = 10 * 128_256 * 2 * self.TOKENS
+        assert self.fullest("llama-3.2-1b", TrainingJob(Method.DPO), 1, 40) == pytest.approx(
+            (held + checkpoints + logits) / 1e9, rel=0.01
+        )
+
+    def test_3b_by_grpo_with_8_answers_on_two_of_80_gb(self) -> None:
+        """Both hold everything, gradients twice (DDP's buckets); activations of 8 answers come to that."""
+        held, checkpoints = 20 * 3.2127e9, 8 * self.TOKENS * 3072 * 4 * 28
+        layer = 8 * self.TOKENS * (12 * 3072 + 8 * 8192) * 2  # about: one layer computed again
+        job = TrainingJob(Method.GRPO, strategy=Strategy.DDP, batch=8)
+        total = self.fullest("llama-3.2-3b", job, 2, 80)
+        assert held / 1e9 < total < (held + checkpoints + layer) / 1e9
+        assert make_training_plan(read_architecture("llama-3.2-3b"), cards(2, 80), job).warnings == ()
+
+
+def test_mig_instances_do_not_share_a_training() -> None:
+    slices = tuple(replace(card, alone=True) for card in cards(3, 40))
+    plan = make_training_plan(LLAMA_1B, slices, TrainingJob(strategy=Strategy.DDP, precision=BF16))
+    assert isinstance(plan, TrainingPlan)
+    assert plan.gpus == 1
+    divided = make_training_plan(LLAMA_8B, slices, TrainingJob(strategy=Strategy.FSDP))
+    assert isinstance(divided, TrainingRefusal)
+    assert len(divided.loads) == 1
+    with pytest.raises(UsageError, match="MIG instances can't share a training"):
+        make_training_plan(LLAMA_1B, slices, TrainingJob(strategy=Strategy.DDP), gpus=2)
+
+
+def test_what_is_not_counted_is_said() -> None:
+    from gpuherd.models.plan.from_config import architecture_of
+
+    for kind, sentence in (("gemma3", "texts alone are counted"), ("t5", "encoder and decoder read one each")):
+        plan = make_training_plan(architecture_of({"model_type": kind}, kind), cards(1, 192), TrainingJob())
+        assert any(sentence in warning for warning in plan.warnings)
+
+
+def test_a_single_gpu_is_one() -> None:
+    with pytest.raises(UsageError, match="single trains on one GPU"):
+        make_training_plan(LLAMA_1B, cards(2, 80), TrainingJob(), gpus=2)
+
+
+def test_a_model_without_linear_modules_takes_no_adapter() -> None:
+    bare = replace(LLAMA_1B, blocks=tuple(block for block in LLAMA_1B.blocks if block.kind != "layer"))
+    with pytest.raises(UsageError, match="no linear module"):
+        make_training_plan(bare, cards(1, 80), TrainingJob(lora=LoraShape()))
+    refusal = make_training_plan(bare, cards(1, 2), TrainingJob())  # nor is one offered
+    assert isinstance(refusal, TrainingRefusal)
+    assert not any("--lora" in alternative.words for alternative in refusal.alternatives)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_an_encoder_alone_has_no_next_token(method: Method) -> None:
+    from gpuherd.models.plan.from_config import architecture_of
+
+    bert = architecture_of({"model_type": "bert"}, "bert")
+    with pytest.raises(UsageError, match="bert has no head that predicts a next token"):
+        make_training_plan(bert, cards(1, 80), TrainingJob(method))
+
+
+@given(sizes=st.lists(st.sampled_from([16, 24, 40, 80]), min_size=1, max_size=12), batch=st.integers(1, 8))
+@settings(max_examples=30)
+def test_fsdp_takes_the_fewest_of_unequal_cards(sizes: list[int], batch: int) -> None:
+    """Found by halving among cards that are alike; held against trying every number."""
+    given = tuple(Card(str(n), f"{size}GB", size * GIB, size * GIB, (8, 0)) for n, size in enumerate(sizes))
+    job = TrainingJob(strategy=Strategy.FSDP, batch=batch)
+    tried = [make_training_plan(LLAMA_1B, given, job, gpus=number) for number in range(1, len(given) + 1)]
+    fitting = [plan.gpus for plan in tried if isinstance(plan, TrainingPlan)]
+    plan = make_training_plan(LLAMA_1B, given, job)
+    if fitting:
+        assert isinstance(plan, TrainingPlan)
+        assert plan.gpus == min(fitting)
+    else:
+        assert isinstance(plan, TrainingRefusal)
+        assert plan.missing == min(each.missing for each in tried if isinstance(each, TrainingRefusal))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [TrainingJob(strategy=Strategy.FSDP), TrainingJob(Method.GRPO, strategy=Strategy.DDP)],
+    ids=["fsdp", "grpo-ddp"],
+)
+def test_many_layers_and_many_gpus_are_quick(job: TrainingJob) -> None:
+    """Equal layers are counted once, the cost table is built once a job, and numbers of GPUs are halved, not tried: it
+    took seconds."""
+    huge, given = read_architecture("llama-3.1-405b"), cards(128, 40)
     start = time.process_time()
-    make_training_plan(huge, given, TrainingJob(strategy=Strategy.FSDP, lora=LoraShape()), gpus=64)
+    refusal = make_training_plan(huge, given, job)
     assert time.process_time() - start < 1
+    assert isinstance(refusal, TrainingRefusal)

@@ -128,6 +128,16 @@ def test_fsdp_divides_as_torch_does(shards: int) -> None:
     assert ours.gradients == ours.parameters
 
 
+def test_a_buffer_is_not_trained() -> None:
+    """Such as the correction of DeepSeek-V3's router: it lies there, without a gradient and without moments."""
+    from gpuherd.models.plan.architecture import Block
+
+    weight, bias = Tensor("h.w", (8, 8), Role.LINEAR), Tensor("h.b", (8,), keeps_fp32=True, buffer=True)
+    model = training_model(Architecture("m", "t", None, (Block("h", "layer", (weight, bias)),), 8, 8, 9, 1))
+    states = states_of(model, TrainingJob(precision=TrainingPrecision.FP32))
+    assert (states.parameters, states.gradients, states.optimiser) == (4 * 72, 4 * 64, 8 * 64 + 4)
+
+
 def test_a_part_is_rounded_up_along_the_first_dimension() -> None:
     assert part_of((1001, 64), 8) == (126, 64)
     assert part_of((3,), 8) == (1,)

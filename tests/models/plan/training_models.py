@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.models.plan.meta_models import architecture_of, meta_model
 
-from gpuherd.models.plan.architecture import Architecture, LayerCache
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.from_config import architecture_of
 
 _WIDE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 1408}
+_EXPERTS = {"moe_intermediate_size": 352, "num_experts": 8, "num_experts_per_tok": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _WIDE,
     "qwen3": {**_WIDE, "head_dim": 64},
@@ -23,8 +23,53 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {**_WIDE, "intermediate_size": 704, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma2": {**_WIDE, "head_dim": 64},
     "bloom": {"hidden_size": 512, "n_head": 8},
+    "mistral": _WIDE,
+    "ministral3": {**_WIDE, "head_dim": 64},
+    "qwen2": _WIDE,
+    "granite": _WIDE,
+    "smollm3": {**_WIDE, "pad_token_id": 0},
+    "glm": {**_WIDE, "head_dim": 64, "pad_token_id": 0},
+    "glm4": {**_WIDE, "head_dim": 64, "pad_token_id": 0},
+    "gemma": {**_WIDE, "head_dim": 64},
+    "olmo": _WIDE,
+    "olmo3": _WIDE,
+    "cohere": _WIDE,
+    "cohere2": {**_WIDE, "head_dim": 64},
+    "nemotron": {**_WIDE, "head_dim": 64},
+    "stablelm": _WIDE,
+    "starcoder2": {**_WIDE, "intermediate_size": 2048},
+    "phi": {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
+    "gptj": {"n_embd": 512, "n_head": 8, "n_inner": 2048, "rotary_dim": 32},
+    "gpt_neo": {"hidden_size": 512, "num_heads": 8, "num_layers": 6, "attention_types": [[["global", "local"], 3]]},
+    "qwen2_moe": {**_WIDE, **_EXPERTS, "shared_expert_intermediate_size": 704},
+    "qwen3_moe": {**_WIDE, **_EXPERTS, "intermediate_size": 704, "head_dim": 64},
+    "olmoe": {**_WIDE, **_EXPERTS, "intermediate_size": 352},
+    "granitemoe": {**_WIDE, "intermediate_size": 352, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "falcon": {"hidden_size": 512, "num_attention_heads": 8, "ffn_hidden_size": 2048},
+    "deepseek_v3": {
+        **_WIDE,
+        **_EXPERTS,
+        "num_key_value_heads": 8,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 64,
+    },
+    "mamba2": {"hidden_size": 512, "num_heads": 16, "head_dim": 64, "n_groups": 1},
+    "mamba": {"hidden_size": 512},
+    "llama4_text": {
+        **_WIDE,
+        "head_dim": 64,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 704,
+        "intermediate_size": 352,
+    },
 }
-EAGER = ("gemma2", "bloom")
+EAGER = ("gemma2", "bloom", "gptj", "gpt_neo", "mamba", "mamba2")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")  # their product on the CPU is of bf16 alone
+UNKNOWN = ("falcon", "deepseek_v3", "llama4_text", "mamba", "mamba2")  # families without a recipe
 
 
 def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any) -> Any:
@@ -33,6 +78,8 @@ def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any
 
     config = AutoConfig.for_model(family, **{**CONFIGS[family], "vocab_size": vocab, **changes})
     config.num_hidden_layers = layers
+    if family.startswith("mamba"):
+        return config
     kinds = getattr(config, "layer_types", None) or []
     if "sliding_attention" in kinds:
         config.layer_types = [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]
@@ -42,13 +89,8 @@ def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any
 
 
 def architecture(config: Any) -> Architecture:
-    """The architecture of a config, with what the formulas of inference know of caches."""
-    heads = config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    read = architecture_of(meta_model(config), LayerCache(2 * keys * size))
-    experts = getattr(config, "num_experts_per_tok", None)
-    return replace(read, intermediate_size=experts * config.intermediate_size) if experts else read
+    """The architecture of a config, as plans have it."""
+    return architecture_of(config.to_dict(), f"a small {config.model_type}")
 
 
 def model_of(config: Any, dtype: torch.dtype, *, eager: bool = False) -> Any:

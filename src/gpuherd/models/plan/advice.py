@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from gpuherd.models.plan.capability import UNPACKED
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import words_for
 from gpuherd.models.plan.kinds import kind_named
@@ -100,7 +101,10 @@ def _shorter_prompts(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | 
 
 def _precisions(what: Task, cards: Sequence[Card], wish: Wish, gpus: int | None) -> Iterator[Alternative]:
     """The next precisions in which it fits, two at most."""
-    plans = ((each, _fits(_with(what, each), cards, wish, gpus)) for each in _IN_PLACE_OF.get(what.precision, ()))
+    others = _IN_PLACE_OF.get(what.precision, ())
+    if what.precision is Precision.AS_STORED and what.architecture.stored_method in UNPACKED:
+        others = (Precision.BF16,)
+    plans = ((each, _fits(_with(what, each), cards, wish, gpus)) for each in others)
     fitting = ((precision, plan) for precision, plan in plans if plan is not None)
     for precision, plan in islice(fitting, _MOST_PRECISIONS):
         sentence = f"in {precision} it fits on {_of(plan.gpus)}, with at most {plan.largest_batch} sequences at once"

@@ -104,6 +104,7 @@ class Architecture:
         layers: how many blocks are layers.
         is_encoder_decoder: the prompt goes to the encoder; the decoder starts from one token.
         stored: precision of the checkpoint, or of the config where there is none; None where neither tells.
+        stored_method: of a checkpoint that is quantised already, what its config calls the method: ``fp8``, ``mxfp4``.
         source: what the shapes are taken from: ``weights`` (headers), ``config`` (formulas) or ``known`` (shipped
             data).
         assumptions: sentences on what could not be known and was assumed.
@@ -122,6 +123,7 @@ class Architecture:
     heads: int
     is_encoder_decoder: bool = False
     stored: str | None = None
+    stored_method: str | None = None
     source: Literal["weights", "config", "known"] = "config"
     assumptions: tuple[str, ...] = ()
     max_tokens: int | None = None

@@ -33,12 +33,23 @@ _NEEDS: dict[Precision, tuple[Capability, Capability, str]] = {
     Precision.NF4: ((6, 0), (7, 5), "bitsandbytes' 4-bit is slow below 7.5"),
     Precision.NF4_DQ: ((6, 0), (7, 5), "bitsandbytes' 4-bit is slow below 7.5"),
 }
+# Method of a checkpoint that is quantised already -> capability below which transformers (5.23) unpacks it to bf16, or
+# refuses to load it: those of its quantizers.
+_STORED_NEEDS: dict[str, Capability] = {"fp8": (8, 9), "fbgemm_fp8": (9, 0), "mxfp4": (7, 5)}
+UNPACKED = frozenset({"fp8", "mxfp4"})
 _FLASH = (8, 0)
 
 
-def verdict(precision: Precision, capability: Capability | None) -> Verdict:
-    """What a GPU of this capability makes of this precision. Of one that is not known nothing is said."""
-    if capability is None or precision not in _NEEDS:
+def verdict(precision: Precision, capability: Capability | None, stored_method: str | None = None) -> Verdict:
+    """What a GPU of this capability makes of this precision. Of one that is not known nothing is said.
+
+    ``stored_method``: of weights that are quantised already, and are to stay so.
+    """
+    if capability is None:
+        return Verdict(True)
+    if precision is Precision.AS_STORED:
+        return _of_stored(stored_method or "", capability)
+    if precision not in _NEEDS:
         return Verdict(True)
     least, fast, slow = _NEEDS[precision]
     if capability < least:
@@ -47,14 +58,26 @@ def verdict(precision: Precision, capability: Capability | None) -> Verdict:
     return Verdict(True, slow if capability < fast else "")
 
 
-def split_by_capability(precision: Precision, cards: Sequence[Card]) -> tuple[tuple[Card, ...], tuple[str, ...]]:
+def _of_stored(method: str, capability: Capability) -> Verdict:
+    least = _STORED_NEEDS.get(method)
+    if least is None or capability >= least:
+        return Verdict(True)
+    needed, has = "{}.{}".format(*least), "{}.{}".format(*capability)
+    instead = "; transformers would unpack them to bf16" if method in UNPACKED else ""
+    return Verdict(False, f"weights stored as {method} need compute capability {needed}; it has {has}{instead}")
+
+
+def split_by_capability(
+    precision: Precision, cards: Sequence[Card], stored_method: str | None = None
+) -> tuple[tuple[Card, ...], tuple[str, ...]]:
     """The cards that can compute with this precision, and what a person should know of the others and of slow ones."""
-    able = tuple(card for card in cards if verdict(precision, card.capability).possible)
+    verdicts = [(card, verdict(precision, card.capability, stored_method)) for card in cards]
+    able = tuple(card for card, told in verdicts if told.possible)
     sentences = [
         f"GPU {card.label} ({card.name}) can't be used: {told.sentence}"
         if not told.possible
         else f"on GPU {card.label} ({card.name}) {told.sentence}"
-        for card, told in ((card, verdict(precision, card.capability)) for card in cards)
+        for card, told in verdicts
         if told.sentence
     ]
     return able, tuple(sentences)

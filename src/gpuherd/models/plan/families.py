@@ -11,9 +11,10 @@ from typing import Protocol
 from gpuherd.models.plan.architecture import Block
 from gpuherd.models.plan.families_encoder import ENCODER_DECODERS, ENCODERS
 from gpuherd.models.plan.families_gpt import GPT_LIKE
-from gpuherd.models.plan.families_hybrid import HYBRID
 from gpuherd.models.plan.families_llama import LLAMA_LIKE
+from gpuherd.models.plan.families_mamba import MAMBA
 from gpuherd.models.plan.families_mixture import MIXTURES
+from gpuherd.models.plan.families_recurrent import RECURRENT
 from gpuherd.models.plan.fields import Fields
 from gpuherd.models.plan.wrapped import WRAPPED
 
@@ -44,7 +45,8 @@ FAMILIES: Mapping[str, Family] = {
     **LLAMA_LIKE,
     **MIXTURES,
     **GPT_LIKE,
-    **HYBRID,
+    **MAMBA,
+    **RECURRENT,
     **ENCODER_DECODERS,
     **ENCODERS,
     **WRAPPED,

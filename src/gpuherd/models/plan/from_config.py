@@ -7,13 +7,13 @@ Knows the fields that are not a family's own: the stored precision, limits, remo
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.names import shown
-from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.architecture import Architecture, Block
 from gpuherd.models.plan.families import FAMILIES
 from gpuherd.models.plan.fields import Fields, family_defaults
 
@@ -48,12 +48,13 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
     family = FAMILIES[model_type]
     c = family.text(whole)
     split = family_defaults()[c.model_type]["split"]
+    blocks = family.blocks(whole, split)
     heads = c.heads if c.get("num_attention_heads") is not None else 0
     return Architecture(
         model=model,
         model_type=model_type,
         class_name=family_defaults()[model_type]["class_name"],
-        blocks=family.blocks(whole, split),
+        blocks=blocks,
         hidden_size=c.hidden,
         intermediate_size=family.widest(c),
         vocab_size=c.vocabulary,
@@ -61,7 +62,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
         is_encoder_decoder=family.is_encoder_decoder,
         stored=stored_precision(config),
         source="config",
-        assumptions=(*assumptions_of(config), *_quantised(config)),
+        assumptions=(*assumptions_of(config), *_quantised(config), *images_of(blocks)),
         max_tokens=c.size("max_position_embeddings") if c.get("max_position_embeddings") is not None else None,
         tensor_parallel=bool(split),
         tensor_parallel_limit=gcd(heads, c.key_heads) if split else None,
@@ -91,6 +92,13 @@ def _quantised(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     method = shown(str(settings.get("quant_method", "an unnamed method")))
     return (f"The config says that the weights are stored quantised ({method}); this plan is of plain ones.",)
+
+
+def images_of(blocks: Sequence[Block]) -> tuple[str, ...]:
+    """A sentence where there is a part for images, whose work no plan counts."""
+    if any(block.kind == "other" for block in blocks):
+        return ("It can read images; the plan is for prompts of text alone, with the image encoder's weights.",)
+    return ()
 
 
 def _unknown(config: Mapping[str, Any], model: str, model_type: str) -> str:

@@ -78,7 +78,8 @@ def _told(model_type: str, main: str, count: int) -> str:
     what = f"The architecture {shown(model_type)} is not known here" if model_type else "There is no config with a type"
     return (
         f"{what}: shapes are those of the weights, the {count} modules {shown(main)} are taken for its layers, "
-        "matrices for Linear modules, and every layer is taken to keep the keys and values of all tokens."
+        "matrices for Linear modules, every layer is taken to keep the keys and values of all tokens, and to compute "
+        "as Llama's do, with a fused kernel for its attention: without one long prompts need far more."
     )
 
 

@@ -18,6 +18,7 @@ from gpuherd.models.plan import from_config, from_headers
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 from gpuherd.models.plan.matching import Stored
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.quantised import method_of
 from gpuherd.models.source import TensorInfo
 
 _PRECISIONS = {"F32": "fp32", "F64": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -44,7 +45,7 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     used: set[str] = set()
     blocks = [_found(block, stored, used, formula, model) for block in formula.blocks]
     kept = tuple(block for block in blocks if block is not None)
-    assumptions = list(from_config.assumptions_of(config))
+    assumptions = [*from_config.assumptions_of(config), *from_config.images_of(kept)]
     if len(kept) < len(blocks):
         absent = [block for block, found in zip(formula.blocks, blocks, strict=True) if found is None]
         what = "output head" if absent[0].kind == "head" else absent[0].name
@@ -56,6 +57,7 @@ def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     return replace(
         formula,
         blocks=kept,
+        stored_method=method_of(config) if quantised else None,
         stored=Precision.AS_STORED.value if quantised else stored_precision(tensors) or formula.stored,
         source="weights",
         assumptions=tuple(assumptions),

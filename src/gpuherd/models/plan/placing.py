@@ -22,6 +22,7 @@ from gpuherd.models.plan.capability import split_by_capability
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.remarks import remarks_on, saves_little
 from gpuherd.models.plan.replicas import replicas_over
 from gpuherd.models.plan.result import GpuLoad, MemoryPlan, Parallel, Refusal
 from gpuherd.models.plan.sizing import Sizing
@@ -80,7 +81,7 @@ def place(what: Task, cards: Sequence[Card], wish: Wish = "auto", gpus: int | No
         raise UsageError(f"{gpus} GPUs a replica: there are {len(cards)} to plan with, and the least is 1")
     if wish == "replica" and gpus not in (None, 1):
         raise UsageError(f"{gpus} GPUs a replica, and parallel=replica means one GPU each; ask for layers or tensor")
-    able, remarks = split_by_capability(what.precision, cards)
+    able, remarks = split_by_capability(what.precision, cards, what.architecture.stored_method)
     if not able:
         sizing = what.sizing()
         return _refusal(what, f"no GPU can compute in {what.precision}: {remarks[0]}", sizing.whole(), 0, ())
@@ -221,7 +222,7 @@ def _tensor(what: Task, cards: Sequence[Card], gpus: int | None, remarks: tuple[
         replicas=len(groups),
         replica_cards=tuple(groups),
         largest_batch=sizing.largest_as_it_lies(loads([smallest])),
-        warnings=(*remarks, *_warnings(what)),
+        warnings=(*remarks, *remarks_on(what.architecture, what.precision, what.workload)),
     )
 
 
@@ -266,7 +267,7 @@ def _plan(
     over = groups[0]
     elsewhere = here if len(over) == 1 else max(each.sizing().largest_over(over, here) for each in what.layouts)
     parallel: Parallel = "one" if len(first) == 1 else "layers"
-    warnings = [*remarks, *_warnings(what)]
+    warnings = [*remarks, *remarks_on(what.architecture, what.precision, what.workload)]
     if here < elsewhere:
         warnings.append(
             f"with this device map at most {here} sequences at once; a plan for --batch {elsewhere} splits otherwise"
@@ -283,16 +284,6 @@ def _plan(
         largest_batch=elsewhere,
         warnings=tuple(warnings),
     )
-
-
-def _warnings(what: Task) -> list[str]:
-    most = what.architecture.max_tokens
-    # A model that keeps nothing of a sequence is an encoder: it writes no answers.
-    answers = any(block.cache is not None for block in what.architecture.blocks)
-    tokens = what.workload.tokens if answers else what.workload.prompt_tokens
-    if most is not None and tokens > most:
-        return [f"{tokens} tokens a sequence; {what.architecture.model} was made for at most {most}"]
-    return []
 
 
 def _too_little(what: Task, cards: tuple[Card, ...], split: Split) -> Refusal:
@@ -312,6 +303,8 @@ def _too_full(what: Task, loads: tuple[GpuLoad, ...]) -> Refusal:
     fullest = "it" if len(loads) == 1 else f"the fullest, {where},"
     on = cards_in_words([load.card for load in loads])
     reason = f"{architecture.model} in {what.precision} needs {gib(needed)} on {on}: {fullest} lacks {gib(missing)}"
+    if little := saves_little(architecture, what.precision):
+        reason += f" ({little})"
     return _refusal(what, reason, needed, missing, loads)
 
 

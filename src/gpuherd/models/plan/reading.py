@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.errors import BadModel, MissingModel
+from gpuherd.errors import BadModel, MissingModel, naming_extras
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Architecture
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A person waits for a plan: a network that fails is tried again once, not for as long as a download is worth.
 _WAITS = (1.0,)
+# What files and the Hub are read with; known names and configs want neither.
+EXTRAS = {"numpy": "plan", "huggingface_hub": "plan"}
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
@@ -37,14 +39,14 @@ def read_architecture(text: str) -> Architecture:
     Raises:
         MissingModel: it is not to be had; names of known models that are near are said.
         BadModel: it can't be a model, its architecture is not known, or config and weights disagree.
+        MissingExtra: numpy or huggingface_hub is not installed, and this model wants it.
     """
     known = known_model(text)
     if known is not None and not _exists(text):
         return _of_known(known, text)
     ref = parse_model(text)
-    if ref.path is not None:
-        return _local(ref.path, text)
-    return _from_hub(ref)
+    with naming_extras(EXTRAS, "plans of model files need"):
+        return _from_hub(ref) if ref.path is None else _local(ref.path, text)
 
 
 def _exists(text: str) -> bool:

@@ -29,8 +29,6 @@ KEPT = Part("context and reserve", "kept", ":", ":")
 
 _MOST_BARS = 32
 _MOST_REPLICAS = 8
-# Below this part of its numbers, quantising a model does not do what people expect of it.
-_SMALL_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,7 @@ def tell(told: MemoryPlan | Refusal, scene: Scene, window: Window) -> list[Line]
     lines = wrapped(verdict(told, len(scene.cards)), window, "good")
     lines += [(), *_bars(architecture, told.loads, window), (), *_figures(told.loads, window), ()]
     lines += facts_in_lines(_model_facts(architecture, told.precision, told.workload) + _plan_facts(told), window)
-    told_too = on_quantisation(architecture, [told.precision])
-    lines += notes((*told.warnings, *architecture.assumptions, *told_too, *scene.remarks), window)
+    lines += notes((*told.warnings, *architecture.assumptions, *scene.remarks), window)
     for sentence, words in steps(told, scene.asked):
         lines += [(), *wrapped(sentence, window, "head"), *command(words, window)]
     return lines
@@ -69,8 +66,7 @@ def tell_refusal(told: Refusal, scene: Scene, window: Window) -> list[Line]:
     if told.loads:
         lines += [(), *_bars(told.architecture, told.loads, window), (), *_figures(told.loads, window)]
     lines += [(), *facts_in_lines(_model_facts(told.architecture, told.precision, told.workload), window)]
-    told_too = on_quantisation(told.architecture, [told.precision])
-    lines += notes((*told.architecture.assumptions, *told_too, *scene.remarks), window)
+    lines += notes((*told.architecture.assumptions, *scene.remarks), window)
     return [*lines, *what_would_fit(told.alternatives, scene.asked, window)]
 
 
@@ -276,24 +272,9 @@ def _share(architecture: Architecture, precision: Precision) -> str:
     """How much of the model the precision is about."""
     if not precision.is_quantised:
         return ""
-    return f" ({quantised_share(architecture, precision):.1%} of its numbers; the rest in {precision.computes_in})"
-
-
-def quantised_share(architecture: Architecture, precision: Precision) -> float:
-    """The part of a model's numbers that bitsandbytes turns into codes."""
     codes = sum(tensor.numel for tensor in architecture.tensors() if quantises(tensor, precision))
-    return codes / architecture.parameters if architecture.parameters else 0.0
-
-
-def on_quantisation(architecture: Architecture, precisions: Sequence[Precision]) -> tuple[str, ...]:
-    """A sentence where quantisation by bitsandbytes leaves most of a model as it is: fused experts, above all."""
-    for precision in precisions:
-        if precision.is_quantised and (share := quantised_share(architecture, precision)) < _SMALL_SHARE:
-            return (
-                f"bitsandbytes quantises {share:.1%} of the numbers of {architecture.model} alone: only modules of "
-                "class Linear, and what is fused (experts), embeds or is the head stays as it is.",
-            )
-    return ()
+    share = codes / architecture.parameters if architecture.parameters else 0.0
+    return f" ({share:.1%} of its numbers; the rest in {precision.computes_in})"
 
 
 def weights_bytes(architecture: Architecture, precision: Precision) -> int:

@@ -12,9 +12,10 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.drawing import Line, Span, Window, command, table, wrapped
 from gpuherd.models.plan.next_steps import Asked, asked_words
 from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.remarks import saves_little
 from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.sizing import MOST_SEQUENCES
-from gpuherd.models.plan.telling import model_fact, notes, on_quantisation, weights_bytes
+from gpuherd.models.plan.telling import model_fact, notes, weights_bytes
 from gpuherd.models.plan.usual import MOST_GPUS, OnUsual
 from gpuherd.models.plan.wording import cards_in_words, gib
 from gpuherd.models.plan.workload import Workload
@@ -52,9 +53,11 @@ def tell_usual(
     lines += wrapped(": ".join(model_fact(architecture)), window)
     more = any(plan is None for row in rows for plan in row.plans.values())
     hint = (f"-: more than {MOST_GPUS}. " if more else "") + "For a plan on given GPUs, by size or kind:"
+    # Of the quantised precisions one is enough: they leave the same as it is.
+    little = [sentence for each in precisions if (sentence := saves_little(architecture, each))][:1]
     return [
         *lines,
-        *notes((*architecture.assumptions, *on_quantisation(architecture, precisions)), window),
+        *notes((*architecture.assumptions, *little), window),
         (),
         *wrapped(hint, window, "head"),
         *command(asked_words(asked, ("--gpus", _example(rows, first))), window),

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.capability import split_by_capability
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.training_activations import recipe_of
 from gpuherd.models.plan.training_advice import alternatives
@@ -22,8 +23,8 @@ from gpuherd.models.plan.training_job import (
     TrainingJob,
     TrainingPrecision,
 )
-from gpuherd.models.plan.training_model import TrainingModel, training_model
-from gpuherd.models.plan.training_placing import Placement, largest_batch, place
+from gpuherd.models.plan.training_model import training_model
+from gpuherd.models.plan.training_placing import Placement, largest_batch, place, together
 from gpuherd.models.plan.training_result import (
     AllCards,
     Moment,
@@ -32,8 +33,10 @@ from gpuherd.models.plan.training_result import (
     TrainingRefusal,
     TrainingUsage,
 )
+from gpuherd.models.plan.training_task import TrainingTask
 from gpuherd.models.plan.training_usage import Step, training_usage
-from gpuherd.models.plan.workload import GIB, Reserve
+from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.workload import Reserve
 
 __all__ = [
     "LoraShape",
@@ -80,103 +83,113 @@ def make_training_plan(
         raise UsageError("no GPUs to plan for; name some: --gpus 4x40GB")
     if gpus is not None and not 1 <= gpus <= len(cards):
         raise UsageError(f"gpus={gpus}: there are {len(cards)}; take 1 to {len(cards)}")
+    if job.strategy is Strategy.SINGLE and gpus not in (None, 1):
+        raise UsageError(f"gpus={gpus}: single trains on one GPU; over several say ddp or fsdp")
+    if gpus is not None and gpus > max(1, len(together(cards))):
+        raise UsageError(f"gpus={gpus}: MIG instances can't share a training, and {len(together(cards))} are none")
     kept = reserve if reserve is not None else Reserve()
-    model = training_model(architecture)
-    found = place(model, cards, job, kept, gpus=gpus, reward=reward)
+    task = TrainingTask(training_model(architecture), job, reward)
+    able, remarks = _able(cards, job)
+    joined = max(1, len(together(able)))
+    if not able or (gpus is not None and gpus > joined):
+        asked = f"{gpus} GPUs are asked for, and {joined}" if able else "no GPU"
+        reason = f"{asked} can compute as {task.architecture.model} is to be trained: {remarks[0]}"
+        return _refusal(task, cards, kept, place(task, cards, kept, gpus=gpus), remarks, reason)
+    found = place(task, able, kept, gpus=gpus)
     if found.missing > 0:
-        return _refusal(model, cards, job, kept, found, reward)
+        return _refusal(task, able, kept, found, remarks)
     return TrainingPlan(
         architecture=architecture,
         job=job,
         reserve=kept,
-        trained=found.step.trained,
+        trained=task.trained,
         loads=found.loads,
-        checkpointed=_other(model, found, job, kept, reward, checkpointing=True),
-        plain=_other(model, found, job, kept, reward, checkpointing=False),
+        checkpointed=_other(task, found, kept, checkpointing=True),
+        plain=_other(task, found, kept, checkpointing=False),
         largest_batch=largest_batch(found.step, found.cards, kept),
-        on_all=_on_all(model, cards, job, kept, found, gpus, reward),
-        warnings=_warnings(architecture, job, found, len(cards) if gpus is None else gpus),
+        on_all=_on_all(task, together(able), kept, found) if gpus is None else None,
+        warnings=(*remarks, *_warnings(task, found, len(able) if gpus is None else gpus)),
     )
+
+
+def _able(cards: Sequence[Card], job: TrainingJob) -> tuple[tuple[Card, ...], tuple[str, ...]]:
+    """The cards that can compute in all the job's precisions, and what a person should know of the others."""
+    able = tuple(cards)
+    told: list[str] = []
+    for precision in dict.fromkeys((job.computes_in, job.base_precision)):
+        able, sentences = split_by_capability(precision, able)
+        told += sentences
+    return able, tuple(told)
 
 
 def _refusal(
-    model: TrainingModel,
+    task: TrainingTask,
     cards: Sequence[Card],
-    job: TrainingJob,
     reserve: Reserve,
     found: Placement,
-    reward: Architecture | None,
+    remarks: tuple[str, ...],
+    reason: str = "",
 ) -> TrainingRefusal:
-    architecture, fullest = model.architecture, min(found.loads, key=lambda load: load.left)
-    moment = fullest.usage.fullest
-    share = f"each of {len(found.loads)} GPUs needs" if len(found.loads) > 1 else "one GPU needs"
-    reason = (
-        f"{job.method.upper()} of {architecture.model} trains {found.step.trained:,} numbers: {share}"
-        f" {_gib(fullest.usage.total)} at its fullest moment ({moment.name}), and {fullest.card.name} has"
-        f" {_gib(fullest.card.free)} free: {_gib(found.missing)} are missing"
-    )
+    """``reason``: why, where it isn't memory; nothing else would fit then but what needs no arithmetic to say."""
+    fullest = min(found.loads, key=lambda load: load.left)
     return TrainingRefusal(
-        architecture=architecture,
-        job=job,
+        architecture=task.architecture,
+        job=task.job,
         reserve=reserve,
-        trained=found.step.trained,
-        reason=reason,
-        missing=found.missing,
+        trained=task.trained,
+        reason=reason or _too_little(task, found, fullest),
+        missing=max(0, found.missing),
         loads=found.loads,
-        checkpointed=_other(model, found, job, reserve, reward, checkpointing=True),
-        plain=_other(model, found, job, reserve, reward, checkpointing=False),
-        alternatives=alternatives(model, cards, job, reserve, reward),
-        warnings=_warnings(architecture, job, found, len(found.loads)),
+        checkpointed=_other(task, found, reserve, checkpointing=True),
+        plain=_other(task, found, reserve, checkpointing=False),
+        alternatives=() if reason else alternatives(task, cards, reserve),
+        warnings=(*remarks, *_warnings(task, found, len(found.loads))),
     )
 
 
-def _other(
-    model: TrainingModel,
-    found: Placement,
-    job: TrainingJob,
-    reserve: Reserve,
-    reward: Architecture | None,
-    *,
-    checkpointing: bool,
-) -> TrainingUsage:
+def _too_little(task: TrainingTask, found: Placement, fullest: TrainingLoad) -> str:
+    share = f"each of {len(found.loads)} GPUs needs" if len(found.loads) > 1 else "one GPU needs"
+    return (
+        f"{task.job.method.upper()} of {task.architecture.model} trains {task.trained:,} numbers: {share}"
+        f" {gib(fullest.usage.total)} at its fullest moment ({fullest.usage.fullest.name}), and {fullest.card.name} has"
+        f" {gib(fullest.card.free)} free: {gib(found.missing)} are missing"
+    )
+
+
+def _other(task: TrainingTask, found: Placement, reserve: Reserve, *, checkpointing: bool) -> TrainingUsage:
     """The usage of the fullest GPU with and without checkpointing."""
     fullest = min(found.loads, key=lambda load: load.left)
-    if job.checkpointing == checkpointing:
+    if task.job.checkpointing == checkpointing:
         return fullest.usage
-    other = Step(model, replace(job, checkpointing=checkpointing), gpus=len(found.loads), reward=reward)
-    return other.usage(reserve, fullest.card)
+    other = task.changed(replace(task.job, checkpointing=checkpointing))
+    return Step(other, len(found.loads)).usage(reserve, fullest.card.total)
 
 
-def _on_all(
-    model: TrainingModel,
-    cards: Sequence[Card],
-    job: TrainingJob,
-    reserve: Reserve,
-    found: Placement,
-    gpus: int | None,
-    reward: Architecture | None,
-) -> AllCards | None:
-    if job.strategy is not Strategy.FSDP or gpus is not None or len(found.loads) == len(cards):
+def _on_all(task: TrainingTask, cards: Sequence[Card], reserve: Reserve, found: Placement) -> AllCards | None:
+    if task.job.strategy is not Strategy.FSDP or len(found.loads) >= len(cards):
         return None
-    step = Step(model, job, gpus=len(cards), reward=reward)
-    smallest = min(cards, key=lambda card: card.free)
-    return AllCards(len(cards), step.usage(reserve, smallest), largest_batch(step, tuple(cards), reserve))
+    everywhere = place(task, cards, reserve, gpus=len(cards))
+    fullest = min(everywhere.loads, key=lambda load: load.left)
+    return AllCards(len(cards), fullest.usage, largest_batch(everywhere.step, cards, reserve))
 
 
-def _warnings(architecture: Architecture, job: TrainingJob, found: Placement, given: int) -> tuple[str, ...]:
-    gpus = len(found.loads)
+def _warnings(task: TrainingTask, found: Placement, given: int) -> tuple[str, ...]:
+    architecture, job, gpus = task.architecture, task.job, len(found.loads)
     told = list(architecture.assumptions)
     if recipe_of(architecture) is None:
         told.append(
-            f"how {architecture.model_type} computes its layers is not known here: activations are counted as for"
-            " layers of their shapes in other models; measure a step before you rely on them"
+            f"how {architecture.model_type} computes its layers is not known here: activations are assumed to be twice"
+            " those of such layers in other models; measure a step before you rely on them"
         )
     if any(block.cache is not None and block.cache.per_sequence for block in architecture.blocks):
-        told.append("activations of recurrent layers are estimated from their matrices; their scans keep more")
-    if job.precision is not TrainingPrecision.FP32:
-        old = sorted({load.card.name for load in found.loads if (load.card.capability or (8, 0)) < (8, 0)})
-        if old:
-            told.append(f"{', '.join(old)}: no bfloat16 units before compute capability 8.0; products are emulated")
+        told.append(
+            "recurrent layers are counted as transformers computes them without kernels; with those of mamba-ssm and"
+            " causal-conv1d they keep much less"
+        )
+    if any(block.kind == "other" and block.tensors for block in architecture.blocks):
+        told.append("texts alone are counted: a part beside the text model (images) keeps more while it is used")
+    if architecture.is_encoder_decoder:
+        told.append("each layer is counted as if it read prompt and answer; encoder and decoder read one each")
     if gpus == 1 and job.strategy is Strategy.FSDP:
         told.append("one GPU is enough: fsdp divides nothing there, and single is the same")
     if job.strategy is Strategy.DDP and gpus < given:
@@ -189,7 +202,3 @@ def _warnings(architecture: Architecture, job: TrainingJob, found: Placement, gi
             f" x {gpus} GPUs must be a multiple of that"
         )
     return tuple(told)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"

@@ -9,7 +9,8 @@ layer in 16 bits. For each token, with c bytes a number in products and s in the
 - scaled dot-product attention keeps queries, keys, values (repeated for each query head where batches are padded), its
   output and a float32 sum; a mask keeps c bytes for each pair of tokens; eager attention keeps every score;
 - a gated network keeps gate, activation and up; a plain one what its activation function needs;
-- a mixture of experts keeps the same for each expert of a token, and the tokens' copies that were sent to it.
+- a mixture of experts keeps the same for each expert of a token, and the tokens' copies that were sent to it;
+- a recurrent part keeps its states, as transformers' own code makes them where there are no kernels for it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training_job import TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_states import features, is_lora, is_target
+from gpuherd.models.plan.widths import widths_of
 
 _FLOAT32 = 4
 _NORM = re.compile(r"(?:norm\w*|ln|ln_\w+|layer_norm)\.weight$", re.IGNORECASE)
@@ -59,13 +61,14 @@ class Recipe:
 
 _RMS, _LAYER, _RMS_FP32 = Recipe(), Recipe("layer"), Recipe("rms-fp32")
 _GELU_NEW = 4
+_UNKNOWN = 2  # of a family that is not known: its layers kept up to twice what their shapes tell
 RECIPES: Mapping[str, Recipe] = {
     **dict.fromkeys(
-        ("llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "granite"),
+        ("llama", "mistral", "ministral3", "qwen2", "qwen3", "phi3", "granite", "smollm3", "glm", "glm4"),
         _RMS,
     ),
-    **dict.fromkeys(("smollm3", "granitemoe", "glm", "glm4", "olmoe"), _RMS),
-    **dict.fromkeys(("gemma", "gemma3_text", "olmo2", "olmo3"), _RMS_FP32),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "granitemoe", "olmoe"), _RMS),
+    **dict.fromkeys(("gemma", "gemma3_text", "gemma3", "olmo2", "olmo3"), _RMS_FP32),
     "gemma2": Recipe("rms-fp32", eager=True, capped=True),
     "gpt2": Recipe("layer", _GELU_NEW, dropouts=2),
     "gptj": Recipe("layer", _GELU_NEW, eager=True),
@@ -74,10 +77,9 @@ RECIPES: Mapping[str, Recipe] = {
     "phi": Recipe("layer", _GELU_NEW),
     "opt": Recipe("layer", 1, input_is_output=True, dropouts=2),
     "bloom": Recipe("layer", eager=True),
-    "falcon": Recipe("layer"),
-    "cohere": Recipe("cohere"),
+    **dict.fromkeys(("cohere", "cohere2"), Recipe("cohere")),
     "olmo": Recipe("rms", norms=2),
-    **dict.fromkeys(("stablelm", "starcoder2", "gpt_bigcode"), _LAYER),
+    **dict.fromkeys(("stablelm", "starcoder2", "nemotron"), _LAYER),
 }
 
 _NORM_BYTES: Mapping[Norm, tuple[int, int, int, int]] = {
@@ -105,7 +107,7 @@ class Kept:
 
 def recipe_of(architecture: Architecture) -> Recipe | None:
     """How the model's family computes; None where it isn't known, and then its layers are taken for those of Llama, or
-    of GPT-2 with torch's own GELU where its norms have biases."""
+    of GPT-2 with torch's own GELU where its norms have biases, and counted twice."""
     return RECIPES.get(architecture.model_type)
 
 
@@ -137,7 +139,9 @@ def kept_by(block: Block, architecture: Architecture, job: TrainingJob) -> Kept:
     entry = architecture.hidden_size * stream_bytes(job)
     if block.kind == "layer":
         layer = _Layer(block, architecture, job)
-        return Kept(layer.kept(), entry, layer.passing())
+        times = 1 if recipe_of(architecture) is not None else _UNKNOWN
+        states = layer.recurrent()
+        return Kept(times * layer.kept() + states, entry, layer.passing() + states)
     if block.kind == "norm":
         return Kept(_norms(block.tensors, architecture, job, _recipe(architecture, block), ()))
     if block.kind == "head":
@@ -156,6 +160,7 @@ class _Layer:
         self.block, self.architecture, self.job = block, architecture, job
         self.recipe = _recipe(architecture, block)
         self.number, self.stream = product_bytes(job), stream_bytes(job)
+        self.widths = widths_of(block, architecture)
         self.groups = _by_module([tensor for tensor in block.tensors if is_matrix(tensor)])
 
     def kept(self) -> int:
@@ -164,10 +169,15 @@ class _Layer:
         total += _norms(self.block.tensors, self.architecture, self.job, self.recipe, self._head_widths())
         return total + self.recipe.dropouts * self.architecture.hidden_size
 
+    def recurrent(self) -> int:
+        """What a recurrent part keeps of each token, without kernels of its own: about what it takes in inference."""
+        chunk, tokens = self.widths.chunk, self.job.tokens
+        return -(-self.widths.recurrent * -(-tokens // chunk) * chunk // tokens)
+
     def passing(self) -> int:
         """Gradients of what lies between the widest two products."""
         widest = max((features(out)[0] for _, out in map(_split, self.groups.values()) if out is not None), default=0)
-        widest = max(widest, self._expert_width())
+        widest = max(widest, self.widths.expert_inner)
         scores = self.architecture.heads * self.job.tokens * _FLOAT32 if self._keeps_scores() else 0
         return self.number * 3 * widest + self.stream * 2 * self.architecture.hidden_size + scores
 
@@ -235,21 +245,13 @@ class _Layer:
         per_token = self.block.cache.per_token if self.block.cache is not None else 0
         return max(1, per_token // (2 * size)) if size and per_token else self.architecture.heads
 
-    def _expert_width(self) -> int:
-        return self.architecture.intermediate_size if self._fused_experts() else 0
-
-    def _fused_experts(self) -> list[Tensor]:
-        return [tensor for tensor in self.block.tensors if len(tensor.shape) == 3 and ".experts." in tensor.name]
-
     def _experts(self) -> int:
-        fused = self._fused_experts()
-        if not fused:
+        """What the experts of a token keep that are fused into one parameter, and the copies that they are sent."""
+        width, experts = self.widths.expert_inner, self.widths.experts
+        if not width:
             return 0
-        hidden, width = self.architecture.hidden_size, self._expert_width()
-        each = min(size for tensor in fused for size in tensor.shape[1:])
-        copies = max(1, width // max(1, min(each, width)))
-        inner = 3 + (self.job.lora is None)
-        return self.number * (inner * width + copies * hidden * (1 + (self.job.lora is None)))
+        trained = self.job.lora is None
+        return self.number * ((3 + trained) * width + experts * self.architecture.hidden_size * (1 + trained))
 
 
 def _norms(

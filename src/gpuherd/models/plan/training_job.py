@@ -10,6 +10,9 @@ from gpuherd.errors import UsageError
 from gpuherd.models.plan.precision import Precision
 
 ALL_LINEAR = "all-linear"
+_ATTENTIONS, _LOSSES, _VALUES = ("sdpa", "eager"), ("whole", "chunked"), ("head", "model")
+_WHOLE = (Precision.INT8, Precision.AS_STORED)  # codes that FSDP can't divide
+_MOST = 10**12  # of anything that is counted: more is a slip of the hand
 
 
 class Method(StrEnum):
@@ -125,12 +128,15 @@ class TrainingJob:
             accumulation=self.accumulation,
             samples=self.samples,
         )
+        for name, words in (("attention", _ATTENTIONS), ("loss", _LOSSES), ("value", _VALUES)):
+            if getattr(self, name) not in words:
+                raise UsageError(f"{name}={getattr(self, name)!r}: it is one of {', '.join(words)}")
         if self.base is not None and self.lora is None:
             raise UsageError(
                 f"base={self.base}: only a model under a LoRA adapter is frozen; add lora, or leave base out"
             )
-        if self.strategy is Strategy.FSDP and self.base is Precision.INT8:
-            raise UsageError("fsdp can't divide int8 weights of bitsandbytes; take base=nf4, or ddp")
+        if self.strategy is Strategy.FSDP and self.base in _WHOLE:
+            raise UsageError(f"fsdp can't divide weights that lie as {self.base}; take base=nf4, or ddp")
         if self.strategy is Strategy.FSDP and self.optimiser is Optimiser.ADAMW_8BIT:
             raise UsageError(
                 "fsdp can't divide the states of bitsandbytes' 8-bit AdamW; take adafactor or adamw, or ddp"
@@ -148,10 +154,26 @@ class TrainingJob:
         return Precision.BF16
 
     @property
+    def computes_in(self) -> Precision:
+        """The numbers of products."""
+        return Precision.FP32 if self.precision is TrainingPrecision.FP32 else Precision.BF16
+
+    @property
+    def divisible(self) -> bool:
+        """Whether FSDP can divide it."""
+        return self.optimiser is not Optimiser.ADAMW_8BIT and self.base not in _WHOLE
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether a frozen copy of the model lies in memory."""
         needed = self.method in (Method.DPO, Method.PPO) if self.reference is None else self.reference
         return needed and self.lora is None and self.method is not Method.SFT
+
+    @property
+    def asks_reference_last(self) -> bool:
+        """Whether the reference answers while the model's own pass is kept for its backward pass, as DPO's code has it.
+        With ``reference=False`` its log-probabilities were computed before the training."""
+        return self.method is Method.DPO and self.reference is not False
 
     @property
     def tokens(self) -> int:
@@ -176,5 +198,5 @@ class TrainingJob:
 
 def _at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name}={value!r}: it must be a whole number, at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            raise UsageError(f"{name}={value!r}: it must be a whole number, at least 1 and at most 10^12")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.training_job import Strategy, TrainingJob
-from gpuherd.models.plan.training_model import TrainingModel
+from gpuherd.models.plan.training_job import Strategy
 from gpuherd.models.plan.training_result import TrainingLoad
+from gpuherd.models.plan.training_task import TrainingTask
 from gpuherd.models.plan.training_usage import Step
 from gpuherd.models.plan.workload import Reserve
 
@@ -34,56 +34,88 @@ class Placement:
         return max(-load.left for load in self.loads)
 
 
-def place(
-    model: TrainingModel,
-    cards: Sequence[Card],
-    job: TrainingJob,
-    reserve: Reserve,
-    *,
-    gpus: int | None = None,
-    reward: Architecture | None = None,
-) -> Placement:
+def place(task: TrainingTask, cards: Sequence[Card], reserve: Reserve, *, gpus: int | None = None) -> Placement:
     """The best placement: one that fits if there is any, else the one that misses least."""
-    emptiest = sorted(cards, key=lambda card: card.free, reverse=True)
-    if gpus is not None:
-        numbers = [gpus]
-    elif job.strategy is Strategy.SINGLE:
-        numbers = [1]
-    else:
-        numbers = list(range(1, len(cards) + 1))
-        if job.strategy is Strategy.DDP:
-            numbers.reverse()
+    roomiest = _roomiest(cards, reserve)
     tried: list[Placement] = []
-    for number in numbers:
-        tried.append(_on(model, emptiest[:number], job, reserve, reward))
-        if tried[-1].missing <= 0:
-            return tried[-1]
+    for alike in [(gpus,)] if gpus is not None else _numbers(task, roomiest, reserve):
+        tried.append(_on(task, _first(roomiest, alike[-1]), reserve))
+        if tried[-1].missing > 0:
+            continue
+        low, high, best = alike[0], alike[-1], tried[-1]
+        while low < high:  # of cards that are alike more hold less each
+            middle = (low + high) // 2
+            found = _on(task, _first(roomiest, middle), reserve)
+            low, high, best = (low, middle, found) if found.missing <= 0 else (middle + 1, high, best)
+        return best
     return min(tried, key=lambda placement: placement.missing)
+
+
+def fits(task: TrainingTask, cards: Sequence[Card], reserve: Reserve) -> bool:
+    """Whether there is a placement that fits."""
+    roomiest = _roomiest(cards, reserve)
+    return any(
+        _on(task, _first(roomiest, alike[-1]), reserve).missing <= 0 for alike in _numbers(task, roomiest, reserve)
+    )
 
 
 def largest_batch(step: Step, cards: Sequence[Card], reserve: Reserve) -> int:
     """The most sequences (pairs of ``dpo``) a GPU takes in one pass on all of these cards; 0 where not one fits."""
+    room = min(_room(card, reserve) for card in cards)
 
-    def fits(batch: int) -> bool:
-        return all(step.usage(reserve, card, batch).total <= card.free for card in set(cards))
+    def fitting(batch: int) -> bool:
+        return step.most(batch) <= room
 
-    if not fits(1):
+    if not fitting(1):
         return 0
-    fitting, beyond = 1, 2
-    while beyond <= _MOST and fits(beyond):
-        fitting, beyond = beyond, 2 * beyond
-    while beyond - fitting > 1:
-        middle = (fitting + beyond) // 2
-        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
-    return fitting
+    low, beyond = 1, 2
+    while beyond <= _MOST and fitting(beyond):
+        low, beyond = beyond, 2 * beyond
+    while beyond - low > 1:
+        middle = (low + beyond) // 2
+        low, beyond = (middle, beyond) if fitting(middle) else (low, middle)
+    return low
 
 
-def _on(
-    model: TrainingModel,
-    cards: Sequence[Card],
-    job: TrainingJob,
-    reserve: Reserve,
-    reward: Architecture | None,
-) -> Placement:
-    step = Step(model, job, gpus=len(cards), reward=reward)
-    return Placement(step, tuple(TrainingLoad(card, step.usage(reserve, card)) for card in cards))
+def _roomiest(cards: Sequence[Card], reserve: Reserve) -> list[Card]:
+    return sorted(cards, key=lambda card: _room(card, reserve), reverse=True)
+
+
+def _room(card: Card, reserve: Reserve) -> int:
+    return card.free - reserve.context - reserve.on(card.total)
+
+
+def together(cards: Sequence[Card]) -> list[Card]:
+    """Those that can exchange gradients: MIG instances can't, as NCCL doesn't join them."""
+    return [card for card in cards if not card.alone]
+
+
+def _first(roomiest: Sequence[Card], number: int) -> Sequence[Card]:
+    """The roomiest that can share a training."""
+    return roomiest[:1] if number == 1 else together(roomiest)[:number]
+
+
+def _numbers(task: TrainingTask, roomiest: Sequence[Card], reserve: Reserve) -> Iterator[tuple[int, ...]]:
+    """Numbers of GPUs to try, the best first; together stand those among which one more GPU never needs more room.
+
+    ``fsdp`` takes the fewest: one, which divides nothing, then those that end in cards that are alike. ``ddp`` takes
+    all that fit: what it needs is the same on any number but one.
+    """
+    able = together(roomiest)
+    most = len(able)
+    if task.job.strategy is Strategy.FSDP:
+        yield (1,)
+        rooms = groupby(range(2, most + 1), key=lambda number: (able[number - 1].free, able[number - 1].total))
+        yield from (tuple(alike) for _, alike in rooms)
+    else:
+        if task.job.strategy is Strategy.DDP and most > 1:
+            held = Step(task, 2).most()
+            enough = sum(_room(card, reserve) >= held for card in able)
+            yield from [(enough,)] if enough > 1 else []
+        yield (1,)
+
+
+def _on(task: TrainingTask, cards: Sequence[Card], reserve: Reserve) -> Placement:
+    step = Step(task, len(cards))
+    usages = {total: step.usage(reserve, total) for total in {card.total for card in cards}}
+    return Placement(step, tuple(TrainingLoad(card, usages[card.total]) for card in cards))

@@ -18,7 +18,8 @@ class Moment:
     """What lies on one GPU at a moment of a training step.
 
     Attributes:
-        name: ``generating``, ``loss``, ``backward, last layer``, ``backward, first layer``,
+        name: ``generating``, ``loss``, ``reference`` (in place of ``loss`` where it is fuller),
+            ``backward, last layer``, ``backward, first layer``,
             ``optimiser step``; with FSDP also ``backward, next layer`` and ``backward, embeddings``.
         parameters, quantisation, gradients, optimiser: of the model that is trained.
         copies: the parameters again, in the numbers of products: autocast's, or those that FSDP gathered.
@@ -46,7 +47,8 @@ class Moment:
     @property
     def total(self) -> int:
         """All of it."""
-        return sum(self.parts().values())
+        held = self.parameters + self.quantisation + self.gradients + self.optimiser + self.copies + self.exchange
+        return held + self.models + self.activations + self.logits + self.cache + self.workspace
 
     def parts(self) -> dict[str, int]:
         """Bytes by what they are for."""

@@ -59,6 +59,8 @@ def with_lora(model: TrainingModel, lora: LoraShape) -> TrainingModel:
     """
     names = [tensor.name for block, _ in model.blocks for tensor in block.tensors if tensor.role is Role.LINEAR]
     linears = [name.removesuffix(".weight") for name in names]
+    if not linears:
+        raise UsageError(f"{model.architecture.model} has no linear module that a LoRA adapter could lie on")
     for target in lora.targets:
         if target != ALL_LINEAR and not any(_is_target(name, (target,)) for name in linears):
             near = difflib.get_close_matches(target, sorted({name.rpartition(".")[2] for name in linears}), 1, 0)
@@ -67,9 +69,14 @@ def with_lora(model: TrainingModel, lora: LoraShape) -> TrainingModel:
     return model.with_tensors(lambda block: tuple(_matrices(block, lora)))
 
 
+def has_linear(model: TrainingModel) -> bool:
+    """Whether an adapter finds something to lie on."""
+    return any(tensor.role is Role.LINEAR for block, _ in model.blocks for tensor in block.tensors)
+
+
 def is_trained(tensor: Tensor, job: TrainingJob) -> bool:
-    """Whether the optimiser changes it: everything, or the adapter's matrices alone."""
-    return job.lora is None or is_lora(tensor)
+    """Whether the optimiser changes it: every parameter, or the adapter's matrices alone."""
+    return not tensor.buffer and (job.lora is None or is_lora(tensor))
 
 
 def is_lora(tensor: Tensor) -> bool:

@@ -4,6 +4,9 @@ A step goes through: answers are generated (``grpo``, ``ppo``); the forward pass
 there; the backward pass gives them up layer by layer while gradients grow; the optimiser steps. The planner needs the
 fullest of these moments, not the sum of everything that ever lies there.
 
+DPO's reference answers when the model's own forward pass is done and kept: its logits lie beside the model's own
+log-probabilities.
+
 Where whole logits are computed, the loss is float32 and three times as large as the logits in its backward pass: the
 log-probabilities, the gradient of the chosen ones, and the gradient of the logits (torch's cross entropy; the same with
 ``log_softmax`` and ``gather``).
@@ -17,9 +20,9 @@ from math import prod
 
 from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.training_activations import Kept, casts, is_matrix, kept_by, product_bytes
-from gpuherd.models.plan.training_job import Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.training_model import TrainingModel, training_model
+from gpuherd.models.plan.training_activations import casts, is_matrix, product_bytes
+from gpuherd.models.plan.training_job import Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_model import training_model
 from gpuherd.models.plan.training_result import Moment, TrainingUsage
 from gpuherd.models.plan.training_states import (
     is_lora,
@@ -27,11 +30,10 @@ from gpuherd.models.plan.training_states import (
     part_of,
     states_of,
     trained_number_bytes,
-    with_lora,
 )
-from gpuherd.models.plan.usage import CostTable
+from gpuherd.models.plan.training_task import TrainingTask
 from gpuherd.models.plan.weights import quantises, weight_bytes
-from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.models.plan.workload import Reserve
 
 _FLOAT32 = 4
 _TOKEN_TILE, _VOCAB_TILE = 4096, 32768  # of TRL 1.16's chunked loss
@@ -53,51 +55,32 @@ def training_usage(
         gpus: how many share the job by its strategy.
         reward: a reward model, which lies whole on each GPU in 16 bits.
     """
-    return Step(training_model(architecture), job, gpus=gpus, reward=reward).usage(reserve, card)
+    return Step(TrainingTask(training_model(architecture), job, reward), gpus).usage(reserve, card.total)
 
 
 class Step:
-    """All that doesn't depend on the batch, so that the largest batch is found without walking over tensors again."""
+    """A step of a task on each of ``gpus`` GPUs: all that doesn't depend on the batch, which the largest batch is found
+    with without walking over tensors again."""
 
-    def __init__(
-        self, model: TrainingModel, job: TrainingJob, *, gpus: int = 1, reward: Architecture | None = None
-    ) -> None:
-        if job.strategy is Strategy.FSDP and gpus == 1:  # nothing is divided
-            job = replace(job, strategy=Strategy.SINGLE)
-        self.job, self.architecture = job, model.architecture
-        self.model = model if job.lora is None else with_lora(model, job.lora)
-        self.shards = gpus if job.strategy is Strategy.FSDP else 1
-        self.replicated = job.strategy is Strategy.DDP and gpus > 1
-        self.value_model = job.method is Method.PPO and job.value == "model"
-        self._sizes(reward)
-        self._layers()
+    def __init__(self, task: TrainingTask, gpus: int = 1) -> None:
+        if task.job.strategy is Strategy.FSDP and gpus == 1:  # nothing is divided
+            task = task.changed(replace(task.job, strategy=Strategy.SINGLE))
+        self.task, self.job, self.model = task, task.job, task.model
+        self.shards = gpus if self.job.strategy is Strategy.FSDP else 1
+        self.replicated = self.job.strategy is Strategy.DDP and gpus > 1
+        self.value_model = task.value_model
+        self._sizes()
         self._copies()
         self._gradients()
-        if job.method.generates:
-            self.costs = CostTable(
-                self.architecture, job.base_precision, Workload(1, job.prompt_tokens, job.new_tokens), Reserve()
-            )
 
-    def _sizes(self, reward: Architecture | None) -> None:
-        job, model = self.job, self.model
-        self.states = states_of(model, job, self.shards)
-        own = [(tensor, times) for tensor, times in model.tensors() if is_trained(tensor, job)]
-        self.trained = sum(tensor.numel * times for tensor, times in own) * (1 + self.value_model)
-        if job.method is Method.PPO:
-            self.trained += self.architecture.hidden_size + 1
+    def _sizes(self) -> None:
+        job, own, reward = self.job, self.task.own, self.task.reward
+        self.states = states_of(self.model, job, self.shards)
         self.largest_tensor = max(prod(part_of(tensor.shape, self.shards)) for tensor, _ in own)
         self.largest_gradient = max(tensor.numel * trained_number_bytes(tensor, job) for tensor, _ in own)
         self.exchange = self.states.gradients if self.replicated else 0
         self.models = self.states.parameters + self.states.quantisation if job.keeps_reference else 0
         self.models += 2 * reward.parameters if reward is not None else 0
-
-    def _layers(self) -> None:
-        """What layers keep, of all together; of the one that keeps most; of the first."""
-        kept = [(kept_by(block, self.architecture, self.job), times) for block, times in self.model.layers()]
-        self.kept = sum(layer.whole * times for layer, times in kept)
-        self.entries = sum(layer.entry * times for layer, times in kept)
-        self.widest = max((layer for layer, _ in kept), key=lambda layer: layer.whole, default=Kept(0))
-        self.outside = sum(kept_by(block, self.architecture, self.job).whole for block in self.model.around())
 
     def _copies(self) -> None:
         """Parameters in the numbers of products: of all layers, of the largest, of what stands around them."""
@@ -127,11 +110,17 @@ class Step:
             if tensor.tied_to is None and is_trained(tensor, self.job)
         )
 
-    def usage(self, reserve: Reserve, card: Card, batch: int | None = None) -> TrainingUsage:
-        """What a card holds, with another batch than the job's if one is named."""
+    def usage(self, reserve: Reserve, total: int, batch: int | None = None) -> TrainingUsage:
+        """What a card of ``total`` bytes holds, with another batch than the job's if one is named."""
+        return TrainingUsage(self._moments(batch), reserve.context, reserve.on(total))
+
+    def most(self, batch: int | None = None) -> int:
+        """The bytes of the fullest moment."""
+        return max(moment.total for moment in self._moments(batch))
+
+    def _moments(self, batch: int | None) -> tuple[Moment, ...]:
         job = self.job if batch is None or batch == self.job.batch else replace(self.job, batch=batch)
-        moments = [*self._generating(job), *self._learning(job), self._stepping()]
-        return TrainingUsage(tuple(moments), reserve.context, reserve.on(card.total))
+        return (*self._generating(job), *self._learning(job), self._stepping())
 
     def _always(self, name: str, *, gradients: bool) -> Moment:
         """What lies there at any moment. A value model of the same size doubles what is trained."""
@@ -154,20 +143,19 @@ class Step:
         """Answers of all passes of a step are generated at once, as TRL does; gradients have been given up."""
         if not job.method.generates:
             return []
-        blocks, many = len(self.architecture.blocks), job.batch * job.accumulation
-        cache = self.costs.cache(0, blocks, many)
-        prompt, token = self.costs.workspace(0, blocks, many)
-        fullest = max(cache.after_prompt + prompt, cache.at_end + token)
+        made = self.task.generation(job.batch * job.accumulation)
         gathered = self._gathered(2) + self.copies_around if self.shards > 1 else 0
+        if casts(job):  # autocast keeps its copies until a token is there
+            gathered = self.copies_of_layers + self.copies_around
         always = self._always("generating", gradients=False)
-        return [replace(always, cache=cache.largest, workspace=fullest - cache.largest, copies=gathered)]
+        return [replace(always, cache=made.cache, workspace=made.workspace, copies=gathered)]
 
     def _learning(self, job: TrainingJob) -> list[Moment]:
         """The forward pass up to the loss, and the backward pass at the last layer and at the first."""
-        tokens, times = job.passed_tokens, 1 + self.value_model
-        activations = ((self.entries if job.checkpointing else self.kept) * times + self.outside) * tokens
-        again = self.widest.whole * tokens if job.checkpointing else 0
-        passing = self.widest.passing * tokens
+        tokens, times, kept = job.passed_tokens, 1 + self.value_model, self.task.kept
+        activations = ((kept.entries if job.checkpointing else kept.whole) * times + kept.outside) * tokens
+        again = kept.widest.whole * tokens if job.checkpointing else 0
+        passing = kept.widest.passing * tokens
         waiting = job.accumulation > 1
         before = self._always("loss", gradients=waiting)
         fresh = self.largest_gradient if waiting else 0
@@ -179,6 +167,9 @@ class Step:
             replace(before, activations=activations, logits=forward + chunk, copies=all_copies),
             replace(before, activations=activations, logits=backward + chunk, copies=self._alive_copies(job)),
         ]
+        if job.asks_reference_last and job.loss == "whole":
+            asked = replace(before, name="reference", activations=activations, copies=self._copies_of_reference(job))
+            loss.append(replace(asked, logits=self._kept_scores(job) + forward))
         top = replace(
             self._always("backward, last layer", gradients=waiting),
             activations=activations + again,
@@ -189,7 +180,7 @@ class Step:
             top = replace(top, gradients=top.gradients + self.gradients_around)
         bottom = replace(
             self._always("backward, first layer", gradients=True),
-            activations=self.widest.whole * tokens,
+            activations=kept.widest.whole * tokens,
             workspace=passing + fresh,
             copies=self._copies_in_layers(job, first=True),
         )
@@ -204,7 +195,8 @@ class Step:
         whole gradients of what stands around the layers, which are sent last."""
         whole = self.widest_unit + self.unit_around
         sending = self._buffer(self.widest_unit)
-        done = self.widest.entry if job.checkpointing else self.widest.whole
+        widest = self.task.kept.widest
+        done = widest.entry if job.checkpointing else widest.whole
         end = self._always("backward, embeddings", gradients=True)
         return [
             replace(top, exchange=whole),
@@ -235,18 +227,28 @@ class Step:
             return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
         return self.copies_around + (0 if job.checkpointing else self.copies_of_layers)
 
+    def _copies_of_reference(self, job: TrainingJob) -> int:
+        """Copies of the model's own parameters that its backward pass waits for, and those that a divided reference
+        gathers."""
+        gathered = self.copies_around + self._gathered(2) if self.shards > 1 and job.keeps_reference else 0
+        return self._alive_copies(job) + gathered
+
+    def _kept_scores(self, job: TrainingJob) -> int:
+        """Log-probabilities of every word, which the backward pass needs."""
+        return _FLOAT32 * self.task.architecture.vocab_size * job.scored_tokens
+
     def _gathered(self, units: int) -> int:
         return units * self.copy_of_layer
 
     def _logits(self, job: TrainingJob) -> tuple[int, int, int]:
         """At the end of the forward pass, in the loss's backward pass, and what a chunked loss needs instead."""
-        vocab, positions, number = self.architecture.vocab_size, job.scored_tokens, product_bytes(job)
+        vocab, positions, number = self.task.architecture.vocab_size, job.scored_tokens, product_bytes(job)
         if job.loss == "whole":
             copy = _FLOAT32 if number != _FLOAT32 else 0
             return (number + copy + _FLOAT32) * vocab * positions, 3 * _FLOAT32 * vocab * positions, 0
         tile = min(positions, _TOKEN_TILE) * min(vocab, _VOCAB_TILE) * number
-        head = 0 if job.lora is not None else vocab * self.architecture.hidden_size * _FLOAT32
-        return 0, 0, tile + head + positions * self.architecture.hidden_size * _FLOAT32
+        head = 0 if job.lora is not None else vocab * self.task.architecture.hidden_size * _FLOAT32
+        return 0, 0, tile + head + positions * self.task.architecture.hidden_size * _FLOAT32
 
     def _stepping(self) -> Moment:
         """Adafactor makes float32 copies of one tensor after the other; the others work in place."""

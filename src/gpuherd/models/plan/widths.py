@@ -57,10 +57,12 @@ def widths_of(block: Block, architecture: Architecture, ways: int = 1) -> Widths
     """
     matrices = {_leaf(tensor): tensor for tensor in block.tensors if len(tensor.shape) == 2}
     leaves = {_leaf(tensor) for tensor in block.tensors}
-    keys = block.cache.per_token // 2 if block.cache is not None else architecture.hidden_size
+    hidden = architecture.hidden_size
+    # Where nothing is kept (encoders) there are as many keys as queries.
+    keys = block.cache.per_token // 2 if block.cache is not None else _query(matrices, hidden, hidden)
     latent = _rows(matrices["kv_b_proj"]) if "kv_b_proj" in matrices else 0
     inner, fused = _inner(matrices)
-    choices, of_one = _experts(block.tensors, architecture.hidden_size)
+    choices, of_one = _experts(block.tensors, hidden)
     experts = max(1, round((architecture.intermediate_size - inner) / of_one)) if of_one else 0
     if not inner and not of_one:
         inner = architecture.intermediate_size
@@ -69,7 +71,7 @@ def widths_of(block: Block, architecture: Architecture, ways: int = 1) -> Widths
     in_middle = ways if not fused and any(each.split for leaf, each in matrices.items() if leaf in _INTO) else 1
     in_experts = ways if any(tensor.split for tensor in block.tensors if len(tensor.shape) == 3) else 1
     return Widths(
-        query=-(-_query(matrices, keys, architecture.hidden_size) // in_heads),
+        query=-(-_query(matrices, keys, hidden) // in_heads),
         keys=-(-keys // in_heads),
         latent=-(-latent // in_heads),
         inner=-(-inner // in_middle),

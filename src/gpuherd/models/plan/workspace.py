@@ -10,7 +10,7 @@ most 10 % above for the families named there (of state-space and linear-attentio
 kernels of their own). What they assume:
 
 - prompts of unequal length, padded: a mask for each sequence, keys and values repeated for grouped heads;
-- attention by a fused kernel (``sdpa``), unless the family can't (``FAMILIES``): then a score for each pair of tokens;
+- attention by a fused kernel (``sdpa``), unless the family can't (``habits``): then a score for each pair of tokens;
 - experts by grouped products, as transformers 5 computes them;
 - logits of the last position alone, their float32 copy, and what sampling with top-p takes;
 - bitsandbytes 0.50 on CUDA: int8 products come out as 32-bit integers; for many tokens 4-bit matrices are unpacked.
@@ -22,14 +22,13 @@ beyond a window in layers that cut it in chunks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from gpuherd.models.plan.architecture import Architecture, Block
+from gpuherd.models.plan.habits import FAMILIES, Attention, Family
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.widths import Widths, widths_of
 from gpuherd.models.plan.workload import Workload
 
-Attention = Literal["sdpa", "math", "eager"]
 _FLOAT32 = 4
 _INT64 = 8
 # Sampling with top-p on float32 logits: the copy, sorted values and their int64 places, softmax and its running sum,
@@ -55,54 +54,6 @@ class Stages:
 
     prompt: tuple[Line, ...] = ()
     token: tuple[Line, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What a family of models holds beyond the usual.
-
-    Attributes:
-        attention: how transformers computes it unless told otherwise.
-        hidden: hidden states alive beside the MLP: of embedding, layer, attention, normalised.
-        inner: copies of the MLP's middle alive at once; None: 3 with a gate (4 fused), 2 without.
-        experts: copies of all experts' middles alive at once.
-        scores: copies of the scores (in the precision) that are kept until the layer ends, where they are made.
-        masked: copies of the scores (in the precision) beside those of the softmax.
-        softmax_fp32: the softmax of the scores is taken in float32.
-        attended: further hidden states alive beside the attention.
-        rotary_fp32: positions are applied in float32.
-        keys_fp32: keys become float32 for the scores.
-        table: bytes of a table of all positions, which each sequence gets a copy of.
-    """
-
-    attention: Attention = "sdpa"
-    hidden: int = 4
-    inner: int | None = None
-    experts: int = 4
-    scores: int = 1
-    masked: int = 1
-    softmax_fp32: bool = True
-    attended: int = 0
-    rotary_fp32: bool = False
-    keys_fp32: bool = False
-    table: int = 0
-
-
-_TANH_GELU = 4  # written out in Python: input, half of it, its cube, the cube scaled
-FAMILIES = {
-    "bloom": Family("eager", inner=_TANH_GELU + 1, scores=2, masked=3, attended=5),
-    "cohere": Family(rotary_fp32=True),
-    "cohere2": Family(rotary_fp32=True),
-    "falcon": Family("math"),
-    "gemma2": Family("eager"),
-    "gpt2": Family(hidden=6, inner=_TANH_GELU),
-    "gpt_neo": Family("eager", hidden=6, inner=_TANH_GELU, scores=2, attended=4, keys_fp32=True),
-    "gpt_oss": Family("eager", experts=9, masked=3, softmax_fp32=False),
-    "gptj": Family("eager", inner=_TANH_GELU, scores=2, masked=2, keys_fp32=True, table=2048 * 64 * 4),
-    "olmo2": Family(hidden=3),
-    "phi": Family(inner=_TANH_GELU),
-    "stablelm": Family(hidden=6),
-}
 
 
 def stages_of(
@@ -134,13 +85,20 @@ def stages_of(
             precision,
             attention or family.attention,
             windowed=window is not None,
+            keeps=block.cache is not None,
             states=block.cache.per_sequence + block.cache.per_sequence_fp32 if block.cache is not None else 0,
             kinds=len({each.cache.window for each in architecture.blocks if each.cache is not None}) or 1,
         )
-        return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
+        if not architecture.is_encoder_decoder:
+            return Stages(layer.prompt(prompt), layer.token(min(workload.tokens, window or workload.tokens)))
+        if block.cache is None:  # of the encoder, which is done when the first token is asked for
+            return Stages(layer.prompt(prompt))
+        return Stages(layer.crossing(prompt), layer.crossed(1 + workload.new_tokens, prompt))
     if block.kind == "head":
         logits = architecture.vocab_size * (number + SAMPLING)
-        return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, 2 * hidden * number + logits),))
+        read = hidden * number * prompt if architecture.is_encoder_decoder else 0
+        token = 2 * hidden * number + logits + read
+        return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, token),))
     return Stages((Line(0, normalising * prompt),), (Line(0, normalising),))
 
 
@@ -154,6 +112,7 @@ class _Layer:
     precision: Precision
     attention: Attention
     windowed: bool
+    keeps: bool
     kinds: int
     states: int
 
@@ -167,7 +126,7 @@ class _Layer:
             self._mlp(tokens) + self._kept_scores(tokens, tokens),
             self._recurrent(tokens),
         ]
-        return (Line(0, max(steps) + mask), *self._unpacking(tokens, mask))
+        return (*self._biased(tokens, Line(0, max(steps) + mask)), *self._unpacking(tokens, mask))
 
     def token(self, tokens: int) -> tuple[Line, ...]:
         """The steps for one more token after ``tokens``; the layer's keys, then its values, are copied to grow."""
@@ -179,6 +138,25 @@ class _Layer:
             self._recurrent(1),
         ]
         return (Line(0, max(steps) + mask), *self._unpacking(1, mask))
+
+    def crossing(self, read: int) -> tuple[Line, ...]:
+        """The steps of a decoder for its first token, when it makes keys and values of what the encoder read."""
+        made = (self._hidden + 4 * self.widths.keys * self._number) * read
+        return (Line(0, made + self._attention(1, read) + self._mask(1, read)), *self._unpacking(read, 0))
+
+    def crossed(self, tokens: int, read: int) -> tuple[Line, ...]:
+        """The steps for one more token of a decoder; what the encoder gave out stays to the end."""
+        kept = self._hidden * read
+        steps = [*self.token(tokens), Line(0, self._attention(1, read) + self._mask(1, read))]
+        return tuple(Line(line.fixed, line.each + kept) for line in steps)
+
+    def _biased(self, tokens: int, line: Line) -> tuple[Line, ...]:
+        """The line with a bias for each pair of tokens and head, which all sequences and layers share; and the making
+        of that bias, out of int64 distances."""
+        if not self.family.biased:
+            return (line,)
+        bias = tokens * tokens * self.architecture.heads * self._number
+        return (Line(line.fixed + bias, line.each), Line(bias + tokens * tokens * 6 * _INT64, 0))
 
     def _growing(self, tokens: int) -> int:
         """The new token's states, and keys beside their longer copy (a layer with a window: values too)."""
@@ -231,6 +209,8 @@ class _Layer:
         """Queries and the output; keys and values repeated for grouped heads; scores where no kernel is fused."""
         query, number = self.widths.query, self._number
         alive = (3 + self.family.attended) * self._hidden * asking + 2 * query * number * asking
+        if not self.keeps:
+            alive += self.widths.keys * number * asked
         if self.widths.latent:
             alive += (query * asking + (query + self.widths.latent) * asked) * number
         elif query > self.widths.keys and (asking > 1 or self.attention == "eager"):
@@ -241,10 +221,11 @@ class _Layer:
         """The mask as numbers for a fused kernel; else a score for each pair, and copies of what they are made from."""
         pairs, half = self.architecture.heads * asking * asked, self._number < _FLOAT32
         if self.attention == "sdpa":
-            return asking * (asked * self._number + self.architecture.heads * _FLOAT32)
+            biases = (2 * pairs + asking * asked) * self._number if self.family.biased else 0
+            return asking * (asked * self._number + self.architecture.heads * _FLOAT32) + biases
         if self.attention == "math":
             return asking * asked * self._number + self._plain_kernel(pairs, asking, asked)
-        softmax = (2 if half else 1) * _FLOAT32 if self.family.softmax_fp32 else 0
+        softmax = (2 if half or self.family.scores_fp32 else 1) * _FLOAT32 if self.family.softmax_fp32 else 0
         return pairs * (self.family.masked * self._number + softmax)
 
     def _plain_kernel(self, pairs: int, asking: int, asked: int) -> int:
@@ -266,7 +247,7 @@ class _Layer:
         """Copies of the MLP's middle that are alive at once."""
         if self.family.inner is not None:
             return self.family.inner
-        return (4 if self.widths.fused else 3) if self.widths.gated else 2
+        return (4 if self.widths.fused else self.family.gated) if self.widths.gated else 2
 
     def _mlp(self, tokens: int) -> int:
         """The greatest of the MLP's steps: its middle, or what experts take in and give out."""
@@ -276,8 +257,12 @@ class _Layer:
             outputs = 2 if widths.fused else 1
             before = 1 if widths.gated and not widths.fused else 0
             middle = max(middle, ((before + outputs) * number + outputs * _FLOAT32) * widths.inner + hidden)
-        routed = widths.experts * hidden
-        experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number
+        if self.family.all_experts:
+            each = widths.expert_inner // max(widths.experts, 1)
+            experts = widths.choices * (hidden + self.family.experts * each) * number
+        else:
+            routed = widths.experts * hidden
+            experts = max(routed + self.family.experts * widths.expert_inner, 4 * routed) * number
         routing = 2 * widths.choices * _FLOAT32 + 4 * widths.experts * _INT64
         return tokens * (self.family.hidden * self._hidden + max(middle, experts) + routing)
 
