@@ -22,10 +22,9 @@ from gpuherd.models.lora import (
     Edit,
     Factors,
     bias_edit,
-    edits_of_experts_apart,
-    expert_edit,
     matrix_edit,
 )
+from gpuherd.models.lora_experts import edits_of_experts_apart, expert_edit
 from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames
 from gpuherd.models.patterns import first_matches

@@ -15,7 +15,8 @@ import math
 import torch
 
 from gpuherd.errors import BadModel
-from gpuherd.models.lora import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora import BiasEdit, Edit, Factors, MatrixEdit
+from gpuherd.models.lora_experts import ExpertEdit, OneExpertEdit
 from gpuherd.models.stored import StoredTensor, read_stored
 
 # Numbers that are scaled, widened, added and rounded at a time: 1 MB of float32.
