@@ -6,6 +6,7 @@ the next tensor.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import BinaryIO
 
@@ -21,6 +22,9 @@ from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchange
 
 _FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE = 1 << 30
+# What a file system answers that can't do this; there the bytes are read and written.
+_NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_BLOCK = 1 << 23
 
 
 class TensorWriter:
@@ -56,7 +60,12 @@ def _copy(file: BinaryIO, stored: StoredTensor) -> None:
 
 def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) -> None:
     while nbytes:
-        sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
+        try:
+            sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
+        except OSError as problem:
+            if problem.errno not in _NO_SENDFILE:
+                raise
+            sent = os.write(target, os.pread(source, min(nbytes, _BLOCK), offset))
         if sent == 0:
             raise BadModel(f"{stamp.path} ends before its last tensor does")
         offset += sent
@@ -71,8 +80,13 @@ def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
         with unchanged(stored.file) as source:
             read_into(source, stored.offset, raw.numpy(), what)
         weights = raw.view(_FORMATS[stored.info.dtype]).reshape(stored.info.shape)
-    else:
+    elif stored.info.dtype in _FORMATS:
         weights = torch.from_numpy(read_stored(stored))
+    else:
+        raise BadModel(
+            f"tensor {stored.info.name!r} of {stored.file.path} has the format {stored.info.dtype} and skips "
+            "numbers of its storage, which can't be copied; save the model as safetensors first"
+        )
     return weights.to(_FORMATS[dtype])
 
 
