@@ -601,6 +601,27 @@ def test_damaged_numbers(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert merge_to_folder(base, adapter, tmp_path / "out", dtype="BF16").dtype == "BF16"
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_sums_that_are_no_numbers(pair: tuple[Path, Path], tmp_path: Path, use_dora: bool) -> None:
+    base, adapter = pair
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    factors = load_file(adapter / "adapter_model.safetensors")
+    if use_dora:
+        name = next(name.partition(".lora_A")[0] for name in factors if ".lora_A" in name)
+        zeros = {f"{name}.lora_magnitude_vector": torch.ones(32), f"{name}.lora_A.weight": torch.zeros(4, 32)}
+        save_file({**factors, **zeros}, adapter / "adapter_model.safetensors")
+        model = load_file(base / "model.safetensors")
+        inner = f"{name.removeprefix('base_model.model.')}.weight"
+        save_file({**model, inner: torch.zeros(32, 32)}, base / "model.safetensors")
+    else:
+        large = {name: tensor * 1e9 for name, tensor in factors.items()}
+        save_file(large, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 9e29}))
+    with pytest.raises(BadModel, match=r"merged, '.*q_proj.weight' would hold NaN or infinities"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_a_tokenizer_that_changes(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Meanwhile, or after the merge: the result was made with another one."""
     base, adapter = pair

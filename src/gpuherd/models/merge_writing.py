@@ -15,7 +15,7 @@ import torch
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoint import Checkpoint
 from gpuherd.models.dtypes import read_into
-from gpuherd.models.merge_arithmetic import Scratch, merged_tensor
+from gpuherd.models.merge_arithmetic import NotFinite, Scratch, merged_tensor
 from gpuherd.models.merge_plan import Written
 from gpuherd.models.merged import Merged
 from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchanged
@@ -45,7 +45,13 @@ class TensorWriter:
         weights = _read(stored, tensor.dtype, self._scratch)
         edit = self._merged.edits.get(tensor.name)
         if edit is not None:
-            weights = merged_tensor(edit, weights, self._scratch)
+            try:
+                weights = merged_tensor(edit, weights, self._scratch)
+            except NotFinite:
+                raise BadModel(
+                    f"merged, {tensor.name!r} would hold NaN or infinities: the base is damaged there, or the "
+                    "adapter's factors and lora_alpha are too large"
+                ) from None
         if tensor.dtype == "F16" and (edit is not None or stored.info.dtype != "F16"):
             _check_range(tensor, weights)
         _write(file, weights)
