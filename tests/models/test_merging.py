@@ -293,12 +293,19 @@ def test_any_shape_and_rank(tmp_path: Path, shape: tuple[int, int], rank: int) -
 # What lies beside the weights.
 
 
+@pytest.fixture(scope="module")
+def trained(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and an adapter of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(tiny("llama")[1], folder / "base")
+    train(folder / "base", folder / "adapter", target_modules=["q_proj"])
+    return folder
+
+
 @pytest.fixture
-def pair(tiny: Tiny, tmp_path: Path) -> tuple[Path, Path]:
-    """A base of its own folder, and an adapter of it."""
-    _, base = tiny("llama")
-    shutil.copytree(base, tmp_path / "base")
-    train(base, tmp_path / "adapter", target_modules=["q_proj"])
+def pair(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of both."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path / "base", tmp_path / "adapter"
 
 
