@@ -98,6 +98,14 @@ def test_what_is_wrong_is_said(pair: tuple[Path, Path], tmp_path: Path, capsys: 
     (nameless / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(UsageError, match="names no base model; give it by --base-model"):
         run(["merge", str(nameless), *out])
+    # A path of the machine that it was trained on.
+    for named in ("/content/gone", "C:\\models\\gone"):
+        (nameless / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": named}))
+        for more in ([], ["--dry-run"]):
+            with pytest.raises(BadModel, match=r"gone.*the adapter names this base; --base-model gives another"):
+                run(["merge", str(nameless), *out, *more])
+    with pytest.raises(BadModel, match=r"there is no such folder or file$"):
+        run(["merge", str(nameless), *out, "--base-model", "/content/gone"])
     with pytest.raises(SystemExit):
         run(["merge", str(adapter), *out, "--dtype", "int8"])
     assert not (tmp_path / "out").exists()

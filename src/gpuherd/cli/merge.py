@@ -17,6 +17,7 @@ from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
     from gpuherd.models.merging import MergeResult, OnProgress
+    from gpuherd.models.names import ModelRef
 
 DESCRIPTION = """\
 Writes the model that a LoRA adapter makes of its base: W + s B A, rsLoRA, DoRA, modules saved whole, biases. The
@@ -72,12 +73,15 @@ def run(args: argparse.Namespace) -> int:
     check_adapter(adapter)  # before its base is downloaded
     dtype = None if args.dtype is None else _FORMATS[args.dtype]
     if args.dry_run:
-        result = _tried(base, adapter, output, dtype, shard_bytes)
+        with _told_whose(args):
+            ref = parse_model(base)
+        result = _tried(ref, adapter, output, dtype, shard_bytes)
     else:
         from gpuherd.models.merging import merge_to_folder, need_torch
 
         need_torch()
-        path = locate(parse_model(base), for_loading=True, with_code=True)
+        with _told_whose(args):
+            path = locate(parse_model(base), for_loading=True, with_code=True)
         with _progress() as told:
             result = merge_to_folder(
                 path, adapter, output,
@@ -114,15 +118,24 @@ def _shard_bytes(word: str | None) -> int | None:
         raise UsageError(f"--shard-size: {problem}") from None
 
 
-def _tried(base: str, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
+@contextmanager
+def _told_whose(args: argparse.Namespace) -> Iterator[None]:
+    """Says of a base that can't be had, and that the user has not named, where its name is from."""
+    try:
+        yield
+    except BadModel as problem:
+        if args.base_model:
+            raise
+        raise type(problem)(f"{problem} (the adapter names this base; --base-model gives another)") from None
+
+
+def _tried(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
     """What a merge would write. A base that is not on this machine is known by its headers."""
     from gpuherd.models.locate import cached_copy
     from gpuherd.models.merge_staging import already_there
     from gpuherd.models.merging import check_room, look_over, look_over_headers
-    from gpuherd.models.names import parse_model
     from gpuherd.models.remote_headers import read_remote
 
-    ref = parse_model(base)
     path = ref.path or cached_copy(ref)
     if path is not None:
         try:
