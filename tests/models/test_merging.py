@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
+from tests.models.conftest import build
 from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel, CannotWrite, MissingModel, QueueBusy, UsageError
@@ -168,6 +169,58 @@ def test_the_trained_head_of_a_tied_model(tiny: Tiny, tmp_path: Path, form: str,
     tied = json.loads((ours / "config.json").read_text())["tie_word_embeddings"]
     assert tied is (how == "by factors")
     assert tied is json.loads((theirs / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("tying", [False, True])
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_the_trained_embedding_of_a_tied_model(
+    tiny: Tiny, tmp_path: Path, form: str, tying: bool, saved: list[str]
+) -> None:
+    """The head stays what the base's embedding was, unless both were trained as one."""
+    model, base = tiny("opt")
+    train(base, tmp_path / "a", target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=tying)
+    theirs = by_peft(base, tmp_path / "a", tmp_path / "peft")
+    if form == "bin":
+        folder = tmp_path / "base"
+        folder.mkdir()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        shutil.copy(base / "config.json", folder)
+        base = folder
+    ours = merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output
+    assert_same(ours, theirs)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (ours, theirs)]
+    assert configs[0]["tie_word_embeddings"] is configs[1]["tie_word_embeddings"] is tying
+
+
+def test_a_grown_tied_model_stays_tied(tmp_path: Path) -> None:
+    """PEFT saves embedding and head, which are one, beside the factors."""
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    build("llama", tie_word_embeddings=True).save_pretrained(base)
+    larger = AutoModelForCausalLM.from_pretrained(base)
+    larger.resize_token_embeddings(70)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_adapter(larger, tmp_path / "a", target_modules=["q_proj"])
+    path = tmp_path / "a" / "adapter_model.safetensors"
+    rows = larger.get_input_embeddings().weight.detach()
+    names = ("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight")
+    save_file({**load_file(path), **{name: rows.clone() for name in names}}, path)
+    ours = merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output
+    config = json.loads((ours / "config.json").read_text())
+    assert config["tie_word_embeddings"] and config["vocab_size"] == 70
+    assert "lm_head.weight" not in tensors_of(ours)
+    loaded = AutoModelForCausalLM.from_pretrained(ours)
+    assert torch.equal(loaded.lm_head.weight, rows)
+
+
+def test_embedding_and_tied_head_trained_apart(tiny: Tiny, tmp_path: Path) -> None:
+    _, base = tiny("opt")
+    train(base, tmp_path / "a", target_modules=["lm_head"], modules_to_save=["embed_tokens"])
+    with pytest.raises(BadModel, match="whole, and factors of the head that is tied to it"):
+        look_over(base, tmp_path / "a")
 
 
 def test_another_format_is_what_peft_makes_of_a_base_loaded_in_it(tiny: Tiny, tmp_path: Path) -> None:
@@ -615,8 +668,12 @@ def test_sums_that_are_no_numbers(pair: tuple[Path, Path], tmp_path: Path, use_d
     factors = load_file(adapter / "adapter_model.safetensors")
     if use_dora:
         name = next(name.partition(".lora_A")[0] for name in factors if ".lora_A" in name)
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
         zeros = {f"{name}.lora_magnitude_vector": torch.ones(32), f"{name}.lora_A.weight": torch.zeros(4, 32)}
-        save_file({**factors, **zeros}, adapter / "adapter_model.safetensors")
+        magnitudes = {
+            key.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(32) for key in factors if "lora_A" in key
+        }
+        save_file({**factors, **magnitudes, **zeros}, adapter / "adapter_model.safetensors")
         model = load_file(base / "model.safetensors")
         inner = f"{name.removeprefix('base_model.model.')}.weight"
         save_file({**model, inner: torch.zeros(32, 32)}, base / "model.safetensors")
@@ -627,6 +684,16 @@ def test_sums_that_are_no_numbers(pair: tuple[Path, Path], tmp_path: Path, use_d
     with pytest.raises(BadModel, match=r"merged, '.*q_proj.weight' would hold NaN or infinities"):
         merge_to_folder(base, adapter, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_dora_that_config_and_file_disagree_about(tiny: Tiny, tmp_path: Path, use_dora: bool) -> None:
+    _, base = tiny("llama")
+    train(base, tmp_path / "a", target_modules=["q_proj"], use_dora=use_dora)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": not use_dora}))
+    with pytest.raises(BadModel, match=r"use_dora, but there are (no )?DoRA magnitudes of module 'model.layers.0.self"):
+        look_over(base, tmp_path / "a")
 
 
 def test_a_tokenizer_that_changes(pair: tuple[Path, Path], tmp_path: Path) -> None:

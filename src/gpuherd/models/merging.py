@@ -31,12 +31,13 @@ from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.merge_companions import companions, config_text, merged_config
 from gpuherd.models.merge_plan import MergePlan, Written, plan_merge, quantised_base
 from gpuherd.models.merge_staging import Staging, already_there, final_folder
+from gpuherd.models.merge_ties import with_head
 from gpuherd.models.merged import Merged
 from gpuherd.models.names import shown
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.safetensors_writing import header, in_order, index
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import StoredTensor, opened
+from gpuherd.models.stored import FileStamp, StoredTensor, opened
 
 if TYPE_CHECKING:
     from gpuherd.models.merge_writing import TensorWriter
@@ -125,7 +126,8 @@ def look_over(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtyp
     foreign = next((name for name, tensor in checkpoint.stored.items() if not isinstance(tensor, StoredTensor)), None)
     if foreign is not None and not checkpoint.tensors[foreign].decoded:
         raise BadModel(f"{base} is a GGUF file; give the base as safetensors or PyTorch files")
-    merged = merge(checkpoint, adapter)
+    stored = {name: tensor for name, tensor in checkpoint.stored.items() if isinstance(tensor, StoredTensor)}
+    merged = with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
     files = {name: tensor.file.path.name for name, tensor in checkpoint.stored.items()}
     plan = plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
     return Merge(checkpoint, adapter, merged, plan, inputs, _fingerprint(checkpoint, inputs, merged, plan))
@@ -167,7 +169,10 @@ def look_over_headers(
     form = quantised_as(config, tensors.values())
     if form is not None:
         raise quantised_base(form)
-    plan = plan_merge(merge(_Headers(config, tensors), adapter), {}, dtype=dtype, shard_bytes=shard_bytes)
+    nowhere = FileStamp(Path("not-here"), 0, 0, 0)
+    stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
+    merged = with_head(merge(_Headers(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
     return MergeResult(
         output, tuple(plan.files) if shard_bytes else (), len(plan.tensors), tuple(plan.changed), plan.params,
         plan.nbytes, plan.dtype,
