@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 import torch
 from safetensors.torch import save
 
@@ -38,6 +40,7 @@ class Hub(ThreadingHTTPServer):
         self.failures = 0
         self.commit = COMMIT
         self.ranges = True
+        self.tells_sizes = True
         self.breaks_at: int | None = None
         self.sizes: dict[str, int] = {}  # of files that are said to be larger than they are
         self.asked: Counter[str] = Counter()
@@ -86,10 +89,13 @@ class Answer(BaseHTTPRequestHandler):
             self.reply(200, json.dumps(entries).encode())
         else:
             siblings = [
-                {"rfilename": name, "size": self.server.sizes.get(name, len(data)), "blobId": oid(data)}
+                {"rfilename": name, "size": self.size_of(name, data), "blobId": oid(data)}
                 for name, data in files.items()
             ]
             self.reply(200, json.dumps({"id": repo, "sha": self.server.commit, "siblings": siblings}).encode())
+
+    def size_of(self, name: str, data: bytes) -> int | None:
+        return self.server.sizes.get(name, len(data)) if self.server.tells_sizes else None
 
     def file(self, repo: str, name: str) -> None:
         if repo == "org/gated":
@@ -140,3 +146,16 @@ def running() -> Iterator[Hub]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def play(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, *, offline: bool = False) -> None:
+    """Has huggingface_hub, which reads its settings when it is imported, take this server for the Hub, and this folder
+    for the user's."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -1,22 +1,16 @@
-"""Finding models on the Hub: against a local server that answers as the Hub does, and against no server at all.
-
-huggingface_hub reads its settings when it is imported, so that each case runs in a process of its own.
-"""
+"""Finding models on the Hub: against a local server that answers as the Hub does, and against no server at all."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save
-from tests.models.local_hub import WEIGHTS, Hub, running
+from tests.models.local_hub import WEIGHTS, Hub, play, running
 
-from gpuherd.errors import BadModel
+from gpuherd.errors import BadModel, GpuherdError
 from gpuherd.models.locate import choose_files, locate
 from gpuherd.models.names import ModelRef, parse_model
 
@@ -27,49 +21,46 @@ def hub() -> Iterator[Hub]:
         yield server
 
 
-CODE = """
-import os, sys
-from gpuherd.errors import GpuherdError
-from gpuherd.models.locate import locate
-from gpuherd.models.names import parse_model
-try:
-    loading = "FOR_LOADING" in os.environ
-    print(locate(parse_model(sys.argv[1]), for_loading=loading, waits=(0.01, 0.01)))
-except GpuherdError as problem:
-    print(type(problem).__name__, problem)
-"""
+Find = Callable[..., str]
 
 
-def find(model: str, cache: Path, endpoint: str, **env: str) -> tuple[str, str]:
-    """What ``locate`` printed, and all that went to standard error."""
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **env}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, model], env={**os.environ, **settings}, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip(), done.stderr
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """``find(model, cache, endpoint, offline=False, for_loading=False)``: where ``locate`` says it is, or the error."""
+
+    def found(model: str, cache: Path, endpoint: str, *, offline: bool = False, for_loading: bool = False) -> str:
+        play(monkeypatch, endpoint, cache, offline=offline)
+        try:
+            return str(locate(parse_model(model), for_loading=for_loading, waits=(0.01, 0.01)))
+        except GpuherdError as problem:
+            return f"{type(problem).__name__} {problem}"
+
+    return found
 
 
-def test_only_config_and_one_format_are_downloaded(hub: Hub, tmp_path: Path) -> None:
-    folder, log = find("org/model", tmp_path, hub.url)
+def test_only_config_and_one_format_are_downloaded(
+    hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str], find: Find
+) -> None:
+    folder = find("org/model", tmp_path, hub.url)
     assert sorted(path.name for path in Path(folder).iterdir()) == ["config.json", "model.safetensors"]
     assert (Path(folder) / "model.safetensors").read_bytes() == WEIGHTS
-    assert "%|" not in log and "it/s" not in log  # no progress bars
+    told = capfd.readouterr()
+    assert not told.out and "%|" not in told.err and "it/s" not in told.err  # no progress bars
 
 
-def test_offline_uses_what_was_downloaded(hub: Hub, tmp_path: Path) -> None:
-    first, _ = find("org/model", tmp_path, hub.url)
+def test_offline_uses_what_was_downloaded(hub: Hub, tmp_path: Path, find: Find) -> None:
+    first = find("org/model", tmp_path, hub.url)
     hub.asked.clear()
-    assert find("org/model", tmp_path, hub.url, HF_HUB_OFFLINE="1")[0] == first
+    assert find("org/model", tmp_path, hub.url, offline=True) == first
     assert not hub.asked
     # Without a network, but not told so: the same after the tries.
-    assert find("org/model", tmp_path, "http://127.0.0.1:9")[0] == first
+    assert find("org/model", tmp_path, "http://127.0.0.1:9") == first
 
 
-def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path, find: Find) -> None:
     hub.failures = 2
-    folder, log = find("org/model", tmp_path, hub.url)
-    assert (Path(folder) / "model.safetensors").exists(), log
+    folder = find("org/model", tmp_path, hub.url)
+    assert (Path(folder) / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,55 +72,55 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
         ("org/gguf", "BadModel model 'org/gguf' has several GGUF files (model-q4.gguf, model-q8.gguf)"),
     ],
 )
-def test_reasons_are_told_apart(hub: Hub, tmp_path: Path, model: str, reason: str) -> None:
-    said, _ = find(model, tmp_path, hub.url)
+def test_reasons_are_told_apart(hub: Hub, tmp_path: Path, model: str, reason: str, find: Find) -> None:
+    said = find(model, tmp_path, hub.url)
     assert said.startswith(reason) and "\n" not in said
 
 
-def test_no_network_and_nothing_in_the_cache(tmp_path: Path) -> None:
-    said, _ = find("org/model", tmp_path, "http://127.0.0.1:9")
+def test_no_network_and_nothing_in_the_cache(tmp_path: Path, find: Find) -> None:
+    said = find("org/model", tmp_path, "http://127.0.0.1:9")
     assert said.startswith(
         "MissingModel model 'org/model' is not in the local cache, and the Hugging Face Hub can't be"
     )
-    said, _ = find("org/model", tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    said = find("org/model", tmp_path, "http://127.0.0.1:9", offline=True)
     assert "HF_HUB_OFFLINE is set" in said
 
 
-def test_a_cache_that_can_not_be_written(hub: Hub, tmp_path: Path) -> None:
+def test_a_cache_that_can_not_be_written(hub: Hub, tmp_path: Path, find: Find) -> None:
     (tmp_path / "file").write_bytes(b"")
-    said, _ = find("org/model", tmp_path / "file" / "cache", hub.url)
+    said = find("org/model", tmp_path / "file" / "cache", hub.url)
     assert said.startswith("CannotWrite model 'org/model' can't be stored in the local cache")
 
 
-def test_a_disk_without_room_is_known_before_the_download(hub: Hub, tmp_path: Path) -> None:
+def test_a_disk_without_room_is_known_before_the_download(hub: Hub, tmp_path: Path, find: Find) -> None:
     hub.sizes["model.safetensors"] = 1 << 60
-    said, _ = find("org/model", tmp_path / "new" / "cache", hub.url)
+    said = find("org/model", tmp_path / "new" / "cache", hub.url)
     assert said.startswith("CannotWrite model 'org/model' takes 1,099,511,627,777 MB on the disk of ")
     assert "MB are free; make room, or set HF_HOME" in said
     assert not hub.sent["model.safetensors"]
 
 
-def test_what_is_in_the_cache_needs_no_room(hub: Hub, tmp_path: Path) -> None:
-    first, _ = find("org/model", tmp_path, hub.url)
+def test_what_is_in_the_cache_needs_no_room(hub: Hub, tmp_path: Path, find: Find) -> None:
+    first = find("org/model", tmp_path, hub.url)
     hub.sizes["model.safetensors"] = 1 << 60
-    assert find("org/model", tmp_path, hub.url)[0] == first
+    assert find("org/model", tmp_path, hub.url) == first
 
 
-def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_an_interrupted_download_goes_on(hub: Hub, tmp_path: Path, find: Find) -> None:
     weights = save({"layer.weight": torch.ones(2500, 2500)})
     hub.repos["org/model"]["model.safetensors"] = weights
     hub.breaks_at = 22_000_000
-    folder, log = find("org/model", tmp_path, hub.url)
-    assert (Path(folder) / "model.safetensors").read_bytes() == weights, log
+    folder = find("org/model", tmp_path, hub.url)
+    assert (Path(folder) / "model.safetensors").read_bytes() == weights
     # What the library had in its hands is fetched again, at most a piece of 10 MiB; not all of it.
     assert hub.sent["model.safetensors"] < len(weights) + (11 << 20)
 
 
-def test_files_that_are_complete_are_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_files_that_are_complete_are_not_fetched_again(hub: Hub, tmp_path: Path, find: Find) -> None:
     hub.repos["org/model"]["tokenizer.json"] = b"{}"
     find("org/model", tmp_path, hub.url)
     hub.sent.clear()
-    folder, _ = find("org/model", tmp_path, hub.url, FOR_LOADING="1")
+    folder = find("org/model", tmp_path, hub.url, for_loading=True)
     assert (Path(folder) / "tokenizer.json").exists()
     assert hub.sent["tokenizer.json"] == 2
     assert not hub.sent["model.safetensors"] and not hub.sent["config.json"]

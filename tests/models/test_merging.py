@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +18,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
+from tests.models.conftest import build
 from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel, CannotWrite, MissingModel, QueueBusy, UsageError
-from gpuherd.models.merging import RECORD, look_over, merge_to_folder
+from gpuherd.models.merge_staging import RECORD, final_folder
+from gpuherd.models.merging import look_over, merge_to_folder
 
 Tiny = Callable[..., tuple[Any, Path]]
 
@@ -166,6 +171,58 @@ def test_the_trained_head_of_a_tied_model(tiny: Tiny, tmp_path: Path, form: str,
     assert tied is json.loads((theirs / "config.json").read_text())["tie_word_embeddings"]
 
 
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("tying", [False, True])
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_the_trained_embedding_of_a_tied_model(
+    tiny: Tiny, tmp_path: Path, form: str, tying: bool, saved: list[str]
+) -> None:
+    """The head stays what the base's embedding was, unless both were trained as one."""
+    model, base = tiny("opt")
+    train(base, tmp_path / "a", target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=tying)
+    theirs = by_peft(base, tmp_path / "a", tmp_path / "peft")
+    if form == "bin":
+        folder = tmp_path / "base"
+        folder.mkdir()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        shutil.copy(base / "config.json", folder)
+        base = folder
+    ours = merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output
+    assert_same(ours, theirs)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (ours, theirs)]
+    assert configs[0]["tie_word_embeddings"] is configs[1]["tie_word_embeddings"] is tying
+
+
+def test_a_grown_tied_model_stays_tied(tmp_path: Path) -> None:
+    """PEFT saves embedding and head, which are one, beside the factors."""
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    build("llama", tie_word_embeddings=True).save_pretrained(base)
+    larger = AutoModelForCausalLM.from_pretrained(base)
+    larger.resize_token_embeddings(70)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_adapter(larger, tmp_path / "a", target_modules=["q_proj"])
+    path = tmp_path / "a" / "adapter_model.safetensors"
+    rows = larger.get_input_embeddings().weight.detach()
+    names = ("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight")
+    save_file({**load_file(path), **{name: rows.clone() for name in names}}, path)
+    ours = merge_to_folder(base, tmp_path / "a", tmp_path / "ours").output
+    config = json.loads((ours / "config.json").read_text())
+    assert config["tie_word_embeddings"] and config["vocab_size"] == 70
+    assert "lm_head.weight" not in tensors_of(ours)
+    loaded = AutoModelForCausalLM.from_pretrained(ours)
+    assert torch.equal(loaded.lm_head.weight, rows)
+
+
+def test_embedding_and_tied_head_trained_apart(tiny: Tiny, tmp_path: Path) -> None:
+    _, base = tiny("opt")
+    train(base, tmp_path / "a", target_modules=["lm_head"], modules_to_save=["embed_tokens"])
+    with pytest.raises(BadModel, match="whole, and factors of the head that is tied to it"):
+        look_over(base, tmp_path / "a")
+
+
 def test_another_format_is_what_peft_makes_of_a_base_loaded_in_it(tiny: Tiny, tmp_path: Path) -> None:
     _, base = tiny("llama")
     train(base, tmp_path / "a", target_modules=["q_proj", "down_proj"])
@@ -289,12 +346,19 @@ def test_any_shape_and_rank(tmp_path: Path, shape: tuple[int, int], rank: int) -
 # What lies beside the weights.
 
 
+@pytest.fixture(scope="module")
+def trained(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and an adapter of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(tiny("llama")[1], folder / "base")
+    train(folder / "base", folder / "adapter", target_modules=["q_proj"])
+    return folder
+
+
 @pytest.fixture
-def pair(tiny: Tiny, tmp_path: Path) -> tuple[Path, Path]:
-    """A base of its own folder, and an adapter of it."""
-    _, base = tiny("llama")
-    shutil.copytree(base, tmp_path / "base")
-    train(base, tmp_path / "adapter", target_modules=["q_proj"])
+def pair(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of both."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path / "base", tmp_path / "adapter"
 
 
@@ -356,12 +420,40 @@ def test_killed_at_any_instant_it_goes_on(pair: tuple[Path, Path], tmp_path: Pat
         child.send_signal(signal.SIGKILL)
         child.communicate()
         assert not output.exists()
-    told = subprocess.run([*command, "fast"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert int(told[-1].removeprefix("kept ")) > 0
+    assert merge_to_folder(base, adapter, output, shard_bytes=9000).kept_bytes > 0
     for path in wanted.output.iterdir():
         assert (output / path.name).read_bytes() == path.read_bytes()
     assert sorted(os.listdir(output)) == sorted(os.listdir(wanted.output))
     assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_and_two_at_once(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
+    wanted = merge_to_folder(base, adapter, tmp_path / "wanted", shard_bytes=9000).output
+    command = [sys.executable, "-c", MERGE, str(base), str(adapter), str(tmp_path / "out"), "slowly"]
+    draw = random.Random(3)
+    for _ in range(12):
+        children = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
+        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()  # what has been imported
+        time.sleep(draw.uniform(0, 0.6))
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+            _, told = child.communicate()
+            assert "Traceback" not in told or "QueueBusy: another merge is writing" in told
+        assert not (tmp_path / "out").exists() or same_files(tmp_path / "out", wanted)
+    assert same_files(merge_to_folder(base, adapter, tmp_path / "out", shard_bytes=9000).output, wanted)
+    assert not list(tmp_path.glob(".out*"))
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = sorted(os.listdir(one))
+    return names == sorted(os.listdir(other)) and all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in names if (one / name).is_file()
+    )
 
 
 def test_another_merge_does_not_go_on_from_it(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -425,6 +517,107 @@ def test_no_room_and_no_right(pair: tuple[Path, Path], tmp_path: Path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_somebody_elses_is_not_cleared_away(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
+    staging = tmp_path / ".out.merging"
+    for name in ("thesis.tex", ".hidden.tmp"):
+        staging.mkdir()
+        (staging / name).write_text("all of it")
+        with pytest.raises(UsageError, match=r"\.out\.merging is in the way, and holds no interrupted merge"):
+            merge_to_folder(base, adapter, tmp_path / "out")
+        assert (staging / name).read_text() == "all of it"
+        shutil.rmtree(staging)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / RECORD).write_text('{"fingerprint": "x"}')
+    staging.symlink_to(tmp_path / "home")
+    with pytest.raises(UsageError, match="is in the way"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    assert (tmp_path / "home" / RECORD).exists()
+    staging.unlink()
+    # Killed before the record was whole, it is ours.
+    staging.mkdir()
+    (staging / f".{RECORD}.abc.tmp").write_text("{")
+    merged = merge_to_folder(base, adapter, tmp_path / "out").output
+    assert not list(merged.glob(".*"))
+
+
+def test_what_a_killed_merge_leaves_is_not_in_the_result(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "a.jinja").write_text("{{ x }}")
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done > 20_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_to_folder(base, adapter, tmp_path / "out", shard_bytes=9000, on_progress=stop)
+    templates = tmp_path / ".out.merging" / "additional_chat_templates"
+    templates.mkdir()
+    (templates / ".a.jinja.x.tmp").write_text("{{")
+    (tmp_path / ".out.merging" / "tokenizer.json").write_text("of another time")
+    result = merge_to_folder(base, adapter, tmp_path / "out", shard_bytes=9000)
+    assert result.kept_bytes > 0
+    assert os.listdir(result.output / "additional_chat_templates") == ["a.jinja"]
+    assert not (result.output / "tokenizer.json").exists()
+
+
+def test_where_nothing_can_be_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder in (Path(), Path("/"), Path("/proc"), tmp_path / "empty" / "x" / ".."):
+        with pytest.raises(UsageError, match=r"is a mount point or the current folder|is not empty"):
+            final_folder(folder)
+    with pytest.raises(UsageError, match="mount point"):
+        final_folder(Path("/dev/shm"))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="is there and is no folder"):
+        final_folder(tmp_path / "loop")
+    with pytest.raises(CannotWrite, match="can't be looked at: File name too long"):
+        final_folder(tmp_path / ("x" * 300))
+
+
+def test_a_link_to_an_empty_folder(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "out").symlink_to("scratch")
+    assert merge_to_folder(base, adapter, tmp_path / "out").output == (tmp_path / "scratch").resolve()
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_file_system_that_sends_no_files(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapter = pair
+    wanted = merge_to_folder(base, adapter, tmp_path / "wanted").output
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    assert same_files(merge_to_folder(base, adapter, tmp_path / "out").output, wanted)
+
+
+def test_a_disk_that_fills_up(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, adapter = pair
+    send, full = os.sendfile, [False]
+
+    def fill(*words: Any) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return send(*words)
+
+    def told(done: int, total: int, what: str) -> None:
+        full[0] = done > 20_000
+
+    monkeypatch.setattr(os, "sendfile", fill)
+    with pytest.raises(CannotWrite, match=r"No space left on device; what is written stays in .*\.out\.merging, and"):
+        merge_to_folder(base, adapter, tmp_path / "out", shard_bytes=9000, on_progress=told)
+    assert not (tmp_path / "out").exists()
+    full[0] = False
+    assert merge_to_folder(base, adapter, tmp_path / "out", shard_bytes=9000).kept_bytes > 0
+
+
 # What is refused.
 
 
@@ -466,6 +659,105 @@ def test_damaged_numbers(pair: tuple[Path, Path], tmp_path: Path) -> None:
         merge_to_folder(base, adapter, tmp_path / "out", dtype="F16")
     assert not (tmp_path / "out").exists()
     assert merge_to_folder(base, adapter, tmp_path / "out", dtype="BF16").dtype == "BF16"
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_sums_that_are_no_numbers(pair: tuple[Path, Path], tmp_path: Path, use_dora: bool) -> None:
+    base, adapter = pair
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    factors = load_file(adapter / "adapter_model.safetensors")
+    if use_dora:
+        name = next(name.partition(".lora_A")[0] for name in factors if ".lora_A" in name)
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+        zeros = {f"{name}.lora_magnitude_vector": torch.ones(32), f"{name}.lora_A.weight": torch.zeros(4, 32)}
+        magnitudes = {
+            key.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(32) for key in factors if "lora_A" in key
+        }
+        save_file({**factors, **magnitudes, **zeros}, adapter / "adapter_model.safetensors")
+        model = load_file(base / "model.safetensors")
+        inner = f"{name.removeprefix('base_model.model.')}.weight"
+        save_file({**model, inner: torch.zeros(32, 32)}, base / "model.safetensors")
+    else:
+        large = {name: tensor * 1e9 for name, tensor in factors.items()}
+        save_file(large, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 9e29}))
+    with pytest.raises(BadModel, match=r"merged, '.*q_proj.weight' would hold NaN or infinities"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_dora_that_config_and_file_disagree_about(tiny: Tiny, tmp_path: Path, use_dora: bool) -> None:
+    _, base = tiny("llama")
+    train(base, tmp_path / "a", target_modules=["q_proj"], use_dora=use_dora)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": not use_dora}))
+    with pytest.raises(BadModel, match=r"use_dora, but there are (no )?DoRA magnitudes of module 'model.layers.0.self"):
+        look_over(base, tmp_path / "a")
+
+
+def test_a_tokenizer_that_changes(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Meanwhile, or after the merge: the result was made with another one."""
+    base, adapter = pair
+    (base / "tokenizer.json").write_text('"one"')
+
+    def spoil(done: int, total: int, what: str) -> None:
+        (base / "tokenizer.json").write_text('"another"')
+
+    with pytest.raises(BadModel, match=r"tokenizer.json was changed while it was being read"):
+        merge_to_folder(base, adapter, tmp_path / "out", on_progress=spoil)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+    merge_to_folder(base, adapter, tmp_path / "out")
+    (base / "tokenizer.json").write_text('"a third"')
+    with pytest.raises(UsageError, match="no merge of these files"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+
+
+def test_two_adapters_of_one_size_and_age(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """As out of an archive: one is not taken for the other."""
+    base, adapter = pair
+    other = tmp_path / "other"
+    shutil.copytree(adapter, other)
+    path = other / "adapter_model.safetensors"
+    save_file({name: -tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    for folder in (adapter, other):
+        for path in folder.iterdir():
+            os.utime(path, ns=(1, 1))
+    assert not merge_to_folder(base, adapter, tmp_path / "out").was_there
+    with pytest.raises(UsageError, match="no merge of these files"):
+        merge_to_folder(base, other, tmp_path / "out")
+
+
+def test_hostile_bases(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
+    path = base / "model.safetensors"
+    good = path.read_bytes()
+    length = int.from_bytes(good[:8], "little")
+    for name, reason in (("\\ud800", "can't be the name of a tensor"), ("x", None)):
+        header = good[8 : 8 + length].replace(b'"model.norm.weight"', f'"{name}"'.encode())
+        path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + length :])
+        if reason is None:
+            look_over(base, adapter)
+        else:
+            with pytest.raises(BadModel, match=reason):
+                merge_to_folder(base, adapter, tmp_path / "out")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    path.unlink()
+    state = {**load(good), "__metadata__": torch.ones(3)}
+    torch.save(state, base / "pytorch_model.bin")
+    with pytest.raises(BadModel, match="'__metadata__' can't be the name of a tensor"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    del state["__metadata__"]
+    torch.save({**state, name: state[name].long()}, base / "pytorch_model.bin")
+    with pytest.raises(BadModel, match=r"q_proj.weight', but the base's numbers there are I64, no weights"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    torch.save({**state, "steps": torch.arange(6).reshape(2, 3).T}, base / "pytorch_model.bin")
+    with pytest.raises(BadModel, match=r"tensor 'steps' .* has the format I64 and skips numbers of its storage"):
+        merge_to_folder(base, adapter, tmp_path / "out")
+    torch.save({**state, "ids": torch.arange(6).expand((1, -1)), "mask": torch.ones(1, 1, 4, 4).bool()},
+               base / "pytorch_model.bin")  # fmt: skip
+    merged = tensors_of(merge_to_folder(base, adapter, tmp_path / "out").output)
+    assert merged["ids"].tolist() == [[0, 1, 2, 3, 4, 5]] and merged["mask"].dtype == torch.bool
 
 
 def test_a_base_that_changes_meanwhile(pair: tuple[Path, Path], tmp_path: Path) -> None:

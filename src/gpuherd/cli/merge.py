@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+<<<<<<< HEAD
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
+=======
+from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, printable
+>>>>>>> r5-hub
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
     from gpuherd.models.merging import MergeResult, OnProgress
+    from gpuherd.models.names import ModelRef
 
 DESCRIPTION = """\
 Writes the model that a LoRA adapter makes of its base: W + s B A, rsLoRA, DoRA, modules saved whole, biases. The
@@ -55,17 +61,21 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merges, or tells what a merge would write."""
+<<<<<<< HEAD
     with naming_extras(dict.fromkeys(("numpy", "huggingface_hub", "torch"), "load"), "merging needs"):
         return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
     from gpuherd.models.adapter import adapter_base, is_adapter
+=======
+    from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter
+>>>>>>> r5-hub
     from gpuherd.models.locate import locate
     from gpuherd.models.names import parse_model, shown
 
     shard_bytes = _shard_bytes(args.shard_size)
-    output = Path(args.output_dir).expanduser()
+    output = _output(args.output_dir)
     adapter = locate(parse_model(args.adapter), for_loading=True)
     if not is_adapter(adapter):
         raise BadModel(f"{shown(args.adapter)} is no adapter: it has no adapter_config.json, or whole model weights")
@@ -73,13 +83,18 @@ def _run(args: argparse.Namespace) -> int:
     base = args.base_model or adapter_base(adapter)
     if not base:
         raise UsageError(f"{shown(args.adapter)} names no base model; give it by --base-model")
+    check_adapter(adapter)  # before its base is downloaded
     dtype = None if args.dtype is None else _FORMATS[args.dtype]
     if args.dry_run:
-        result = _tried(base, adapter, output, dtype, shard_bytes)
+        with _told_whose(args):
+            ref = parse_model(base)
+        result = _tried(ref, adapter, output, dtype, shard_bytes)
     else:
-        from gpuherd.models.merging import merge_to_folder
+        from gpuherd.models.merging import merge_to_folder, need_torch
 
-        path = locate(parse_model(base), for_loading=True, with_code=True)
+        need_torch()
+        with _told_whose(args):
+            path = locate(parse_model(base), for_loading=True, with_code=True)
         with _progress() as told:
             result = merge_to_folder(
                 path, adapter, output,
@@ -93,6 +108,18 @@ def _run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _output(word: str) -> Path:
+    """The folder of the result. Raises UsageError when none can be put there."""
+    from gpuherd.models.merge_staging import final_folder
+
+    if not word.strip():
+        raise UsageError("--output-dir is empty; name a folder")
+    try:
+        return final_folder(Path(word).expanduser())
+    except RuntimeError as problem:  # no such user for ~user
+        raise UsageError(f"--output-dir {word!r}: {problem}") from None
+
+
 def _shard_bytes(word: str | None) -> int | None:
     from gpuherd.quantities import size_mb
 
@@ -104,20 +131,40 @@ def _shard_bytes(word: str | None) -> int | None:
         raise UsageError(f"--shard-size: {problem}") from None
 
 
-def _tried(base: str, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
+@contextmanager
+def _told_whose(args: argparse.Namespace) -> Iterator[None]:
+    """Says of a base that can't be had, and that the user has not named, where its name is from."""
+    try:
+        yield
+    except BadModel as problem:
+        if args.base_model:
+            raise
+        raise type(problem)(f"{problem} (the adapter names this base; --base-model gives another)") from None
+
+
+def _tried(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
     """What a merge would write. A base that is not on this machine is known by its headers."""
     from gpuherd.models.locate import cached_copy
-    from gpuherd.models.merging import already_there, look_over, look_over_headers
-    from gpuherd.models.names import parse_model
+    from gpuherd.models.merge_staging import already_there
+    from gpuherd.models.merging import check_room, look_over, look_over_headers
     from gpuherd.models.remote_headers import read_remote
 
-    ref = parse_model(base)
     path = ref.path or cached_copy(ref)
-    if path is None:
-        remote = read_remote(ref)
-        return look_over_headers(remote.config, remote.tensors, adapter, output, dtype=dtype, shard_bytes=shard_bytes)
-    todo = look_over(path, adapter, shard_bytes=shard_bytes, dtype=dtype)
-    return todo.result(output, was_there=already_there(todo, output.absolute()))
+    if path is not None:
+        try:
+            todo = look_over(path, adapter, shard_bytes=shard_bytes, dtype=dtype)
+        except MissingModel:
+            if ref.path is not None:
+                raise
+            # A download that was interrupted: the merge would go on with it.
+        else:
+            result = todo.result(output, was_there=already_there(output, todo.fingerprint))
+            check_room(0 if result.was_there else result.nbytes, output)
+            return result
+    remote = read_remote(ref)
+    result = look_over_headers(remote.config, remote.tensors, adapter, output, dtype=dtype, shard_bytes=shard_bytes)
+    check_room(result.nbytes, output)
+    return result
 
 
 def _record(result: MergeResult, base: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +195,7 @@ def _lines(result: MergeResult, base: str, args: argparse.Namespace) -> Iterator
     if result.kept_bytes:
         yield f"{result.kept_bytes / _GB:.1f} GiB were there from an earlier try"
     if not args.dry_run:
-        yield f"next: gpuherd plan {result.output}"
+        yield f"next: gpuherd plan {shlex.quote(str(result.output))}"
 
 
 @contextmanager

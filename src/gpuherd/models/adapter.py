@@ -22,10 +22,9 @@ from gpuherd.models.lora import (
     Edit,
     Factors,
     bias_edit,
-    edits_of_experts_apart,
-    expert_edit,
     matrix_edit,
 )
+from gpuherd.models.lora_experts import edits_of_experts_apart, expert_edit
 from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames
 from gpuherd.models.patterns import first_matches
@@ -139,6 +138,7 @@ def _open(folder: Path) -> tuple[Mapping[str, Any], dict[str, _Found], dict[str,
     modules, whole = _sort_out(file, read_weight_file(file))
     if not modules and not whole:
         raise BadModel(f"{file} holds no LoRA weights")
+    _check_magnitudes(file, config.get("use_dora") is True, modules)
     return config, modules, whole
 
 
@@ -193,6 +193,14 @@ def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _F
     for module, found in modules.items():
         _check_parts(file, module, found.parts)
     return modules, whole
+
+
+def _check_magnitudes(file: Path, use_dora: bool, modules: Mapping[str, _Found]) -> None:
+    """DoRA's factors mean other weights with magnitudes than without: config and file must agree."""
+    for module, found in modules.items():
+        if use_dora is not ("magnitude" in found.parts):
+            which = "says use_dora, but there are no" if use_dora else "does not say use_dora, but there are"
+            raise BadModel(f"{file}: the adapter's config {which} DoRA magnitudes of module {module!r}")
 
 
 def _part_name(match: re.Match[str]) -> str:

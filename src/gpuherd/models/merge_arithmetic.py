@@ -15,13 +15,18 @@ import math
 import torch
 
 from gpuherd.errors import BadModel
-from gpuherd.models.lora import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora import BiasEdit, Edit, Factors, MatrixEdit
+from gpuherd.models.lora_experts import ExpertEdit, OneExpertEdit
 from gpuherd.models.stored import StoredTensor, read_stored
 
 # Numbers that are scaled, widened, added and rounded at a time: 1 MB of float32.
 PIECE = 1 << 18
 # Factors of a mixture's two parameters.
 KEPT_FACTORS = 4
+
+
+class NotFinite(ArithmeticError):
+    """A sum that is no number, or beyond the range of its format."""
 
 
 class Scratch:
@@ -56,8 +61,18 @@ class Scratch:
 def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     """The base's tensor with the adapter's edit in it, in the same format; ``weight`` may be changed in place.
 
-    Memory: the update in float32 (DoRA: twice), in the shape of the weight.
+    Memory: the update in float32 (DoRA: twice), in the shape of the weight. Raises NotFinite.
     """
+    if isinstance(edit, MatrixEdit) and _is_plain(edit, weight):
+        _add_in_pieces(edit.factors, weight, scratch)
+        return weight
+    merged = _edited(edit, weight, scratch)
+    if merged.dtype is not torch.float16:  # whose narrow range is looked at where it is written
+        _check_finite(merged)
+    return merged
+
+
+def _edited(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     if isinstance(edit, BiasEdit):
         weight += _factor(edit.bias, weight) * edit.scaling
         return weight
@@ -69,9 +84,6 @@ def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.T
         return weight
     if not isinstance(edit, MatrixEdit):
         raise TypeError(f"no arithmetic for {type(edit).__name__}")
-    if _is_plain(edit, weight):
-        _add_in_pieces(edit.factors, weight, scratch)
-        return weight
     update = _matrix_update(edit, weight)
     if edit.factors.magnitude is not None:
         return _rescaled(edit, edit.factors.magnitude, weight, update)
@@ -114,7 +126,14 @@ def _add_in_pieces(factors: Factors, weight: torch.Tensor, scratch: Scratch) -> 
         piece, target = sums[start : start + PIECE], numbers[start : start + PIECE]
         piece.mul_(factors.scaling)
         piece.add_(widened[: len(target)].copy_(target))
+        _check_finite(piece)
         target.copy_(piece)
+
+
+def _check_finite(numbers: torch.Tensor) -> None:
+    # A sum is quick and nearly always enough; it may itself be too large.
+    if not math.isfinite(numbers.sum().item()) and not torch.isfinite(numbers).all():
+        raise NotFinite
 
 
 def _matrix_update(edit: MatrixEdit, weight: torch.Tensor) -> torch.Tensor:

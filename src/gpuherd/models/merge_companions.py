@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from gpuherd.errors import BadModel
 from gpuherd.models.kinds import is_input_embedding
 from gpuherd.models.merge_plan import TORCH, MergePlan
 from gpuherd.models.merged import Merged
@@ -99,6 +100,8 @@ def companions(base: Path, adapter: Path) -> dict[str, Path]:
     Args:
         base: the base's folder.
         adapter: the adapter's folder.
+
+    Raises BadModel when one of them can't be listed.
     """
     tokenizer = _matching(adapter, _TOKENIZER)
     if not any(name.startswith("tokenizer") for name in tokenizer):
@@ -109,12 +112,19 @@ def companions(base: Path, adapter: Path) -> dict[str, Path]:
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     found = {
         path.name: path
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-        and not path.name.endswith((*_WEIGHTS, ".index.json"))
+        for path in _files(folder)
+        if not path.name.endswith((*_WEIGHTS, ".index.json"))
         and any(fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
     }
     templates = folder / _TEMPLATES
     if patterns is _TOKENIZER and templates.is_dir():
-        found |= {f"{_TEMPLATES}/{path.name}": path for path in sorted(templates.iterdir()) if path.is_file()}
+        found |= {f"{_TEMPLATES}/{path.name}": path for path in _files(templates)}
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder, by name. Raises BadModel."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as problem:
+        raise BadModel(f"{folder} can't be listed: {problem.strerror}") from None

@@ -101,13 +101,18 @@ def plan_merge(
     return MergePlan(_divided(written, files, shard_bytes), target, target != main)
 
 
+def quantised_base(form: str) -> BadModel:
+    """The error for a base whose numbers are codes."""
+    return BadModel(
+        f"the base is quantised ({form}): a sum can't be written back into its codes. "
+        "Give the unquantised model by --base-model, and quantise the result"
+    )
+
+
 def _refuse_codes(infos: Iterable[TensorInfo]) -> None:
     codes = next((info for info in infos if info.decoded), None)
     if codes is not None:
-        raise BadModel(
-            f"the base is quantised ({codes.name!r} is {codes.dtype}): a sum can't be written back into its codes. "
-            "Give the unquantised model by --base-model, and quantise the result"
-        )
+        raise quantised_base(f"{codes.name!r} is {codes.dtype}")
 
 
 def _main_format(infos: Iterable[TensorInfo]) -> str:
@@ -152,11 +157,20 @@ def _written(merged: Merged, name: str, main: str, target: str) -> Written:
     wanted = target if own == main else own
     if stored not in TORCH:
         wanted = stored
+        if name in merged.edits:
+            raise BadModel(f"the adapter changes {name!r}, but the base's numbers there are {stored}, no weights")
+    if not _is_writable(name):
+        raise BadModel(f"{name!r} can't be the name of a tensor in a safetensors file; rename it in the base")
     action: Action = "edit" if name in merged.edits else "copy" if wanted == stored else "convert"
     nbytes = stored_bytes(wanted, math.prod(info.shape))
     if nbytes is None:
         raise BadModel(f"tensor {name!r} has the format {stored}, which can't be written")
     return Written(name, info.shape, wanted, nbytes, action, name in merged.replaced)
+
+
+def _is_writable(name: str) -> bool:
+    """Whether it can stand in a header: valid text, and not the one name that has a meaning there."""
+    return name != "__metadata__" and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _divided(

@@ -6,6 +6,7 @@ the next tensor.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import BinaryIO
 
@@ -14,13 +15,16 @@ import torch
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoint import Checkpoint
 from gpuherd.models.dtypes import read_into
-from gpuherd.models.merge_arithmetic import Scratch, merged_tensor
+from gpuherd.models.merge_arithmetic import NotFinite, Scratch, merged_tensor
 from gpuherd.models.merge_plan import Written
 from gpuherd.models.merged import Merged
 from gpuherd.models.stored import FileStamp, StoredTensor, read_stored, unchanged
 
 _FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE = 1 << 30
+# What a file system answers that can't do this; there the bytes are read and written.
+_NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_BLOCK = 1 << 23
 
 
 class TensorWriter:
@@ -41,7 +45,13 @@ class TensorWriter:
         weights = _read(stored, tensor.dtype, self._scratch)
         edit = self._merged.edits.get(tensor.name)
         if edit is not None:
-            weights = merged_tensor(edit, weights, self._scratch)
+            try:
+                weights = merged_tensor(edit, weights, self._scratch)
+            except NotFinite:
+                raise BadModel(
+                    f"merged, {tensor.name!r} would hold NaN or infinities: the base is damaged there, or the "
+                    "adapter's factors and lora_alpha are too large"
+                ) from None
         if tensor.dtype == "F16" and (edit is not None or stored.info.dtype != "F16"):
             _check_range(tensor, weights)
         _write(file, weights)
@@ -56,7 +66,12 @@ def _copy(file: BinaryIO, stored: StoredTensor) -> None:
 
 def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) -> None:
     while nbytes:
-        sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
+        try:
+            sent = os.sendfile(target, source, offset, min(nbytes, _PIECE))
+        except OSError as problem:
+            if problem.errno not in _NO_SENDFILE:
+                raise
+            sent = os.write(target, os.pread(source, min(nbytes, _BLOCK), offset))
         if sent == 0:
             raise BadModel(f"{stamp.path} ends before its last tensor does")
         offset += sent
@@ -71,8 +86,13 @@ def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
         with unchanged(stored.file) as source:
             read_into(source, stored.offset, raw.numpy(), what)
         weights = raw.view(_FORMATS[stored.info.dtype]).reshape(stored.info.shape)
-    else:
+    elif stored.info.dtype in _FORMATS:
         weights = torch.from_numpy(read_stored(stored))
+    else:
+        raise BadModel(
+            f"tensor {stored.info.name!r} of {stored.file.path} has the format {stored.info.dtype} and skips "
+            "numbers of its storage, which can't be copied; save the model as safetensors first"
+        )
     return weights.to(_FORMATS[dtype])
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpuherd.models.dtypes import Codes, FloatArray, Half
-from gpuherd.models.lora import PANEL_BYTES, Edit, ExpertEdit, Float64, MatrixEdit
+from gpuherd.models.lora import PANEL_BYTES, Edit, Float64, MatrixEdit
+from gpuherd.models.lora_experts import ExpertEdit
 from gpuherd.models.source import BlockSource, CodeSource, Run, TensorInfo, TensorSource
 from gpuherd.models.stored import StoredTensor, read_stored
 

@@ -6,47 +6,48 @@ the next one of the same files goes on where it was. In memory are one tensor an
 adapter leaves alone is copied from file to file by the kernel.
 
 What is written is decided by ``merge_plan`` and ``merge_companions``; the sums, as PEFT rounds them, are
-``merge_arithmetic``.
+``merge_arithmetic``; the folder and its lock are ``merge_staging``.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.errors import BadModel, CannotWrite, QueueBusy, UsageError, naming_extras
-from gpuherd.jobs.durable import atomic_write, remove_strays, replacing, sync_folder
-from gpuherd.models.adapter import is_adapter, merge
+from gpuherd.errors import BadModel, CannotWrite, naming_extras
+from gpuherd.jobs.durable import atomic_write, replacing
+from gpuherd.models.adapter import WEIGHT_FILES, is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.merge_companions import companions, config_text, merged_config
-from gpuherd.models.merge_plan import MergePlan, Written, plan_merge
+from gpuherd.models.merge_plan import MergePlan, Written, plan_merge, quantised_base
+from gpuherd.models.merge_staging import Staging, already_there, final_folder
+from gpuherd.models.merge_ties import with_head
 from gpuherd.models.merged import Merged
 from gpuherd.models.names import shown
+from gpuherd.models.quantised import quantised_as
 from gpuherd.models.safetensors_writing import header, in_order, index
 from gpuherd.models.source import TensorInfo
-from gpuherd.models.stored import StoredTensor
+from gpuherd.models.stored import FileStamp, StoredTensor, opened
 
 if TYPE_CHECKING:
     from gpuherd.models.merge_writing import TensorWriter
 
 _log = logging.getLogger(__name__)
 
-RECORD = "gpuherd_merge.json"
 INDEX = "model.safetensors.index.json"
-_RECORD_VERSION = 1
+_RECORD_VERSION = 2
+# By path: size and time of change, None for what is not there.
+Inputs = dict[str, tuple[int, int] | None]
 
 # Bytes of the result that are written, of all, and what is written now.
 OnProgress = Callable[[int, int, str], None]
@@ -87,7 +88,13 @@ class Merge:
     adapter: Path
     merged: Merged
     plan: MergePlan
+    inputs: Inputs
     fingerprint: str
+
+    @property
+    def folder(self) -> Path:
+        """The base's folder."""
+        return _folder(self.base.path)
 
     def result(self, output: Path, *, kept_bytes: int = 0, was_there: bool = False) -> MergeResult:
         """The facts of it."""
@@ -114,14 +121,20 @@ def look_over(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtyp
         raise BadModel(f"{adapter} is no adapter: it has no {ADAPTER_CONFIG}, or the weights of a whole model")
     if is_adapter(base):
         raise BadModel(f"the base {base} is itself an adapter; merge that one first")
-    opened = open_checkpoint(base)
-    foreign = next((name for name, tensor in opened.stored.items() if not isinstance(tensor, StoredTensor)), None)
-    if foreign is not None and not opened.tensors[foreign].decoded:
+    inputs = _inputs(_folder(base), adapter) if base.exists() else {}
+    checkpoint = open_checkpoint(base)
+    foreign = next((name for name, tensor in checkpoint.stored.items() if not isinstance(tensor, StoredTensor)), None)
+    if foreign is not None and not checkpoint.tensors[foreign].decoded:
         raise BadModel(f"{base} is a GGUF file; give the base as safetensors or PyTorch files")
-    merged = merge(opened, adapter)
-    files = {name: tensor.file.path.name for name, tensor in opened.stored.items()}
+    stored = {name: tensor for name, tensor in checkpoint.stored.items() if isinstance(tensor, StoredTensor)}
+    merged = with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    files = {name: tensor.file.path.name for name, tensor in checkpoint.stored.items()}
     plan = plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
-    return Merge(opened, adapter, merged, plan, _fingerprint(opened, adapter, merged, plan))
+    return Merge(checkpoint, adapter, merged, plan, inputs, _fingerprint(checkpoint, inputs, merged, plan))
+
+
+def _folder(base: Path) -> Path:
+    return base if base.is_dir() else base.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +166,61 @@ def look_over_headers(
     """
     if not tensors:
         raise BadModel("the base has no safetensors files, so that its headers can't be looked at; download it first")
-    plan = plan_merge(merge(_Headers(config, tensors), adapter), {}, dtype=dtype, shard_bytes=shard_bytes)
+    form = quantised_as(config, tensors.values())
+    if form is not None:
+        raise quantised_base(form)
+    nowhere = FileStamp(Path("not-here"), 0, 0, 0)
+    stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
+    merged = with_head(merge(_Headers(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
     return MergeResult(
         output, tuple(plan.files) if shard_bytes else (), len(plan.tensors), tuple(plan.changed), plan.params,
         plan.nbytes, plan.dtype,
     )  # fmt: skip
 
 
-def _fingerprint(base: Checkpoint, adapter: Path, merged: Merged, plan: MergePlan) -> str:
-    """A digest of all that the result depends on; files by name, size and time of change."""
+def _inputs(base: Path, adapter: Path) -> Inputs:
+    """Size and time of change of the files beside the base's weights that a result is made of, by their real paths."""
+    weights = (adapter / name for name in WEIGHT_FILES)
+    files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *companions(base, adapter).values()}
+    found: Inputs = {}
+    for path in sorted(files):
+        try:
+            status = path.stat()
+        except OSError:  # one that is not there may be there later
+            found[str(path)] = None
+        else:
+            found[os.path.realpath(path)] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _fingerprint(base: Checkpoint, inputs: Inputs, merged: Merged, plan: MergePlan) -> str:
+    """A digest of all that the result depends on; files by their real paths, sizes and times of change."""
     stamps = {tensor.file for tensor in base.stored.values()}
-    factors = sorted(path for path in adapter.iterdir() if path.is_file())
     content = [
         _RECORD_VERSION,
-        sorted((stamp.path.name, stamp.size, stamp.modified_ns) for stamp in stamps),
-        [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in factors],
+        sorted((os.path.realpath(stamp.path), stamp.size, stamp.modified_ns) for stamp in stamps),
+        inputs,
         merged.config,
         [(file, [(tensor.name, tensor.dtype, tensor.action) for tensor in plan.files[file]]) for file in plan.files],
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def need_torch() -> None:
+    """Raises MissingExtra when torch, which does the sums, is not installed."""
+    with naming_extras({"torch": "load"}, "merging needs"):
+        import torch  # noqa: F401 - known to be there before anything is downloaded or written
+
+
+def check_room(nbytes: int, output: Path) -> None:
+    """Raises CannotWrite when the disk of the result has no room for so many bytes."""
+    check_space(
+        output.parent,
+        nbytes,
+        f"the merged model {shown(output.name)}",
+        remedy="make room, or choose another --output-dir",
+    )
 
 
 def merge_to_folder(
@@ -190,136 +239,78 @@ def merge_to_folder(
     interrupted goes on; one that is done already is left as it is.
 
     Raises:
-        BadModel, MissingModel: see ``look_over``.
+        BadModel, MissingModel: see ``look_over``; or a file has changed while it was read.
         UsageError: the output folder holds something else.
         CannotWrite: there is no room on the disk, or the folder can't be written.
         QueueBusy: another process is writing this result.
         MissingExtra: torch is not installed.
     """
-    with naming_extras({"torch": "load"}, "merging needs"):
-        import torch  # noqa: F401 - known to be there before anything is written
+    need_torch()
+    output = final_folder(output)
     todo = look_over(base, adapter, shard_bytes=shard_bytes, dtype=dtype)
-    output = output.absolute()
-    if already_there(todo, output):
+    if already_there(output, todo.fingerprint):
         return todo.result(output, was_there=True)
+    staging = Staging(output)
     try:
-        return _Writing(todo, output, names or (str(base), str(adapter)), on_progress).run()
+        with staging.alone():
+            if already_there(output, todo.fingerprint):  # another has finished it meanwhile
+                return todo.result(output, was_there=True)
+            return _Writing(todo, output, staging, on_progress).run(names or (str(base), str(adapter)))
     except OSError as problem:
-        raise CannotWrite(f"{output} can't be written: {problem.strerror or problem}") from None
-
-
-def already_there(todo: Merge, output: Path) -> bool:
-    """Whether the output folder holds this very result. Raises UsageError when it holds something else."""
-    if not output.exists() and not output.is_symlink():
-        return False
-    if not output.is_dir():
-        raise UsageError(f"{output} is there and is no folder; name another --output-dir")
-    if not any(output.iterdir()):
-        return False
-    if _recorded(output) == todo.fingerprint:
-        return True
-    raise UsageError(f"{output} is not empty, and what is in it is no merge of these files; name another --output-dir")
-
-
-def _recorded(folder: Path) -> str | None:
-    """The fingerprint of the merge that a folder holds, or that was begun in it; None if there is none."""
-    try:
-        content = read_json(folder / RECORD)
-    except BadModel:
-        return None
-    fingerprint = content.get("fingerprint")
-    return fingerprint if isinstance(fingerprint, str) else None
+        left = (
+            f"; what is written stays in {staging.path}, and the same command goes on" if staging.path.exists() else ""
+        )
+        raise CannotWrite(f"{output} can't be written: {problem.strerror or problem}{left}") from None
 
 
 class _Writing:
     """One merge on its way to the disk."""
 
-    def __init__(self, todo: Merge, output: Path, names: tuple[str, str], on_progress: OnProgress | None) -> None:
+    def __init__(self, todo: Merge, output: Path, staging: Staging, on_progress: OnProgress | None) -> None:
         self._todo = todo
         self._output = output
-        self._names = names
+        self._staging = staging
         self._on_progress = on_progress or (lambda _done, _all, _what: None)
-        # Beside the result, so that it can take its name.
-        self._staging = output.parent / f".{output.name}.merging"
         self._done = 0
 
-    def run(self) -> MergeResult:
-        from gpuherd.models.merge_writing import TensorWriter
-
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
-            if already_there(self._todo, self._output):  # another has finished it meanwhile
-                self._staging.rmdir()
-                return self._todo.result(self._output, was_there=True)
-            kept = self._begin()
-            plan = self._todo.plan
-            check_space(
-                self._staging,
-                plan.nbytes - kept,
-                f"the merged model {shown(self._output.name)}",
-                remedy="make room, or choose another --output-dir",
-            )
-            self._done = kept
-            writer = TensorWriter(self._todo.base, self._todo.merged)
-            for file, tensors in plan.files.items():
-                if not (self._staging / file).exists():
-                    self._write_file(writer, self._staging / file, tensors)
-            self._write_companions()
-            if len(plan.files) > 1:
-                atomic_write(self._staging / INDEX, index(plan.files, plan.params))
-            sync_folder(self._staging)
-            self._staging.rename(self._output)
-            sync_folder(self._output.parent)
+    def run(self, names: tuple[str, str]) -> MergeResult:
+        plan = self._todo.plan
+        there = self._begin(names)
+        kept = self._done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
+        check_room(plan.nbytes - kept, self._output)
+        try:
+            self._write(there)
+        except BadModel:  # no later try could go on from here
+            self._staging.discard()
+            raise
+        self._staging.finish()
         return self._todo.result(self._output, kept_bytes=kept)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The folder that is written in, locked. Raises QueueBusy while another process writes there."""
-        while True:
-            self._staging.mkdir(exist_ok=True)
-            try:
-                descriptor = os.open(self._staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:  # another has finished between the two steps
-                continue
-            try:
-                self._lock(descriptor)
-                # Another may have finished just now, so that what is locked is its result.
-                if self._is_staging(descriptor):
-                    yield
-                    return
-            finally:
-                os.close(descriptor)
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise QueueBusy(f"another merge is writing {self._output}") from None
-
-    def _is_staging(self, descriptor: int) -> bool:
-        try:
-            return self._staging.stat().st_ino == os.fstat(descriptor).st_ino
-        except FileNotFoundError:
-            return False
-
-    def _begin(self) -> int:
-        """Clears away what belongs to another merge. Returns the bytes of weights that an earlier one had written."""
-        fingerprint = self._todo.fingerprint
-        if _recorded(self._staging) != fingerprint:
-            for path in self._staging.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            base, adapter = self._names
-            record = {
-                "base_model": base, "adapter": adapter, "dtype": self._todo.plan.dtype, "gpuherd": __version__,
-                "changed": len(self._todo.plan.changed), "fingerprint": fingerprint,
-            }  # fmt: skip
-            atomic_write(self._staging / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-            return 0
-        remove_strays(self._staging, time.time() + 1)
-        there = [file for file in self._todo.plan.files if (self._staging / file).exists()]
+    def _begin(self, names: tuple[str, str]) -> list[str]:
+        """Which weight files are there already."""
+        plan = self._todo.plan
+        base, adapter = names
+        record = {
+            "base_model": base, "adapter": adapter, "dtype": plan.dtype, "gpuherd": __version__,
+            "changed": len(plan.changed),
+        }  # fmt: skip
+        there = self._staging.begin(self._todo.fingerprint, record, plan.files.keys())
         if there:
-            _log.info("%s: going on after %d of %d files", self._output, len(there), len(self._todo.plan.files))
-        return sum(tensor.nbytes for file in there for tensor in self._todo.plan.files[file])
+            _log.info("%s: going on after %d of %d files", self._output, len(there), len(plan.files))
+        return there
+
+    def _write(self, there: Collection[str]) -> None:
+        from gpuherd.models.merge_writing import TensorWriter
+
+        plan, folder = self._todo.plan, self._staging.path
+        writer = TensorWriter(self._todo.base, self._todo.merged)
+        for file, tensors in plan.files.items():
+            if file not in there:
+                self._write_file(writer, folder / file, tensors)
+        self._write_companions(folder)
+        if len(plan.files) > 1:
+            atomic_write(folder / INDEX, index(plan.files, plan.params))
+        self._check_inputs()
 
     def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[Written, ...]) -> None:
         by_name = {tensor.name: tensor for tensor in tensors}
@@ -331,15 +322,28 @@ class _Writing:
                 self._done += by_name[name].nbytes
         self._on_progress(self._done, self._todo.plan.nbytes, path.name)
 
-    def _write_companions(self) -> None:
+    def _write_companions(self, folder: Path) -> None:
         todo, base = self._todo, self._todo.base
-        folder = base.path if base.path.is_dir() else base.path.parent
-        for name, source in companions(folder, todo.adapter).items():
-            target = self._staging / name
-            target.parent.mkdir(exist_ok=True)
-            atomic_write(target, source.read_bytes())
-        original = folder / "config.json"
+        for name, source in companions(todo.folder, todo.adapter).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            _copy(source, folder / name)
+        original = todo.folder / "config.json"
         if base.config and original.exists():
             config = merged_config(base.config, read_json(todo.adapter / ADAPTER_CONFIG), todo.merged, todo.plan)
-            same = config == dict(base.config)
-            atomic_write(self._staging / "config.json", original.read_bytes() if same else config_text(config))
+            if config == dict(base.config):
+                _copy(original, folder / "config.json")
+            else:
+                atomic_write(folder / "config.json", config_text(config))
+
+    def _check_inputs(self) -> None:
+        """Raises BadModel when a file beside the base's weights is not what it was at the beginning."""
+        before, now = self._todo.inputs, _inputs(self._todo.folder, self._todo.adapter)
+        changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+        if changed:
+            raise BadModel(f"{changed[0]} was changed while it was being read")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file beside the weights. Raises BadModel when it can't be read."""
+    with opened(source) as (descriptor, _), replacing(target) as file, open(descriptor, "rb", closefd=False) as content:
+        shutil.copyfileobj(content, file)

@@ -64,7 +64,7 @@ class RemoteModel:
         commit: which state of the repository this is.
         config: the parsed config.json, empty if there is none.
         tensors: all tensors of its safetensors files by name; empty where its weights have another format.
-        nbytes: bytes of the weight files that a download would fetch.
+        nbytes: bytes of its weight files.
     """
 
     commit: str
@@ -107,7 +107,8 @@ def read_remote(
         model = kept.read(listing.commit)
         if model is None:
             model = _ask(ref, listing, patience)
-        kept.keep(model)
+            kept.write(model)
+        kept.point_to(listing.commit)
         return model
     except NoNetwork as problem:
         return _remembered(ref, kept, str(problem))
@@ -134,26 +135,34 @@ def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
     weights = [name for name in chosen if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))]
     tensors: dict[str, TensorInfo] = {}
     if weights and weights[0].endswith(".safetensors"):
-        weights = _weight_files(ref, listing, weights, patience)
-        tensors = _merge(ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, patience))
+        weight_map = _weight_map(ref, listing, weights, patience)
+        weights = sorted(set(weight_map.values())) if weight_map else _weight_files(ref, weights)
+        tensors = _merge(
+            ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, patience), weight_map
+        )
     return RemoteModel(listing.commit, config, tensors, sum(sizes[name] or 0 for name in weights))
 
 
-def _weight_files(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> list[str]:
-    """Which of the safetensors files are the model: as ``checkpoint`` decides it for a folder. Raises BadModel."""
+def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> dict[str, str]:
+    """Which of the weight files each tensor is in, by the index; empty for a model without one. Raises BadModel."""
+    if _SINGLE in found or _INDEX not in listing.names:
+        return {}
+    weight_map = _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise unreadable(ref, _INDEX, "has no weight_map")
+    for tensor, shard in weight_map.items():
+        if shard not in found:
+            raise MissingModel(
+                f"model {shown(ref.text)}: its index lists shard {shown(str(shard))}, but it is not in the "
+                f"repository's top folder (tensor {shown(tensor)})"
+            )
+    return weight_map
+
+
+def _weight_files(ref: ModelRef, found: Sequence[str]) -> list[str]:
+    """Which of the safetensors files are the model where there is no index, as for a folder. Raises BadModel."""
     if _SINGLE in found:
         return [_SINGLE]
-    if _INDEX in listing.names:
-        weight_map = _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise unreadable(ref, _INDEX, "has no weight_map")
-        shards = sorted(set(weight_map.values()))
-        absent = [shard for shard in shards if shard not in listing.names]
-        if absent:
-            raise MissingModel(
-                f"model {shown(ref.text)}: its index lists shard {absent[0]!r}, but it is not in the repository"
-            )
-        return shards
     numbered = [_NUMBERED.fullmatch(name) for name in found]
     counts = {match and (match["stem"], match["count"]) for match in numbered}
     if len(found) > 1 and (len(counts) != 1 or None in counts):
@@ -196,15 +205,17 @@ def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[Ten
 
 def _told_size(text: bytes, length: int) -> int:
     """The size that a file has by its own header, for a Hub that doesn't tell it."""
-    with suppress(ValueError, TypeError, KeyError, IndexError, RecursionError):
+    with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         entries = json.loads(text)
         ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
         return 8 + length + max([end for end in ends if isinstance(end, int)], default=0)
     return 8 + length
 
 
-def _merge(ref: ModelRef, files: Sequence[tuple[str, list[TensorInfo]]]) -> dict[str, TensorInfo]:
-    """All files' tensors together; a name must not come twice."""
+def _merge(
+    ref: ModelRef, files: Sequence[tuple[str, list[TensorInfo]]], weight_map: Mapping[str, str]
+) -> dict[str, TensorInfo]:
+    """All files' tensors together; a name must not come twice, and what the index says must be true."""
     place: dict[str, str] = {}
     result: dict[str, TensorInfo] = {}
     for file, tensors in files:
@@ -213,6 +224,9 @@ def _merge(ref: ModelRef, files: Sequence[tuple[str, list[TensorInfo]]]) -> dict
                 raise unreadable(ref, file, f"holds tensor {info.name!r}, which {place[info.name]!r} holds too")
             place[info.name] = file
             result[info.name] = info
+    for tensor, shard in weight_map.items():
+        if place.get(tensor) != shard:
+            raise unreadable(ref, _INDEX, f"says that tensor {tensor!r} is in {shard!r}, where it is not")
     return result
 
 
@@ -262,19 +276,22 @@ class _Kept:
                 return RemoteModel(commit, dict(record["config"]), tensors, int(record["nbytes"]))
         return None
 
-    def keep(self, model: RemoteModel) -> None:
-        """Writes it down, with the revision as the way to it."""
-        if not _COMMIT.fullmatch(model.commit):
-            return
+    def write(self, model: RemoteModel) -> None:
+        """Writes down what a commit is."""
+        tensors = [(info.name, info.shape, info.dtype, info.nbytes) for info in model.tensors.values()]
+        record = {"version": _VERSION, "config": model.config, "tensors": tensors, "nbytes": model.nbytes}
+        if _COMMIT.fullmatch(model.commit):
+            self._store(self._folder / f"{model.commit}.json", record)
+
+    def point_to(self, commit: str) -> None:
+        """Writes down which commit the revision is now."""
+        if _COMMIT.fullmatch(commit) and self.commit() != commit:
+            self._store(self._revision, {"commit": commit})
+
+    def _store(self, path: Path, record: Mapping[str, Any]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / f"{model.commit}.json"
-            if self.read(model.commit) is None:
-                tensors = [(info.name, info.shape, info.dtype, info.nbytes) for info in model.tensors.values()]
-                record = {"version": _VERSION, "config": model.config, "tensors": tensors, "nbytes": model.nbytes}
-                atomic_write(path, json.dumps(record, separators=(",", ":")).encode())
-            if self.commit() != model.commit:
-                atomic_write(self._revision, json.dumps({"commit": model.commit}).encode())
+            atomic_write(path, json.dumps(record, separators=(",", ":")).encode())
         except OSError as problem:
             _log.debug("headers are not kept in %s: %s", self._folder, problem.strerror)
 

@@ -15,7 +15,8 @@ from gpuherd.errors import BadModel
 from gpuherd.models.adapter import adapter_base, is_adapter, merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.kinds import NOT_COUNTED, buffer_of
-from gpuherd.models.lora import ExpertEdit, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora import MatrixEdit
+from gpuherd.models.lora_experts import ExpertEdit, OneExpertEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.source import TensorInfo, TensorSource
 from gpuherd.models.update import AdapterUpdate, adapter_update, difference, update_matrices

@@ -18,7 +18,8 @@ import numpy as np
 
 from gpuherd.errors import BadModel
 from gpuherd.models.dtypes import READABLE, FloatArray
-from gpuherd.models.lora import Edit, ExpertEdit, MatrixEdit, OneExpertEdit, Product
+from gpuherd.models.lora import Edit, MatrixEdit, Product
+from gpuherd.models.lora_experts import ExpertEdit, OneExpertEdit
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.merged import Merged
 from gpuherd.models.naming import BaseNames

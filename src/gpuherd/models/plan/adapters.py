@@ -69,7 +69,8 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
 
 def _factors(merged: Merged) -> Iterator[Tensor]:
     """The adapter's factors, by the modules that they change."""
-    from gpuherd.models.lora import ExpertEdit, MatrixEdit
+    from gpuherd.models.lora import MatrixEdit
+    from gpuherd.models.lora_experts import ExpertEdit
 
     for name, edit in merged.edits.items():
         if not isinstance(edit, MatrixEdit | ExpertEdit):
