@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-<<<<<<< HEAD
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
 =======
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, printable
@@ -67,10 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gpuherd.models.adapter import adapter_base, is_adapter
-=======
     from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter
->>>>>>> r5-hub
     from gpuherd.models.locate import locate
     from gpuherd.models.names import parse_model, shown
 
