@@ -132,6 +132,18 @@ def test_pauses_double_up_to_a_minute() -> None:
     assert waits == [1, 2, 32, 60, 60]
 
 
+def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_without_a_try() -> None:
+    """By what others of its family needed; that it was too little is not its fault."""
+    queued = Waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
+    small = Seen(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
+    found = again(queued, OOM, small)
+    assert (found.gpus, found.memory_mb, found.share, found.costs_try) == (1, 30_000, False, False)
+    assert found.change == "on a GPU with 30000 MB, as it asked"
+    # Once: who has failed is given no less than it asks for (``QueuedJob.may_ask_less``).
+    assert found.avoid == {"GPU-s"}
+    assert next_try(replace(queued, avoid=found.avoid), OOM, small, 0.0) is None
+
+
 @given(
     st.sampled_from([OOM, FAULT, DISK, classify(Ending(code=65)), classify(Ending(code=3))]),
     st.booleans(),

@@ -355,6 +355,7 @@ class GpuDesk:
             gpus=record.gpus,
             faulty=tuple(gpu.uuid for gpu in here if gpu.problem is not None),
             peak_mb=peak,
+            from_start=not attempt.adopted,
             most_mb=self.most_mb(len(record.gpus)),
             gpu_total_mb=smallest,
             larger_exists=larger,
