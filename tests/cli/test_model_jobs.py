@@ -52,6 +52,22 @@ def test_the_same_use_of_a_model_is_one_family(
     assert family["d"] == "mine"
 
 
+def test_another_model_of_the_same_words_is_another_family(
+    standin: Standin, own_queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin("1x40GB")
+    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    for folder, layers in (("a", 2), ("b", 900)):
+        (tmp_path / folder / "mine").mkdir(parents=True)
+        config = {**shape, "num_hidden_layers": layers, "vocab_size": 100, "dtype": "bfloat16"}
+        (tmp_path / folder / "mine" / "config.json").write_text(json.dumps(config))
+        monkeypatch.chdir(tmp_path / folder)
+        assert run(["submit", "--model", "./mine", "--name", folder, "--", "true"]) == 0
+    with Queue(own_queue / "queue.sqlite") as queue:
+        families = [job.family for job in queue.jobs()]
+    assert None not in families and families[0] != families[1]
+
+
 def test_submit_refuses_what_fits_nowhere_and_adds_nothing(
     standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,14 +53,15 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
             tell(demand.sentence)
         elif told == _MOST_TOLD + 1:
             tell("more models are planned; --dry-run shows what each job asks for")
-        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus), demand.sentence)
+        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus, demand.memory_mb), demand.sentence)
 
     return plan
 
 
-def family_of(use: ModelUse, gpus: int) -> str:
-    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each."""
-    key = repr((sorted(asdict(use).items(), key=str), gpus))
+def family_of(use: ModelUse, gpus: int, memory_mb: int) -> str:
+    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each. By
+    its plan too, since the same words may name another model in another folder."""
+    key = repr((sorted(asdict(use).items(), key=str), gpus, memory_mb))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", use.model).strip("-")[-_LONGEST_STEM:].lstrip("-") or "model"
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
