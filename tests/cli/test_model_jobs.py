@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.model_use import ModelUse
 from gpuherd.cli.main import run
+from gpuherd.cli.planning import Having, planner
 from gpuherd.errors import BadModel, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.standin.machine import Machine
@@ -66,6 +68,28 @@ def test_another_model_of_the_same_words_is_another_family(
     with Queue(own_queue / "queue.sqlite") as queue:
         families = [job.family for job in queue.jobs()]
     assert None not in families and families[0] != families[1]
+
+
+def test_memory_that_was_said_counts_and_is_told(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin("1x40GB")
+    assert run(["submit", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--json", "--", "true"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["memory_mb"] == 20_480
+    assert "17.8 GiB free; 20480 MB in place of that, as was said" in told.err
+    assert run(["run", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--", "true"]) == 0
+    assert "20480 MB in place of that" in capsys.readouterr().err
+
+
+def test_what_a_folder_is_called_moves_no_cursor(tmp_path: Path) -> None:
+    folder = tmp_path / "m\u202e"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "vocab_size": 100}))
+    told: list[str] = []
+    assert planner(lambda: Having(()), told.append)(ModelUse(model=str(folder))).gpus == 1
+    assert len(told) == 1 and "\u202e" not in told[0]
 
 
 def test_submit_refuses_what_fits_nowhere_and_adds_nothing(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.batch.model_use import ModelUse, Need, Planner
+from gpuherd.errors import printable
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
@@ -30,12 +32,17 @@ class Having:
     most: int | None = None
 
 
-def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
+def on_stderr(sentence: str) -> None:
+    """Tells people, and leaves standard output to what the command is for."""
+    print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
+
+
+def planner(look: Callable[[], Having], tell: Callable[[str], None] = on_stderr) -> Planner:
     """Says what jobs need that name a model.
 
     Args:
         look: gives the GPUs; called once, when the first model is planned.
-        tell: is given each plan's sentence.
+        tell: is given the sentences of the first plans, safe to print.
     """
     seen: list[Having] = []
     told = 0
@@ -47,13 +54,18 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
 
         if not seen:
             seen.append(look())
-        demand = demand_for(**asdict(use), cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        words = asdict(use)
+        said_mb = words.pop("memory_mb")
+        demand = demand_for(**words, cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        sentence = (
+            demand.sentence if said_mb is None else f"{demand.sentence}; {said_mb} MB in place of that, as was said"
+        )
         told += 1
         if told <= _MOST_TOLD:
-            tell(demand.sentence)
+            tell(printable(sentence))
         elif told == _MOST_TOLD + 1:
             tell("more models are planned; --dry-run shows what each job asks for")
-        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus, demand.memory_mb), demand.sentence)
+        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus, demand.memory_mb), sentence)
 
     return plan
 
@@ -66,12 +78,12 @@ def family_of(use: ModelUse, gpus: int, memory_mb: int) -> str:
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def of_a_run(options: GpuOptions) -> Having:
-    """The GPUs that a run with these options may use."""
+def of_a_run(options: GpuOptions, most: int | None) -> Having:
+    """The GPUs that a run with these options may use, ``most`` of them at once."""
     from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.settings import load
 
-    return Having(GpuWatch(options, "plan", load()).gpus, options.max_gpus)
+    return Having(GpuWatch(options, "plan", load()).gpus, most)
 
 
 def of_the_queue() -> Having:

@@ -112,7 +112,10 @@ def demand_of(
     assert refused is not None  # noqa: S101 - there are cards, so one of both was told
     told = _plan(architecture, precision, workload, reserve, refused[1], parallel, gpus, advise=True)
     assert isinstance(told, Refusal)  # noqa: S101 - as before, now with advice
-    raise JobCannotFit(_refused(told) + _of_unequal_size(architecture, precision, workload, cards, reserve, parallel))
+    if gpus is None and (most is None or most >= len(cards)):
+        unequal = _on_unequal(architecture, precision, workload, cards, reserve, parallel)
+        told = replace(told, reason=told.reason + unequal)
+    raise JobCannotFit(_refused(told))
 
 
 def _lacks(refusal: Refusal) -> float:
@@ -182,7 +185,7 @@ def _on_the_cpu(
     return Demand(count, memory_mb, None, f"{said}; no GPU is known here, and without GPUs jobs run on the CPU")
 
 
-def _of_unequal_size(
+def _on_unequal(
     architecture: Architecture,
     precision: Precision,
     workload: Workload,
@@ -197,7 +200,11 @@ def _of_unequal_size(
     if isinstance(plan, Refusal):
         return ""
     sizes = cards_in_words([load.card for load in plan.loads])
-    return f". It fits on {sizes}, but a job asks for as much on each of its GPUs: ask without --model for all of them"
+    said = f"; it fits on {sizes}, but a job asks for as much on each of its GPUs"
+    smallest = min(load.card.free for load in plan.loads)
+    if sum(card.free >= smallest for card in cards) > plan.gpus:
+        return said
+    return f"{said}: --num-gpus {plan.gpus} without --model is given these"
 
 
 def _sentence(plan: MemoryPlan, memory_mb: int) -> str:
