@@ -221,8 +221,9 @@ class Deciding:
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
-        if family is not None:
-            most_mb = self._desk.most_mb(request.gpus)
+        most_mb = self._desk.most_mb(request.gpus)
+        # Without so many GPUs at the moment nothing is learned, so that nothing is asked for that never is there.
+        if family is not None and most_mb is not None:
             memory_mb = asks_for(memory_mb, family, most_mb, less=queued.may_ask_less).memory_mb
         whole_s = TimeLimits.of(job, self.options).whole_s
         return WaitingJob(

@@ -282,9 +282,7 @@ def _ask(reader: QueueReader, row: sqlite3.Row, spec: dict[str, Any], facts: Wai
     job = queued(row)
     known = reader.one(f"{FAMILIES} WHERE name = ?", (job.family,))
     seen = None if known is None else family_memory(known)
-    sizes = () if facts.standing is None else facts.standing.gpus
-    sizes_mb = sorted((gpu.total_mb for gpu in sizes if gpu.total_mb is not None), reverse=True)
-    most_mb = sizes_mb[row["gpus"] - 1] if 1 <= row["gpus"] <= len(sizes_mb) else None
+    most_mb = None if facts.standing is None else facts.standing.most_mb(row["gpus"])
     return asks_for(declared_mb, seen, most_mb, less=job.may_ask_less)
 
 
