@@ -223,6 +223,13 @@ def test_what_others_needed_never_fails_a_job_that_asked_for_more(run: Run, stan
         assert (queue.families(["f"])["f"].ran_out_mb or 0) <= 16 * 1024
 
 
+def test_who_ran_out_on_the_largest_gpu_is_tried_there_again_and_on_no_smaller_one(run: Run, standin: Standin) -> None:
+    standin("1x24GB+1x40GB")
+    large = gpu_job("large", 50_000, 0.1, ramp=0.5, memory_mb=26_000, retries=2)
+    assert run([large], gpu_list=(0, 1)).failed == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("1",)] * 3
+
+
 def test_a_family_says_nothing_of_a_job_on_more_gpus_than_it_asked_for() -> None:
     job = Job(name="j", argv=("x",), gpus=1, gpus_at_most=2, memory_mb=20_000, family="f")
     queued = QueuedJob(1, job, 0, 1, 0.0, frozenset(), 0.0)

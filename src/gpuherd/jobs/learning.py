@@ -99,19 +99,16 @@ def asks_for(
 
 
 def after_running_out(asked_mb: int | None, peak_mb: int | None, most_mb: int | None) -> int | None:
-    """What a job asks for after it ran out of memory: a quarter more than it asked for and was seen to use.
-
-    What it asked for before where no GPU could have more free than it had, and where that is not known (``most_mb``
-    None).
+    """What a job asks for after it ran out of memory: a quarter more than it asked for and was seen to use, as far as a
+    GPU could have that free. What it asked for before where that is not known (``most_mb`` None).
 
     >>> after_running_out(10_000, 12_000, 40_000), after_running_out(10_000, 39_900, 40_000)
-    (15000, 10000)
+    (15000, 38800)
     """
     had = max(asked_mb or 0, peak_mb or 0)
     if had == 0 or most_mb is None:
         return asked_mb
-    more = _within(_quarter_more(had), most_mb)
-    return more if more > had else asked_mb
+    return max(asked_mb or 0, _within(_quarter_more(had), most_mb))
 
 
 def _quarter_more(mb: int) -> int:

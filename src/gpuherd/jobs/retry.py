@@ -10,8 +10,8 @@ memory climbs a ladder, one rung for each failure:
 5. else the same again, on another GPU if there is one.
 
 On rungs 1, 3 and 5 it asks for more memory than it had asked for and was seen to use
-(``learning.after_running_out``), if there is more to be had; on more GPUs for what it asked at first, since each then
-holds less.
+(``learning.after_running_out``), if there is more to be had, but on the first one only if it used more than it asked
+for; on more GPUs for what it asked at first, since each then holds less.
 
 Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or can't help it, and each can
 be climbed a few times at most. A full disk costs no try either while it is full: the job waits for space.
@@ -187,7 +187,9 @@ def _climb(queued: Tried, seen: Seen) -> _Change:
     gpus = queued.gpus
     memory_mb = after_running_out(queued.memory_mb, seen.peak_mb, seen.most_mb)
     if queued.share:
-        return _Change(gpus, memory_mb, False, True, "on a GPU for itself")
+        # Who used less than it asked for ran out because of the others there, or was promised less than that.
+        enough = queued.memory_mb is not None and (seen.peak_mb or 0) < queued.memory_mb
+        return _Change(gpus, queued.memory_mb if enough else memory_mb, False, True, "on a GPU for itself")
     if _had_less_than_asked(queued, seen):
         return _Change(gpus, queued.memory_mb, False, True, f"on a GPU with {queued.memory_mb} MB, as it asked", True)
     if seen.larger_exists and seen.gpu_total_mb is not None:
