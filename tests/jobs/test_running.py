@@ -225,8 +225,8 @@ def test_what_others_needed_never_fails_a_job_that_asked_for_more(run: Run, stan
 
 def test_who_ran_out_on_the_largest_gpu_is_tried_there_again_and_on_no_smaller_one(run: Run, standin: Standin) -> None:
     standin("1x24GB+1x40GB")
-    large = gpu_job("large", 50_000, 0.1, ramp=0.5, memory_mb=26_000, retries=2)
-    assert run([large], gpu_list=(0, 1)).failed == 1
+    large = gpu_job("large", 50_000, 0.1, ramp=0.5, memory_mb=20_000, retries=2)
+    assert run([large], gpu_list=(1, 0)).failed == 1
     assert [event.gpus for event in run.told(EventKind.STARTED)] == [("1",)] * 3
 
 
