@@ -7,7 +7,7 @@
 3. A job list with a 1B and the 70B model; neither says how many GPUs it needs. ``gpuherd batch`` asks the planner.
 4. The large job's worker loads the reduced copy with the very map of the plan, and checks each block.
 
-GPUs are simulated: "GPU 2" is a part of the computer's memory. On a machine with four GPUs leave out ``--simulate``.
+GPUs are simulated, so that it runs on any machine: "GPU 2" is a part of the computer's memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from gpuherd.jobs import Queue
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
@@ -36,6 +35,7 @@ MODEL, GPUS, BATCH = "llama-3.1-70b", "4x40GB", 8
 
 def main(folder: Path) -> int:
     """Runs all four steps and prints what came of them. Returns 0 when all came out as planned."""
+    folder.mkdir(parents=True, exist_ok=True)
     plan = planned()
     for load in plan.loads:
         blocks = blocks_in_words(plan.architecture, load.first, load.after_last)
@@ -88,9 +88,8 @@ def job_list() -> str:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """How many GPUs each job got, and the device map that the worker found."""
-    with closing(sqlite3.connect(folder / "run" / "queue.sqlite")) as queue:
-        rows = queue.execute("SELECT jobs.name, attempts.gpus FROM attempts JOIN jobs ON jobs.id = attempts.job")
-        gpus = {name: len(json.loads(uuids)) for name, uuids in rows}
+    with Queue(folder / "run" / "queue.sqlite") as queue:
+        gpus = {attempt.job: len(attempt.gpus) for attempt in queue.attempts()}
     report = folder / "report.json"
     found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"device_map": None}
     return {"gpus": gpus, "device_map": found["device_map"]}

@@ -10,11 +10,12 @@ SCRIPT = Path(__file__).parents[1] / "demo" / "large_model.py"
 
 
 def test_planned_queued_and_loaded_with_that_very_map(tmp_path: Path) -> None:
-    run = [sys.executable, str(SCRIPT), str(tmp_path)]
+    folder = tmp_path / "new"
+    run = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "GPU 3: layers 61-79, norm, head: " in done.stdout
     assert "GPUs that the jobs got: {'small': 1, 'large': 4}" in done.stdout
     assert "84 blocks, each where the plan says: yes" in done.stdout
-    log = (tmp_path / "run" / "logs" / "large.1.log").read_text()
+    log = (folder / "run" / "logs" / "large.1.log").read_text()
     assert "GPU 3: layers 61-79, norm, head" in log

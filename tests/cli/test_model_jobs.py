@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.model_use import ModelUse
 from gpuherd.cli.main import run
+from gpuherd.cli.planning import Having, planner
 from gpuherd.errors import BadModel, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.standin.machine import Machine
@@ -50,6 +52,44 @@ def test_the_same_use_of_a_model_is_one_family(
         family = {job.name: job.family for job in queue.jobs()}
     assert family["a"] == family["b"] != family["c"]
     assert family["d"] == "mine"
+
+
+def test_another_model_of_the_same_words_is_another_family(
+    standin: Standin, own_queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin("1x40GB")
+    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    for folder, layers in (("a", 2), ("b", 900)):
+        (tmp_path / folder / "mine").mkdir(parents=True)
+        config = {**shape, "num_hidden_layers": layers, "vocab_size": 100, "dtype": "bfloat16"}
+        (tmp_path / folder / "mine" / "config.json").write_text(json.dumps(config))
+        monkeypatch.chdir(tmp_path / folder)
+        assert run(["submit", "--model", "./mine", "--name", folder, "--", "true"]) == 0
+    with Queue(own_queue / "queue.sqlite") as queue:
+        families = [job.family for job in queue.jobs()]
+    assert None not in families and families[0] != families[1]
+
+
+def test_memory_that_was_said_counts_and_is_told(
+    standin: Standin, own_queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin("1x40GB")
+    assert run(["submit", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--json", "--", "true"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["memory_mb"] == 20_480
+    assert "17.8 GiB free; 20480 MB in place of that, as was said" in told.err
+    assert run(["run", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--", "true"]) == 0
+    assert "20480 MB in place of that" in capsys.readouterr().err
+
+
+def test_what_a_folder_is_called_moves_no_cursor(tmp_path: Path) -> None:
+    folder = tmp_path / "m\u202e"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "vocab_size": 100}))
+    told: list[str] = []
+    assert planner(lambda: Having(()), told.append)(ModelUse(model=str(folder))).gpus == 1
+    assert len(told) == 1 and "\u202e" not in told[0]
 
 
 def test_submit_refuses_what_fits_nowhere_and_adds_nothing(

@@ -14,6 +14,7 @@ import pytest
 from gpuherd.gpus.lease import LeaseFolder
 from gpuherd.jobs.gpuwatch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
+from gpuherd.jobs.standing import GpuStanding, Standing
 from gpuherd.standin.machine import Machine
 
 OPTIONS = GpuOptions(max_checks=3, check_interval=1.0)
@@ -50,6 +51,25 @@ def test_free_after_as_many_looks_as_asked(watch: GpuWatch) -> None:
     watch.look(101.0, ())
     watch.look(102.0, ())
     assert verdicts(watch) == [None, None]
+
+
+def test_the_most_that_a_job_could_have_is_that_of_gpus_that_work(standin: Callable[..., Machine]) -> None:
+    """What was learned is asked for up to that: on a GPU that has failed a job would wait for ever."""
+    machine = standin("1x80GB+1x40GB+1x24GB")
+    watch = GpuWatch(OPTIONS, "queue")
+    assert [watch.most_mb(gpus) for gpus in (0, 1, 2, 3, 4)] == [None, 81_920, 40_960, 24_576, None]
+    machine.lose(0)
+    watch.look(100.0, ())
+    assert [watch.most_mb(gpus) for gpus in (1, 2, 3)] == [40_960, 24_576, None]
+
+
+def test_mig_instances_are_for_jobs_on_one_gpu(standin: Callable[..., Machine]) -> None:
+    standin("1x40GB+1x80GB").split_mig(1, [20_000, 50_000])
+    watch = GpuWatch(OPTIONS, "queue")
+    assert [watch.most_mb(gpus) for gpus in (1, 2)] == [50_000, None]
+    views = {gpu.label: GpuStanding(uuid=gpu.uuid, label=gpu.label, total_mb=gpu.total_mb) for gpu in watch.gpus}
+    told = Standing(pid=1, gpus=tuple(views.values()))
+    assert [told.most_mb(gpus) for gpus in (1, 2)] == [50_000, None]
 
 
 def test_a_hole_in_the_row_begins_it_anew(watch: GpuWatch) -> None:

@@ -109,11 +109,7 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
         queue.add([Job(name=name, argv=("true",), cost=cost) for name, cost in (("a", 1.0), ("b", None), ("c", 9.0))])
         queue.learn("f", 900)
     with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE two AS SELECT name, peak_mb FROM families")
-        db.execute("DROP TABLE families")
-        db.execute("CREATE TABLE families (name TEXT PRIMARY KEY, peak_mb INTEGER NOT NULL)")
-        db.execute("INSERT INTO families SELECT * FROM two")
-        db.execute("DROP TABLE two")
+        db.execute("DROP TABLE family_ends")
         for index in ("jobs_by_rank", "jobs_of_kind", "jobs_of_kind_by_rank"):
             db.execute(f"DROP INDEX {index}")
         columns = "id, name, spec, gpus, priority, submission, state, blocked, tries, attempts, not_before, avoid,"
@@ -133,6 +129,25 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
         names = {row[0] for row in queue._db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         assert "jobs_of_kind" in names and "jobs_by_cost" not in names
         assert queue.families(["f"]) == {"f": FamilyMemory(peak_mb=900)}
+
+
+def test_a_dispatcher_of_version_3_at_work_goes_on_in_the_changed_file(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path):
+        pass
+    with sqlite3.connect(path, isolation_level=None) as old:
+        old.execute("DROP TABLE family_ends")
+        old.execute("PRAGMA user_version = 3")
+        with Queue(path) as queue:
+            queue.learn("f", 100, well=True)
+            # What version 3 does at the end of a job.
+            old.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", ("f", 900))
+            old.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", ("g", 700))
+            assert queue.families(["f", "g"]) == {
+                "f": FamilyMemory(peak_mb=900, measured=1),
+                "g": FamilyMemory(peak_mb=700),
+            }
+    old.close()
 
 
 def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:

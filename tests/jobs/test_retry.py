@@ -82,9 +82,9 @@ def test_who_ran_out_asks_for_more_than_it_had_where_there_is_more() -> None:
     assert (found.memory_mb, found.change) == (31_250, "on a GPU with 31250 MB free")
     shared = again(Waiting(job(memory_mb=10_000, share=True), memory_mb=10_000, share=True), OOM, seen)
     assert (shared.memory_mb, shared.share, shared.change) == (31_250, False, "on a GPU for itself")
-    # It had all that there is: only another GPU may help.
+    # It had all that there is: only another GPU may help, and none that is smaller than what it was seen to use.
     full = again(Waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, replace(seen, peak_mb=39_000))
-    assert (full.memory_mb, full.change) == (20_000, None)
+    assert (full.memory_mb, full.change) == (37_830, "on a GPU with 37830 MB free")
     # On more GPUs each holds less.
     more = again(Waiting(job(memory_mb=20_000, gpus_at_most=2), memory_mb=20_000), OOM, seen)
     assert (more.gpus, more.memory_mb) == (2, 20_000)
@@ -130,6 +130,26 @@ def test_every_class_has_a_rule_or_is_for_good(failure: FailureClass) -> None:
 def test_pauses_double_up_to_a_minute() -> None:
     waits = [again(Waiting(job(retries=99), tries=tries), FAULT).not_before - 100 for tries in (0, 1, 5, 6, 60)]
     assert waits == [1, 2, 32, 60, 60]
+
+
+def test_who_shared_and_used_no_more_than_it_asked_for_asks_for_as_much_again() -> None:
+    """The others there took it, or it was promised less by what its family had needed."""
+    queued = Waiting(job(share=True, memory_mb=30_000), memory_mb=30_000, share=True)
+    seen = replace(ON_A, peak_mb=12_000, most_mb=80_000)
+    assert again(queued, OOM, seen).memory_mb == 30_000
+    assert again(queued, OOM, replace(seen, peak_mb=32_000)).memory_mb == 40_000
+
+
+def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_without_a_try() -> None:
+    """By what others of its family needed; that it was too little is not its fault."""
+    queued = Waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
+    small = Seen(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
+    found = again(queued, OOM, small)
+    assert (found.gpus, found.memory_mb, found.share, found.costs_try) == (1, 30_000, False, False)
+    assert found.change == "on a GPU with 30000 MB, as it asked"
+    # Once: who has failed is given no less than it asks for (``QueuedJob.may_ask_less``).
+    assert found.avoid == {"GPU-s"}
+    assert next_try(replace(queued, avoid=found.avoid), OOM, small, 0.0) is None
 
 
 @given(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.patience import Gate, wait_until
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.events import RunSnapshot
 from gpuherd.jobs.learning import FamilyMemory
+from gpuherd.jobs.records import QueuedJob, Request
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -204,6 +206,37 @@ def test_where_one_of_a_family_ran_out_of_memory_the_next_gets_a_larger_gpu(run:
     second = gpu_job("second", 30_000, 0.1, ramp=0.5, memory_mb=20_000, family="f", retries=0)
     assert run([second], gpu_list=(0, 1)).done == 1
     assert [event.gpus for event in run.told(EventKind.STARTED)] == [("1",)]
+
+
+def test_what_others_needed_never_fails_a_job_that_asked_for_more(run: Run, standin: Standin) -> None:
+    standin("1x16GB+1x40GB")
+    run.directory.create()
+    with Queue(run.directory.queue) as queue:
+        for _ in range(2):
+            queue.learn("f", 8_000, well=True)
+    large = gpu_job("large", 28_000, 0.1, ramp=0.5, memory_mb=30_000, family="f", retries=0)
+    assert run([large], gpu_list=(0, 1)).done == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("0",), ("1",)]
+    assert "on a GPU with 30000 MB, as it asked" in run.told(EventKind.RETRY)[0].text
+    with Queue(run.directory.queue) as queue:
+        # It had a GPU of 16 GB, not the 30000 MB that it asked for.
+        assert (queue.families(["f"])["f"].ran_out_mb or 0) <= 16 * 1024
+
+
+def test_who_ran_out_on_the_largest_gpu_is_tried_there_again_and_on_no_smaller_one(run: Run, standin: Standin) -> None:
+    standin("1x24GB+1x40GB")
+    large = gpu_job("large", 50_000, 0.1, ramp=0.5, memory_mb=20_000, retries=2)
+    assert run([large], gpu_list=(1, 0)).failed == 1
+    assert [event.gpus for event in run.told(EventKind.STARTED)] == [("1",)] * 3
+
+
+def test_a_family_says_nothing_of_a_job_on_more_gpus_than_it_asked_for() -> None:
+    job = Job(name="j", argv=("x",), gpus=1, gpus_at_most=2, memory_mb=20_000, family="f")
+    queued = QueuedJob(1, job, 0, 1, 0.0, frozenset(), 0.0)
+    assert (queued.family, queued.may_ask_less) == ("f", True)
+    wider = replace(queued, adapted=Request(2, 20_000, False))
+    assert (wider.family, wider.may_ask_less) == (None, False)
+    assert not replace(queued, avoid=frozenset({"GPU-a"})).may_ask_less
 
 
 # --- strangers and GPUs that fail ------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class RunOptions:
         """
         said = {name: getattr(self, name) for name in ("model", *OF_A_MODEL)}
         wanted = None if self.num_gpus is None else (self.num_gpus, self.num_gpus)
-        use = JobOptions(num_gpus=wanted, **said).use
+        use = JobOptions(num_gpus=wanted, mem=self.mem, **said).use
         if use is None:
             return self
         need = planner(use)

@@ -172,7 +172,7 @@ class JobOptions:
         """What was said of a model, None when it was nothing. Raises UsageError for words that need a model."""
         said = {name: getattr(self, name) for name in OF_A_MODEL}
         if self.model is not None:
-            return ModelUse(model=self.model, gpus=self.num_gpus, **said)
+            return ModelUse(model=self.model, gpus=self.num_gpus, memory_mb=self.mem, **said)
         for name, value in said.items():
             if value is not None:
                 raise UsageError(f"{name.replace('_', '-')} is said of a model, and no model is named")

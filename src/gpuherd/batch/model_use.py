@@ -19,6 +19,7 @@ class ModelUse:
         batch, prompt_tokens, new_tokens: sequences at once, and how long they are.
         parallel: how it goes over several GPUs.
         gpus: at least and at most so many GPUs.
+        memory_mb: what it asks to be free on each, whatever the plan needs.
     """
 
     model: str
@@ -28,6 +29,7 @@ class ModelUse:
     new_tokens: int | None = None
     parallel: str | None = None
     gpus: tuple[int, int] | None = None
+    memory_mb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import ExitCode, printable
+from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 
 if TYPE_CHECKING:
@@ -115,10 +115,7 @@ def _planner(options: BatchOptions) -> Planner:
 
     from gpuherd.cli.planning import of_a_run, planner
 
-    def tell(sentence: str) -> None:
-        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
-
-    return planner(partial(of_a_run, options), tell)
+    return planner(partial(of_a_run, options, options.max_gpus))
 
 
 def _planned_entry(planned: PlannedJob) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def worker_words(plan: MemoryPlan, asked: Asked, device_map: Path, report: Path)
     """The command that loads a plan's model by its map and writes the report; behind ``gpuherd run`` where the GPUs are
     this machine's."""
     from gpuherd.models.plan.precision import Precision
-    from gpuherd.models.plan.request import gpu_request
 
     pretended = not asked.here or asked.simulate is not None
     worker = [sys.executable, "-m", "gpuherd.models.load.worker", asked.without_dtype[0]]
@@ -73,8 +72,7 @@ def worker_words(plan: MemoryPlan, asked: Asked, device_map: Path, report: Path)
         worker += [flag, str(number)]
     if pretended:
         return worker
-    request = gpu_request(plan)
-    gpus = ["--num-gpus", str(request.gpus), "--mem", f"{request.memory_mb}MB"]
+    gpus = ["--num-gpus", str(plan.gpus), "--mem", f"{plan.memory_mb}MB"]
     return [sys.executable, "-m", "gpuherd", "run", "--no-wait", *gpus, "--", *worker]
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.batch.model_use import ModelUse, Need, Planner
+from gpuherd.errors import printable
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
@@ -30,12 +32,17 @@ class Having:
     most: int | None = None
 
 
-def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
+def on_stderr(sentence: str) -> None:
+    """Tells people, and leaves standard output to what the command is for."""
+    print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
+
+
+def planner(look: Callable[[], Having], tell: Callable[[str], None] = on_stderr) -> Planner:
     """Says what jobs need that name a model.
 
     Args:
         look: gives the GPUs; called once, when the first model is planned.
-        tell: is given each plan's sentence.
+        tell: is given the sentences of the first plans, safe to print.
     """
     seen: list[Having] = []
     told = 0
@@ -47,30 +54,36 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None]) -> Planner:
 
         if not seen:
             seen.append(look())
-        demand = demand_for(**asdict(use), cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        words = asdict(use)
+        said_mb = words.pop("memory_mb")
+        demand = demand_for(**words, cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        sentence = (
+            demand.sentence if said_mb is None else f"{demand.sentence}; {said_mb} MB in place of that, as was said"
+        )
         told += 1
         if told <= _MOST_TOLD:
-            tell(demand.sentence)
+            tell(printable(sentence))
         elif told == _MOST_TOLD + 1:
             tell("more models are planned; --dry-run shows what each job asks for")
-        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus), demand.sentence)
+        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus, demand.memory_mb), sentence)
 
     return plan
 
 
-def family_of(use: ModelUse, gpus: int) -> str:
-    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each."""
-    key = repr((sorted(asdict(use).items(), key=str), gpus))
+def family_of(use: ModelUse, gpus: int, memory_mb: int) -> str:
+    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each. By
+    its plan too, since the same words may name another model in another folder."""
+    key = repr((sorted(asdict(use).items(), key=str), gpus, memory_mb))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", use.model).strip("-")[-_LONGEST_STEM:].lstrip("-") or "model"
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def of_a_run(options: GpuOptions) -> Having:
-    """The GPUs that a run with these options may use."""
+def of_a_run(options: GpuOptions, most: int | None) -> Having:
+    """The GPUs that a run with these options may use, ``most`` of them at once."""
     from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.settings import load
 
-    return Having(GpuWatch(options, "plan", load()).gpus, options.max_gpus)
+    return Having(GpuWatch(options, "plan", load()).gpus, most)
 
 
 def of_the_queue() -> Having:

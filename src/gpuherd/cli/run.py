@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 
 from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
@@ -27,10 +26,6 @@ examples:
 
 Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run.
 """
-
-
-# A command in the foreground may have as many GPUs as there are.
-_ANY = 1_000_000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -59,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         tell(warning)
     try:
         program = find_program(argv[0])
-        options = options.planned(planner(partial(of_a_run, replace(options.gpu_options(), max_gpus=_ANY)), tell))
+        # A command in the foreground may have as many GPUs as there are.
+        options = options.planned(planner(partial(of_a_run, options.gpu_options(), None), tell))
         if options.dry_run:
             return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
         become(program, argv, Waiter(options, tell, settings).take(), inherited)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, UsageError, printable
+from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.simulate.options import SimulateOptions
 from gpuherd.simulate.rules import Rules
@@ -126,10 +126,7 @@ def _planner(options: SimulateOptions) -> Planner:
         machines = options.machine or options.machines or ()
         return Having(max(machines, key=lambda gpus: sum(gpu.total_mb for gpu in gpus)))
 
-    def tell(sentence: str) -> None:
-        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
-
-    return planner(largest, tell)
+    return planner(largest)
 
 
 # --- what is printed ------------------------------------------------------------------------------------------

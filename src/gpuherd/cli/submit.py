@@ -73,10 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _planner() -> Planner:
     from gpuherd.cli.planning import of_the_queue, planner
 
-    def tell(sentence: str) -> None:
-        print(f"gpuherd: {printable(sentence)}", file=sys.stderr)
-
-    return planner(of_the_queue, tell)
+    return planner(of_the_queue)
 
 
 def _warn_of_missing_program(word: str) -> None:

@@ -213,18 +213,18 @@ class Deciding:
         return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
-        named = {queued.job.family for queued in head if queued.job.family and queued.memory_mb is not None}
+        named = {queued.family for queued in head if queued.family and queued.memory_mb is not None}
         families = self._queue.families(named) if named else {}
-        return [self._waiting_job(queued, families.get(queued.job.family or "")) for queued in head]
+        return [self._waiting_job(queued, families.get(queued.family or "")) for queued in head]
 
     def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None) -> WaitingJob:
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
-        if family is not None:
-            # What a retry asks for was learned from this very job: no less than that.
-            asked = asks_for(memory_mb, family, self._desk.most_mb(request.gpus), less=queued.adapted is None)
-            memory_mb = asked.memory_mb
+        most_mb = self._desk.most_mb(request.gpus)
+        # Without so many GPUs at the moment nothing is learned, so that nothing is asked for that never is there.
+        if family is not None and most_mb is not None:
+            memory_mb = asks_for(memory_mb, family, most_mb, less=queued.may_ask_less).memory_mb
         whole_s = TimeLimits.of(job, self.options).whole_s
         return WaitingJob(
             queued.id,

@@ -97,17 +97,21 @@ class _Settled:
 
 
 def _ran_out_mb(settled: _Settled) -> int | None:
-    """What the attempt had on each GPU when it ran out of GPU memory, None if it didn't.
+    """What the attempt had on each GPU when it ran out of GPU memory, None if it didn't. It may have declared more than
+    its GPU has, by what was learned of its family.
 
     One that shared its GPU and used no more than it was promised ran out because of the others there.
     """
     diagnosis, record = settled.settlement.diagnosis, settled.ended.record
     if diagnosis is None or diagnosis.failure is not FailureClass.OUT_OF_MEMORY or diagnosis.on_host:
         return None
-    peak_mb = settled.ended.seen.peak_mb or 0
+    seen = settled.ended.seen
+    peak_mb = seen.peak_mb or 0
     if record.shared_mb is not None:
         return peak_mb if peak_mb >= record.shared_mb else None
-    return max(peak_mb, record.queued.memory_mb or 0) or None
+    declared_mb = record.queued.memory_mb or 0
+    had_mb = declared_mb if seen.gpu_total_mb is None else min(declared_mb, seen.gpu_total_mb)
+    return max(peak_mb, had_mb) or None
 
 
 class Endings:
@@ -199,9 +203,9 @@ class Endings:
     def _learn(self, settled: _Settled) -> None:
         """What the end says of the job's family and of the GPUs."""
         ended, record = settled.ended, settled.ended.record
-        family = record.queued.job.family
+        family = record.queued.family
         if family is not None and record.gpus:
-            well = settled.settlement.job is JobState.DONE
+            well = settled.settlement.job is JobState.DONE and ended.seen.from_start
             self._queue.learn(family, ended.seen.peak_mb, well=well, ran_out_mb=_ran_out_mb(settled))
         if not record.gpus:
             return

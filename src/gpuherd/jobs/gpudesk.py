@@ -350,11 +350,13 @@ class GpuDesk:
         self._told.discard(attempt.tag)
         here = [gpu for gpu in self.gpus if gpu.uuid in record.gpus]
         smallest = min((gpu.total_mb for gpu in here), default=None)
-        larger = smallest is not None and sum(gpu.total_mb > smallest for gpu in self.gpus) >= len(record.gpus)
+        able = () if self._watch is None else self._watch.able(len(record.gpus))
+        larger = smallest is not None and sum(gpu.total_mb > smallest for gpu in able) >= len(record.gpus)
         return Seen(
             gpus=record.gpus,
             faulty=tuple(gpu.uuid for gpu in here if gpu.problem is not None),
             peak_mb=peak,
+            from_start=not attempt.adopted,
             most_mb=self.most_mb(len(record.gpus)),
             gpu_total_mb=smallest,
             larger_exists=larger,

@@ -25,6 +25,7 @@ from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, is_named, visible
 from gpuherd.jobs.allowance import Allowance
+from gpuherd.jobs.decision import fits
 from gpuherd.jobs.gpufaults import GpuFaults
 from gpuherd.jobs.gpuleases import NONE_AHEAD, GpuLeases
 from gpuherd.jobs.gpuusers import NOTHING, GpuUsers
@@ -127,9 +128,14 @@ class GpuWatch:
         """The GPUs as the driver last described them."""
         return tuple(self._gpus.values())
 
+    def able(self, gpus: int) -> tuple[Gpu, ...]:
+        """Those that a job on so many GPUs could be given: none that the driver says fails, and MIG instances to a job
+        on one GPU alone."""
+        return tuple(gpu for gpu in self._gpus.values() if gpu.problem is None and fits(gpu, gpus, None))
+
     def most_mb(self, gpus: int) -> int | None:
-        """The most memory that a job could ever find free on each of so many GPUs, None where there are fewer."""
-        rooms = sorted((self._room_mb.get(uuid, gpu.total_mb) for uuid, gpu in self._gpus.items()), reverse=True)
+        """The most memory that a job could find free on each of so many GPUs, None where there are fewer."""
+        rooms = sorted((self._room_mb.get(gpu.uuid, gpu.total_mb) for gpu in self.able(gpus)), reverse=True)
         return rooms[gpus - 1] if 1 <= gpus <= len(rooms) else None
 
     @property

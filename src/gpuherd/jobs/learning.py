@@ -8,7 +8,8 @@ What a job says that it needs is an estimate: its owner's, or a memory plan's. W
 - Once two of a family have ended well and used much less than declared, the others ask for the most that was seen and
   a quarter more, so that smaller GPUs will do, and shared ones hold more jobs.
 
-Never is more asked for than a GPU of the run could have free, so that nothing that is learned keeps a job from running.
+Never is more asked for than 97 % of what a GPU of the run could have free, so that nothing that is learned keeps a job
+from running, nor to the one GPU that has a few MB more free than its neighbours.
 Memory is looked at every few seconds, so that a short peak may be missed: hence the quarter, and two jobs, not one.
 """
 
@@ -23,7 +24,7 @@ _MARGIN_MB = 256
 # Nothing that would save less than a tenth is worth a smaller promise.
 _WORTH = 0.9
 MEASURED_BEFORE_LESS = 2
-# The driver keeps a little of each GPU, which is not known before it was seen empty.
+# The driver keeps a little of each GPU, which is not known before it was seen empty, and on some more than on others.
 _OF_A_GPU = 0.97
 
 
@@ -86,7 +87,7 @@ def asks_for(
     if declared_mb is None or family is None:
         return Ask(declared_mb)
     seen = _within(family.peak_mb or 0, most_mb)
-    room = 0 if family.ran_out_mb is None else _within(_quarter_more(family.ran_out_mb), most_mb, _OF_A_GPU)
+    room = 0 if family.ran_out_mb is None else _within(_quarter_more(family.ran_out_mb), most_mb)
     if max(seen, room) > declared_mb:
         if room > seen:
             return Ask(room, f"one of its family ran out of memory with {family.ran_out_mb} MB")
@@ -98,24 +99,21 @@ def asks_for(
 
 
 def after_running_out(asked_mb: int | None, peak_mb: int | None, most_mb: int | None) -> int | None:
-    """What a job asks for after it ran out of memory: a quarter more than it asked for and was seen to use.
-
-    What it asked for before where no GPU could have more free than it had, and where that is not known (``most_mb``
-    None).
+    """What a job asks for after it ran out of memory: a quarter more than it asked for and was seen to use, as far as a
+    GPU could have that free. What it asked for before where that is not known (``most_mb`` None).
 
     >>> after_running_out(10_000, 12_000, 40_000), after_running_out(10_000, 39_900, 40_000)
-    (15000, 10000)
+    (15000, 38800)
     """
     had = max(asked_mb or 0, peak_mb or 0)
     if had == 0 or most_mb is None:
         return asked_mb
-    more = _within(_quarter_more(had), most_mb, _OF_A_GPU)
-    return more if more > had else asked_mb
+    return max(asked_mb or 0, _within(_quarter_more(had), most_mb))
 
 
 def _quarter_more(mb: int) -> int:
     return -(-_MORE * mb // _OF)
 
 
-def _within(mb: int, most_mb: int | None, share: float = 1.0) -> int:
-    return mb if most_mb is None else min(mb, int(share * most_mb))
+def _within(mb: int, most_mb: int | None) -> int:
+    return mb if most_mb is None else min(mb, int(_OF_A_GPU * most_mb))

@@ -327,10 +327,10 @@ class Queue(QueueFile):
         with self.transaction():
             known = learned(self.families([family]).get(family), peak_mb=peak_mb, well=well, ran_out_mb=ran_out_mb)
             if known != FamilyMemory():
-                # 0 is what the column has for a peak that is not known; files of version 2 forbid NULL there.
+                # 0 is what the column has for a peak that is not known; it forbids NULL.
+                self._db.execute("INSERT OR REPLACE INTO families VALUES (?,?)", (family, known.peak_mb or 0))
                 self._db.execute(
-                    "INSERT OR REPLACE INTO families (name, peak_mb, measured, ran_out_mb) VALUES (?,?,?,?)",
-                    (family, known.peak_mb or 0, known.measured, known.ran_out_mb),
+                    "INSERT OR REPLACE INTO family_ends VALUES (?,?,?)", (family, known.measured, known.ran_out_mb)
                 )
 
     def save_gpu_health(self, states: Mapping[str, str]) -> None:

@@ -282,10 +282,10 @@ class QueueFile:
         """What was seen of the jobs of these families; without those of which nothing was seen."""
         wanted = sorted(set(names))
         return {
-            row["name"]: FamilyMemory(row["peak_mb"] or None, row["measured"], row["ran_out_mb"])
+            row["name"]: rows.family_memory(row)
             for start in range(0, len(wanted), _AT_ONCE)
             for row in self._db.execute(
-                f"SELECT * FROM families WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",  # noqa: S608
+                f"{rows.FAMILIES} WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",
                 wanted[start : start + _AT_ONCE],
             )
         }

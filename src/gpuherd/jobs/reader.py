@@ -36,7 +36,7 @@ class QueueReader:
             raise _unreadable(path, problem) from problem
         try:
             self._refuse_strangers()
-            self._columns = {table: self._columns_of(table) for table in ("jobs", "attempts", "families")}
+            self._columns = {table: self._columns_of(table) for table in ("jobs", "attempts", "family_ends")}
         except sqlite3.Error as problem:
             self._db.close()
             raise _unreadable(path, problem) from problem

@@ -52,6 +52,16 @@ class QueuedJob:
         return self.adapted or Request(self.job.gpus, self.job.memory_mb, self.job.share)
 
     @property
+    def family(self) -> str | None:
+        """Whose memory is like its own; None on another number of GPUs than it declares, where each holds less."""
+        return self.job.family if self.gpus == self.job.gpus else None
+
+    @property
+    def may_ask_less(self) -> bool:
+        """Whether what others needed may count for less than it asks for: not once it has failed where it was."""
+        return self.adapted is None and not self.avoid
+
+    @property
     def gpus(self) -> int:
         """How many GPUs it asks for now."""
         return self.request.gpus

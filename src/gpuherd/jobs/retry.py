@@ -4,15 +4,17 @@ Whether another try can help at all is said by the diagnosis (``failures``); thi
 memory climbs a ladder, one rung for each failure:
 
 1. it shared its GPU: it gets one for itself;
-2. there are larger GPUs: it asks for one of them;
-3. it may have more GPUs (``gpus_at_most``): twice as many, up to that;
-4. else the same again, on another GPU if there is one.
+2. it got a smaller GPU than it asked for, since others of its family had needed less: it gets what it asks for;
+3. there are larger GPUs: it asks for one of them;
+4. it may have more GPUs (``gpus_at_most``): twice as many, up to that;
+5. else the same again, on another GPU if there is one.
 
-Whatever the rung, it asks for more memory than it had asked for and was seen to use (``learning.after_running_out``),
-if there is more to be had; on more GPUs for what it asked at first, since each then holds less.
+On rungs 1, 3 and 5 it asks for more memory than it had asked for and was seen to use
+(``learning.after_running_out``), if there is more to be had, but on the first one only if it used more than it asked
+for; on more GPUs for what it asked at first, since each then holds less.
 
-Rungs 1 and 3 cost no try, since the job asked for them (``share``, ``gpus_at_most``), and each can be climbed a few
-times at most. A full disk costs no try either while it is full: the job waits for space.
+Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or can't help it, and each can
+be climbed a few times at most. A full disk costs no try either while it is full: the job waits for space.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ class Seen:
         gpus: UUIDs that it ran on; () on the CPU.
         faulty: those of them that the driver blames, () when it blames none.
         peak_mb: the most it was seen to use on one GPU, None if that is not known.
+        from_start: somebody looked all the time, so that the peak is that of the whole attempt.
         most_mb: the most that as many GPUs of the run could ever have free; None if that is not known.
         gpu_total_mb: size of the smallest of its GPUs.
         larger_exists: the run may use GPUs larger than that, as many as the job needs.
@@ -106,6 +109,7 @@ class Seen:
     gpus: tuple[str, ...] = ()
     faulty: tuple[str, ...] = ()
     peak_mb: int | None = None
+    from_start: bool = True
     most_mb: int | None = None
     gpu_total_mb: int | None = None
     larger_exists: bool = False
@@ -146,7 +150,7 @@ def next_try(queued: Tried, diagnosis: Diagnosis, seen: Seen, now: float) -> Nex
     if costs and queued.tries >= queued.job.retries:
         return None
     avoid = queued.avoid
-    if diagnosis.elsewhere and not (change.is_asked_for or diagnosis.on_host):
+    if (diagnosis.elsewhere and not (change.is_asked_for or diagnosis.on_host)) or change.too_small:
         avoid |= frozenset(seen.faulty or seen.gpus)
     return NextTry(
         not_before=now + back_off_s(queued.tries + 1, rule.first_wait_s, rule.longest_wait_s),
@@ -167,6 +171,15 @@ class _Change:
     share: bool
     is_asked_for: bool = False
     sentence: str | None = None
+    too_small: bool = False
+
+
+def _had_less_than_asked(queued: Tried, seen: Seen) -> bool:
+    """Whether it ran on a smaller GPU than it asked for, for the first time, and there are others."""
+    asked_mb, had_mb = queued.memory_mb, seen.gpu_total_mb
+    if asked_mb is None or had_mb is None or queued.avoid:
+        return False
+    return had_mb < asked_mb and (seen.most_mb is None or asked_mb <= seen.most_mb)
 
 
 def _climb(queued: Tried, seen: Seen) -> _Change:
@@ -174,7 +187,11 @@ def _climb(queued: Tried, seen: Seen) -> _Change:
     gpus = queued.gpus
     memory_mb = after_running_out(queued.memory_mb, seen.peak_mb, seen.most_mb)
     if queued.share:
-        return _Change(gpus, memory_mb, False, True, "on a GPU for itself")
+        # Who used less than it asked for ran out because of the others there, or was promised less than that.
+        enough = queued.memory_mb is not None and (seen.peak_mb or 0) < queued.memory_mb
+        return _Change(gpus, queued.memory_mb if enough else memory_mb, False, True, "on a GPU for itself")
+    if _had_less_than_asked(queued, seen):
+        return _Change(gpus, queued.memory_mb, False, True, f"on a GPU with {queued.memory_mb} MB, as it asked", True)
     if seen.larger_exists and seen.gpu_total_mb is not None:
         more_mb = seen.gpu_total_mb + 1
         return _Change(gpus, more_mb, False, False, f"on a GPU of more than {seen.gpu_total_mb} MB")

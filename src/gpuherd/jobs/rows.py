@@ -10,11 +10,17 @@ from typing import Any
 
 from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, PauseReason, QueuedJob, Request
 
 # name and default of each field; the rest of a spec is what a job says beyond these.
 _DEFAULTS = tuple(
     (each.name, each.default if each.default_factory is MISSING else each.default_factory()) for each in fields(Job)
+)
+# Rows for ``family_memory``; a WHERE may follow.
+FAMILIES = (
+    "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
+    " FROM families LEFT JOIN family_ends USING (name)"
 )
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -67,6 +73,11 @@ def round_opened(text: str | None) -> tuple[int | None, float]:
     """A round and since when it is open, from the value of ``round`` in ``meta``; (None, 0.0) where there is none."""
     number, _, at = (text or "").partition(" ")
     return (int(number), float(at)) if at else (None, 0.0)
+
+
+def family_memory(row: sqlite3.Row) -> FamilyMemory:
+    """What was seen of a family, from a row of ``FAMILIES``."""
+    return FamilyMemory(row["peak_mb"] or None, row["measured"], row["ran_out_mb"])
 
 
 def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:

@@ -175,10 +175,10 @@ CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_m
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 """
 
-# What version 4 has beside those: how much of a family's peak may be believed, and where it was too little.
+# What version 4 has beside those: how much of a family's peak may be believed, and where it was too little. A table of
+# its own: a dispatcher of version 3 that is at work while the file is changed writes whole rows of families.
 _SINCE_4 = """
-ALTER TABLE families ADD COLUMN measured INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE families ADD COLUMN ran_out_mb INTEGER;
+CREATE TABLE family_ends (name TEXT PRIMARY KEY, measured INTEGER NOT NULL, ran_out_mb INTEGER);
 """
 
 _FROM_2_TO_3 = (

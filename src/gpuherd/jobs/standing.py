@@ -63,6 +63,13 @@ class Standing:
     at_once: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def most_mb(self, gpus: int) -> int | None:
+        """The most memory that a job could find on each of so many of these GPUs, None where there are fewer; MIG
+        instances, with a colon in their labels, are for jobs on one."""
+        able = [gpu for gpu in self.gpus if gpus == 1 or ":" not in gpu.label]
+        sizes = sorted((gpu.total_mb for gpu in able if gpu.total_mb is not None), reverse=True)
+        return sizes[gpus - 1] if 1 <= gpus <= len(sizes) else None
+
 
 class StandingFile:
     """Writes the file for a dispatcher; a file that can't be written is not worth a word."""

@@ -21,11 +21,11 @@ from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.learning import Ask, FamilyMemory, asks_for
+from gpuherd.jobs.learning import Ask, asks_for
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts, PauseReason
-from gpuherd.jobs.rows import pause_reasons, process_of, round_opened
+from gpuherd.jobs.rows import FAMILIES, family_memory, pause_reasons, process_of, queued, round_opened
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, Page, RunStatus
 from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
@@ -277,15 +277,13 @@ def _job(
 def _ask(reader: QueueReader, row: sqlite3.Row, spec: dict[str, Any], facts: WaitFacts) -> Ask:
     """What the job asks for now, with what was learned of its family while it waits."""
     declared_mb = row["memory_mb"] if reader.has("jobs", "memory_mb") else spec.get("memory_mb")
-    family = spec.get("family")
-    if family is None or row["state"] != JobState.WAITING or not reader.has("families", "measured"):
+    if spec.get("family") is None or row["state"] != JobState.WAITING or not reader.has("family_ends", "measured"):
         return Ask(declared_mb)
-    known = reader.one("SELECT * FROM families WHERE name = ?", (family,))
-    seen = None if known is None else FamilyMemory(known["peak_mb"] or None, known["measured"], known["ran_out_mb"])
-    sizes = () if facts.standing is None else facts.standing.gpus
-    rooms = sorted((gpu.total_mb for gpu in sizes if gpu.total_mb is not None), reverse=True)
-    most_mb = rooms[row["gpus"] - 1] if 1 <= row["gpus"] <= len(rooms) else None
-    return asks_for(declared_mb, seen, most_mb, less=declared_mb == spec.get("memory_mb"))
+    job = queued(row)
+    known = reader.one(f"{FAMILIES} WHERE name = ?", (job.family,))
+    seen = None if known is None else family_memory(known)
+    most_mb = None if facts.standing is None else facts.standing.most_mb(row["gpus"])
+    return asks_for(declared_mb, seen, most_mb, less=job.may_ask_less)
 
 
 def _ready_at(row: sqlite3.Row, facts: WaitFacts) -> float | None:

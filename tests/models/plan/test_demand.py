@@ -132,6 +132,32 @@ def test_without_gpus_a_job_asks_for_one_that_would_hold_it_and_runs_on_the_cpu(
     assert "without GPUs jobs run on the CPU" in found.sentence
 
 
+def test_what_was_said_of_gpus_counts_without_any_too() -> None:
+    one, two = (demand_of(SMALL, Precision.BF16, USUAL, (), gpus=(count, 4)) for count in (1, 2))
+    assert (one.gpus, two.gpus) == (1, 2)
+    assert one.memory_mb / 2 < two.memory_mb < one.memory_mb
+    with pytest.raises(JobCannotFit, match="3 GPUs don't divide the heads"):
+        demand_of(SMALL, Precision.BF16, USUAL, (), parallel="tensor", gpus=(3, 3))
+    with pytest.raises(UsageError, match="replica means one GPU each"):
+        demand_of(SMALL, Precision.BF16, USUAL, (), parallel="replica", gpus=(2, 2))
+
+
+def test_what_fits_on_gpus_of_unequal_size_alone_is_refused_with_that_reason() -> None:
+    cards = parse_cards("1x40GB+1x24GB")
+    fourteen = read_architecture("qwen2.5-14b")
+    told = r"; it fits on 2 GPUs of 24\.0 to 40\.0 GiB, .* on each .*: --num-gpus 2 without --model is given these"
+    with pytest.raises(JobCannotFit, match=told):
+        demand_of(fourteen, Precision.FP32, Workload(), cards)
+    # Of three GPUs a job for two may be given the small ones.
+    with pytest.raises(JobCannotFit, match="it fits on 2 GPUs") as no:
+        demand_of(LARGE, Precision.INT8, Workload(), parse_cards("1x60GB+2x24GB"))
+    assert "without --model" not in str(no.value)
+    for others, most in (("2x24GB", None), ("1x40GB+1x24GB", 1)):
+        with pytest.raises(JobCannotFit) as no:
+            demand_of(fourteen, Precision.FP32, Workload(), parse_cards(others), most=most)
+        assert "; it fits on 2" not in str(no.value)
+
+
 def test_gpus_in_use_are_planned_as_they_will_be_when_they_are_free() -> None:
     cards = idle_cards([gpu("0", 40_960, 30_000), gpu("1", 40_960, 450), gpu("2", 24_576, 24_000)])
     assert [card.free // MIB for card in cards] == [40_960 - 450, 40_960 - 450, 24_576 - 491]
@@ -157,6 +183,12 @@ def test_a_suffix_of_the_name_is_a_dtype_and_contradicts_another() -> None:
 def test_words_that_mean_nothing_are_refused(said: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         demand_for("llama-3.1-8b", parse_cards("4x40GB"), **said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", ["batch", "prompt_tokens", "new_tokens"])
+def test_no_sequences_or_tokens_are_refused_and_not_taken_for_the_usual(said: str) -> None:
+    with pytest.raises(UsageError, match=f"{said}=0: it must be a whole number, at least 1"):
+        demand_for("llama-3.1-8b", parse_cards("40GB"), **{said: 0})  # type: ignore[arg-type]
 
 
 def test_the_checkpoints_own_precision_where_none_is_said() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,15 @@ def test_words_that_mean_nothing(standin: Standin) -> None:
     standin("1x40GB")
     with pytest.raises(UsageError, match="'int3' is no dtype"):
         auto_select_gpus_for_model("llama-3.1-8b", dtype="int3")
+
+
+def test_what_was_assumed_is_told(standin: Standin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    standin("1x40GB")
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 100, "auto_map": {"AutoModelForCausalLM": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert auto_select_gpus_for_model(str(tmp_path)) == [0]
+    assert "bf16 is assumed" in caplog.text and "code of its own" in caplog.text
 
 
 def test_without_gpus_none_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:

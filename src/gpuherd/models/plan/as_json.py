@@ -12,7 +12,6 @@ from typing import Any
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.next_steps import Asked, alternative_words
-from gpuherd.models.plan.request import gpu_request
 from gpuherd.models.plan.result import Alternative, GpuLoad, MemoryPlan, Refusal
 from gpuherd.models.plan.sizing import MOST_SEQUENCES
 from gpuherd.models.plan.telling import weights_bytes
@@ -42,14 +41,13 @@ def plan_as_json(told: MemoryPlan | Refusal, asked: Asked) -> dict[str, Any]:
             "missing_bytes": told.missing,
             "alternatives": alternatives_as_json(told.alternatives, asked),
         }
-    request = gpu_request(told)
     return {
         **common,
         "parallel": told.parallel,
         "replicas": told.replicas,
         "replica_gpus": [[card.label for card in cards] for cards in told.replica_cards],
         "largest_batch": None if told.largest_batch >= MOST_SEQUENCES else told.largest_batch,
-        "request": {"gpus": request.gpus, "memory_mb": request.memory_mb},
+        "request": {"gpus": told.gpus, "memory_mb": told.memory_mb},
         "device_map": None if told.parallel == "tensor" else told.device_map,
         "warnings": list(told.warnings),
     }

@@ -14,6 +14,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import WISHES, Wish
+from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
@@ -47,23 +48,34 @@ def demand_for(
         MissingModel, BadModel: the model is not to be had, or can't be planned.
         JobCannotFit: it fits nowhere here.
     """
-    name, ending = split_precision(model)
-    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
-    architecture = read(name)
-    precision, assumed = precision_for(architecture, wanted)
-    usual = Workload()
+    architecture, precision = in_precision(model, dtype, read)
+    said = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     demand = demand_of(
         architecture,
         precision,
-        Workload(batch or usual.batch, prompt_tokens or usual.prompt_tokens, new_tokens or usual.new_tokens),
+        Workload(**{name: number for name, number in said.items() if number is not None}),
         cards,
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,
     )
     warnings = () if demand.plan is None else demand.plan.warnings
-    remarks = [*architecture.assumptions, *warnings, *((assumed,) if assumed is not None else ())]
+    remarks = [*architecture.assumptions, *warnings]
     return replace(demand, sentence="; ".join([demand.sentence, *(each.rstrip(".") for each in remarks)]))
+
+
+def in_precision(
+    model: str, dtype: str | None, read: Callable[[str], Architecture] = read_architecture
+) -> tuple[Architecture, Precision]:
+    """A model by its name, and how its weights will lie in memory; where that had to be assumed, the architecture says
+    so. Raises as ``demand_for``."""
+    name, ending = split_precision(model)
+    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
+    architecture = read(name)
+    precision, assumed = precision_for(architecture, wanted)
+    if assumed is not None:
+        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
+    return architecture, precision
 
 
 def _wish(word: str | None) -> Wish:

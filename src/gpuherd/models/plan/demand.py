@@ -6,6 +6,7 @@ are when they are idle, once for each size that this machine has, and the least 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,15 +17,15 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.placing import Wish
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.request import gpu_request
 from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.wording import cards_in_words, gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 
 # What the driver keeps of a GPU for itself is less than this part of it. Where all GPUs of a size are in use, so that
 # it can't be seen, it is taken to be so much.
 _DRIVERS_PART = 0.02
+# More bytes than any GPU has.
+_BOUNDLESS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +97,24 @@ def demand_of(
     if gpus is not None and not 1 <= gpus[0] <= gpus[1]:
         raise UsageError(f"{architecture.model}: a model is planned on 1 GPU or more, not on {gpus[0]}")
     if not cards:
-        return _on_the_cpu(architecture, precision, workload, reserve)
-    best: tuple[tuple[int, int], MemoryPlan] | None = None
+        return _on_the_cpu(architecture, precision, workload, reserve, parallel, gpus)
+    best: MemoryPlan | None = None
     refused: tuple[float, list[Card]] | None = None
     for some in _of_each_size(cards, most):
         found = _plan(architecture, precision, workload, reserve, some, parallel, gpus, advise=False)
         if isinstance(found, MemoryPlan):
-            asked = gpu_request(found)
-            key = (asked.gpus, asked.memory_mb)
-            if best is None or key < best[0]:
-                best = key, found
+            if best is None or (found.gpus, found.memory_mb) < (best.gpus, best.memory_mb):
+                best = found
         elif refused is None or _lacks(found) < refused[0]:
             refused = _lacks(found), some
     if best is not None:
-        (count, memory_mb), plan = best
-        return Demand(count, memory_mb, plan, _sentence(architecture, precision, workload, count, memory_mb))
+        return Demand(best.gpus, best.memory_mb, best, _sentence(best, best.memory_mb))
     assert refused is not None  # noqa: S101 - there are cards, so one of both was told
     told = _plan(architecture, precision, workload, reserve, refused[1], parallel, gpus, advise=True)
     assert isinstance(told, Refusal)  # noqa: S101 - as before, now with advice
+    if gpus is None and (most is None or most >= len(cards)):
+        unequal = _on_unequal(architecture, precision, workload, cards, reserve, parallel)
+        told = replace(told, reason=told.reason + unequal)
     raise JobCannotFit(_refused(told))
 
 
@@ -164,20 +165,54 @@ def _plan(
     return make_plan(architecture, cards, precision, workload, reserve, parallel=parallel, gpus=count)
 
 
-def _on_the_cpu(architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve) -> Demand:
-    """On a machine without GPUs a job that asks for one runs on the CPU. It asks for a GPU that would hold it."""
-    nothing = Card("", "", 0, 0)
-    needed = CostTable(architecture, precision, workload, reserve).usage(0, len(architecture.blocks), nothing).total
-    memory_mb = -int(-needed / (1 - reserve.share) // MIB)
-    said = _sentence(architecture, precision, workload, 1, memory_mb)
-    return Demand(1, memory_mb, None, f"{said}; no GPU is known here, and without GPUs jobs run on the CPU")
+def _on_the_cpu(
+    architecture: Architecture,
+    precision: Precision,
+    workload: Workload,
+    reserve: Reserve,
+    parallel: Wish,
+    gpus: tuple[int, int] | None,
+) -> Demand:
+    """On a machine without GPUs a job that asks for some runs on the CPU. It asks for the fewest that would hold it."""
+    count = 1 if gpus is None else gpus[0]
+    boundless = [Card(str(place), "", total=0, free=_BOUNDLESS) for place in range(count)]
+    plan = make_plan(architecture, boundless, precision, workload, reserve, parallel=parallel, gpus=count, advise=False)
+    if isinstance(plan, Refusal):
+        raise JobCannotFit(plan.reason)
+    # Nothing is reserved yet for the size of a GPU.
+    memory_mb = math.ceil(plan.memory_mb / (1 - reserve.share))
+    said = _sentence(plan, memory_mb)
+    return Demand(count, memory_mb, None, f"{said}; no GPU is known here, and without GPUs jobs run on the CPU")
 
 
-def _sentence(architecture: Architecture, precision: Precision, workload: Workload, gpus: int, memory_mb: int) -> str:
+def _on_unequal(
+    architecture: Architecture,
+    precision: Precision,
+    workload: Workload,
+    cards: Sequence[Card],
+    reserve: Reserve,
+    parallel: Wish,
+) -> str:
+    """Said of a model that fits on these GPUs for that reason alone that some have more than others."""
+    if len({card.free for card in cards}) < 2:
+        return ""
+    plan = make_plan(architecture, cards, precision, workload, reserve, parallel=parallel, advise=False)
+    if isinstance(plan, Refusal):
+        return ""
+    sizes = cards_in_words([load.card for load in plan.loads])
+    said = f"; it fits on {sizes}, but a job asks for as much on each of its GPUs"
+    smallest = min(load.card.free for load in plan.loads)
+    if sum(card.free >= smallest for card in cards) > plan.gpus:
+        return said
+    return f"{said}: --num-gpus {plan.gpus} without --model is given these"
+
+
+def _sentence(plan: MemoryPlan, memory_mb: int) -> str:
+    workload, gpus = plan.workload, plan.gpus
     many = "1 sequence" if workload.batch == 1 else f"{workload.batch} sequences"
     free = gib(memory_mb * MIB)
     where = f"1 GPU with {free} free" if gpus == 1 else f"{gpus} GPUs with {free} free on each"
-    return f"{architecture.model} in {precision}, {many} of {workload.tokens} tokens: asks for {where}"
+    return f"{plan.architecture.model} in {plan.precision}, {many} of {workload.tokens} tokens: asks for {where}"
 
 
 def _refused(refusal: Refusal) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.models.plan.options import PlanOptions, TrainingOptions
-from gpuherd.models.plan.request import gpu_request
 from gpuherd.models.plan.result import Alternative, MemoryPlan
 from gpuherd.models.plan.workload import MIB
 
@@ -86,14 +85,13 @@ def _by_flag(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def steps(plan: MemoryPlan, asked: Asked) -> Iterator[tuple[str, list[str]]]:
     """What to do with a plan that fits: a sentence and a command each."""
-    request = gpu_request(plan)
-    memory = memory_words(request.memory_mb, min(load.card.free for load in plan.loads))
+    memory = memory_words(plan.memory_mb, min(load.card.free for load in plan.loads))
     each = " (each replica is a job)" if plan.replicas > 1 else ""
     # Tensor parallelism is a process a GPU; all else one process.
     program = _program(plan.gpus if plan.parallel == "tensor" else 1)
     yield (
         f"In your own queue{each}:",
-        ["gpuherd", "submit", "--num-gpus", str(request.gpus), "--mem", memory, "--", *program],
+        ["gpuherd", "submit", "--num-gpus", str(plan.gpus), "--mem", memory, "--", *program],
     )
     if asked.here:
         named = ",".join(_cuda_name(load.card.label, load.card.uuid) for load in plan.loads)
@@ -103,7 +101,7 @@ def steps(plan: MemoryPlan, asked: Asked) -> Iterator[tuple[str, list[str]]]:
         )
     else:
         array = [f"--array=0-{plan.replicas - 1}"] if plan.replicas > 1 else []
-        yield "By SLURM:", ["sbatch", f"--gres=gpu:{request.gpus}", *array, "your_job.sh"]
+        yield "By SLURM:", ["sbatch", f"--gres=gpu:{plan.gpus}", *array, "your_job.sh"]
     if plan.parallel != "tensor":
         yield "The device map for from_pretrained, as JSON:", asked_words(asked, ("--device-map",))
 

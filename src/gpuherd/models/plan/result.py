@@ -8,7 +8,7 @@ from typing import Literal
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.models.plan.workload import MIB, Reserve, Workload
 
 Parallel = Literal["one", "layers", "tensor"]
 
@@ -81,6 +81,12 @@ class MemoryPlan:
     def gpus(self) -> int:
         """GPUs of one replica."""
         return len(self.loads)
+
+    @property
+    def memory_mb(self) -> int:
+        """What must be free on each of the GPUs, in MB of 2^20 bytes: context and reserve are in it. Queues know one
+        figure for all GPUs of a job: that of the fullest."""
+        return max(-(-load.usage.total // MIB) for load in self.loads)
 
     @property
     def device_map(self) -> dict[str, int]:

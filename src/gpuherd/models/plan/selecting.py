@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 
 from gpuherd.errors import JobCannotFit
+from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards_now import cards_now
-from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import Wish
 from gpuherd.models.plan.planner import make_plan
-from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -48,11 +46,8 @@ def auto_select_gpus_for_model(
         JobCannotFit: a ValueError; it fits nowhere now, with the figures and what would fit.
         UsageError, MissingModel, BadModel: a dtype that means nothing, or no such model.
     """
-    name, ending = split_precision(model)
-    wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
-    architecture = read_architecture(name)
-    precision, assumed = precision_for(architecture, wanted)
-    if assumed is not None:
+    architecture, precision = in_precision(model, dtype)
+    for assumed in architecture.assumptions:
         logger.warning("%s: %s", model, assumed)
     idle, all_cards = cards_now(), cards_now(busy_too=True)
     if not all_cards.cards:

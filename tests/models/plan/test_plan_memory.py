@@ -1,4 +1,4 @@
-"""What jobs ask their queue for."""
+"""What a plan needs free on each of its GPUs: the figure that jobs ask their queue for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tests.models.plan.toy import NOTHING, cards_of, toy
 
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.request import GpuRequest, gpu_request
 from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.workload import Workload
 
@@ -20,7 +19,7 @@ def test_a_request_is_that_of_the_fullest_gpu() -> None:
     plan = make_plan(toy([10, 10, 10]), cards_of(24, 26), BF16, ONE, NOTHING)
     assert isinstance(plan, MemoryPlan)
     assert [load.usage.weights >> 20 for load in plan.loads] == [14, 24]
-    assert gpu_request(plan) == GpuRequest(2, 25)  # the last one's workspace begins another MB
+    assert (plan.gpus, plan.memory_mb) == (2, 25)  # the last one's workspace begins another MB
 
 
 @given(st.integers(1, 4), st.integers(5, 90), st.lists(st.integers(1, 12), min_size=1, max_size=5))
@@ -28,7 +27,6 @@ def test_a_plan_comes_true_on_what_it_asks_for(gpus: int, size: int, layers: lis
     plan = make_plan(toy(layers), cards_of(*[size] * gpus), BF16, ONE, NOTHING, advise=False)
     if isinstance(plan, Refusal):
         return
-    asked = gpu_request(plan)
-    assert asked.memory_mb <= size
-    again = make_plan(toy(layers), cards_of(*[asked.memory_mb] * asked.gpus), BF16, ONE, NOTHING)
+    assert plan.memory_mb <= size
+    again = make_plan(toy(layers), cards_of(*[plan.memory_mb] * plan.gpus), BF16, ONE, NOTHING)
     assert isinstance(again, MemoryPlan)
