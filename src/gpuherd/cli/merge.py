@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
-=======
-from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, printable
->>>>>>> r5-hub
+from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -60,7 +57,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merges, or tells what a merge would write."""
-<<<<<<< HEAD
     with naming_extras(dict.fromkeys(("numpy", "huggingface_hub", "torch"), "load"), "merging needs"):
         return _run(args)
 
