@@ -239,27 +239,20 @@ def _jamba_cache(c: Fields, kind: LayerKind) -> LayerCache:
     return LayerCache(per_sequence=inner * c.size("mamba_d_conv"), per_sequence_fp32=inner * c.size("mamba_d_state"))
 
 
+_MAMBA_1 = Layout(
+    _mamba,
+    "backbone",
+    _backbone,
+    last_norm("norm_f"),
+    kinds=_recurrent,
+    cache=_mamba_cache,
+    widest=_mamba_inner,
+    embedding="embeddings.weight",
+)
+
 MAMBA: Mapping[str, Layout] = {
-    "mamba": Layout(
-        _mamba,
-        "backbone",
-        _backbone,
-        last_norm("norm_f"),
-        kinds=_recurrent,
-        cache=_mamba_cache,
-        widest=_mamba_inner,
-        embedding="embeddings.weight",
-    ),
-    "falcon_mamba": Layout(
-        _mamba,
-        "backbone",
-        _backbone,
-        last_norm("norm_f"),
-        kinds=_recurrent,
-        cache=_mamba_cache,
-        widest=_mamba_inner,
-        embedding="embeddings.weight",
-    ),
+    "mamba": _MAMBA_1,
+    "falcon_mamba": _MAMBA_1,
     "mamba2": Layout(
         _mamba2,
         "backbone",
