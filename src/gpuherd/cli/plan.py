@@ -148,20 +148,11 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     return architecture, wanted
 
 
-def _precision(architecture: Architecture, wanted: Precision | None) -> tuple[Architecture, Precision]:
-    """The dtype of the plan; if it had to be assumed, the architecture says so."""
-    from gpuherd.models.plan.wanted import precision_for
-
-    precision, assumed = precision_for(architecture, wanted)
-    if assumed is not None:
-        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
-    return architecture, precision
-
-
 def _plan(model: str, asked: Asked, cards: Sequence[Card], *, advise: bool = True) -> MemoryPlan | Refusal:
     from gpuherd.models.plan.planner import make_plan
+    from gpuherd.models.plan.wanted import planned_in
 
-    architecture, precision = _precision(*_read(model, asked.options))
+    architecture, precision = planned_in(*_read(model, asked.options))
     return make_plan(
         architecture,
         cards,
@@ -260,10 +251,11 @@ def _usual(asked: Asked, as_json: bool) -> int:
     from gpuherd.models.plan.as_json import model_as_json, usual_as_json
     from gpuherd.models.plan.telling_tables import tell_usual
     from gpuherd.models.plan.usual import on_usual_cards, precisions_beside
+    from gpuherd.models.plan.wanted import planned_in
 
     options, found = asked.options, []
     for number, model in enumerate(asked.models):
-        architecture, precision = _precision(*_read(model, options))
+        architecture, precision = planned_in(*_read(model, options))
         rows = on_usual_cards(
             architecture,
             precisions_beside(precision) if options.dtype is None else (precision,),

@@ -16,7 +16,7 @@ from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.placing import WISHES, Wish
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.wanted import precision_for, precision_named, wanted_precision
+from gpuherd.models.plan.wanted import planned_in, precision_named, wanted_precision
 from gpuherd.models.plan.workload import Workload
 
 
@@ -71,11 +71,7 @@ def in_precision(
     so. Raises as ``demand_for``."""
     name, ending = split_precision(model)
     wanted = wanted_precision(model, ending, None if dtype is None else precision_named(dtype))
-    architecture = read(name)
-    precision, assumed = precision_for(architecture, wanted)
-    if assumed is not None:
-        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
-    return architecture, precision
+    return planned_in(read(name), wanted)
 
 
 def _wish(word: str | None) -> Wish:

@@ -4,6 +4,8 @@ Pure; ``naming`` takes names apart.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.precision import Precision
@@ -62,3 +64,12 @@ def precision_for(architecture: Architecture, wanted: Precision | None) -> tuple
     if architecture.stored in DTYPES:
         return Precision(architecture.stored), None
     return Precision.BF16, "Neither config nor weights tell the dtype: bf16 is assumed; --dtype says another."
+
+
+def planned_in(architecture: Architecture, wanted: Precision | None) -> tuple[Architecture, Precision]:
+    """The architecture and the precision in which it is planned; where that had to be assumed, the architecture says
+    so. Raises as ``precision_for``."""
+    precision, assumed = precision_for(architecture, wanted)
+    if assumed is not None:
+        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
+    return architecture, precision
