@@ -44,9 +44,9 @@ def main() -> None:
 
 
 def ours(module: Any, prompts: list[tuple[int, ...]]) -> Callable[[int], object]:
-    """Decodes so many tokens by ``gpuherd.qa.lm``."""
-    from gpuherd.qa.lm.asked import Decoding, PromptTokens
-    from gpuherd.qa.lm.model import LanguageModel
+    """Decodes so many tokens by ``gpuherd.lm``."""
+    from gpuherd.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.model import LanguageModel
 
     lm = LanguageModel(module, Words())
     asked = [PromptTokens(str(number), each) for number, each in enumerate(prompts)]

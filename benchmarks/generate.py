@@ -1,4 +1,4 @@
-"""Answers with log-probs: tokens a second of ``gpuherd.qa.lm`` against the obvious ways, on the same requests.
+"""Answers with log-probs: tokens a second of ``gpuherd.lm`` against the obvious ways, on the same requests.
 
     python -m benchmarks generate                              all cases
     python -m benchmarks.generate few_shot --dtype float32     one, printed
@@ -82,7 +82,7 @@ def measured(cases: Sequence[str], dtype: str, *, quick: bool, harness: bool = T
     import torch
     from transformers import AutoTokenizer
 
-    from gpuherd.qa.lm.model import LanguageModel
+    from gpuherd.lm.model import LanguageModel
 
     draw = random.Random(0)
     rows, new = (4, 8) if quick else (32, 50)
@@ -114,7 +114,7 @@ def greedy(
     lm: Any, folder: Path, prompts: list[tuple[int, ...]], new: int, dtype: str, *, harness: bool
 ) -> dict[str, Any]:
     """Greedy answers to all prompts: ours in one batch, each way of ``_generate_peers``."""
-    from gpuherd.qa.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.asked import Decoding, PromptTokens
 
     asked = [PromptTokens(str(number), prompt) for number, prompt in enumerate(prompts)]
     alone = prompts[:3]  # it is slow, and as fast for few as for many
@@ -146,7 +146,7 @@ def greedy(
 
 def samples(lm: Any, folder: Path, prompts: list[tuple[int, ...]], new: int, dtype: str) -> dict[str, Any]:
     """K drawn answers to each prompt, a prompt at a time."""
-    from gpuherd.qa.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.asked import Decoding, PromptTokens
 
     tokens = len(prompts) * SAMPLES * new
     how = Decoding(greedy=False, samples=SAMPLES, max_new_tokens=new)

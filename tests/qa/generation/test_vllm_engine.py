@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.lm.asked import Decoding
 from gpuherd.qa.generation.answers import generation_of
 from gpuherd.qa.generation.vllm_engine import (
     chosen,
@@ -24,7 +25,6 @@ from gpuherd.qa.generation.vllm_engine import (
     tokens_of,
     visible_gpus,
 )
-from gpuherd.qa.lm.asked import Decoding
 from gpuherd.qa.record import Finish
 from gpuherd.qa.working.options import ShardOptions
 

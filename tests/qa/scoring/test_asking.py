@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.qa.small_models import CHAT_TEMPLATE, make_tokenizer
 
+from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import load_model
 from gpuherd.qa.encoders.entailment import Asked
-from gpuherd.qa.lm.asked import PromptTokens
-from gpuherd.qa.lm.model import LanguageModel
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
 from gpuherd.qa.scoring.asking import AskedEntailment, EntailmentPrompts, PTruePrompts, one_line, plain_ids
 from gpuherd.qa.scoring.weighing import Weigher, log_sum

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.qa.lm.asked import Decoded, Tokens
+from gpuherd.lm.asked import Decoded, Tokens
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
 
 

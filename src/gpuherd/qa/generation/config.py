@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count, positive_int
 from gpuherd.jobs.rundir import safe_name
+from gpuherd.lm.asked import Decoding
 from gpuherd.options import option
 from gpuherd.qa.data.adapters.registry import adapters
 from gpuherd.qa.data.options import QuestionOptions
-from gpuherd.qa.lm.asked import Decoding
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
 from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values

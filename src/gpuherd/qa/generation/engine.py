@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpuherd.qa.lm.asked import Decoded, Decoding, PromptTokens
+from gpuherd.lm.asked import Decoded, Decoding, PromptTokens
 
 
 class Engine(Protocol):

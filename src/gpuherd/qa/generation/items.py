@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuherd.lm.asked import PromptTokens
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.lm.asked import PromptTokens
 from gpuherd.qa.prompts.maker import MadePrompt
 from gpuherd.qa.record import Prompted, Question
 from gpuherd.qa.record_json import question_of

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs.job import Job
+from gpuherd.lm.batching import plan_batches
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.prepared import Prepared
-from gpuherd.qa.lm.batching import plan_batches
 from gpuherd.qa.working.model_jobs import Asks, Having, WorkerCall, having, shard_jobs, what_it_takes
 from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
 

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from gpuherd import __version__
 from gpuherd.errors import UsageError
+from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.kept import is_whole, lengths, refuse_change, refused_before
-from gpuherd.qa.lm.end_tokens import end_tokens_in
 from gpuherd.qa.prompts.maker import MadePrompt, PromptMaker, PromptTooLong
 from gpuherd.qa.record import Question
 from gpuherd.qa.record_json import question_values

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuherd.lm.asked import Decoded, Decoding, PromptTokens
+from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import Loaded
-from gpuherd.qa.lm.asked import Decoded, Decoding, PromptTokens
-from gpuherd.qa.lm.model import LanguageModel
 
 
 class TransformersEngine:

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.detokenising import Growing, cut
 from gpuherd.models.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, said_precision
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.wanted import wanted_precision
-from gpuherd.qa.lm.asked import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.qa.lm.detokenising import Growing, cut
 from gpuherd.qa.working.model_files import reference
 from gpuherd.qa.working.options import ShardOptions
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import printable
+from gpuherd.lm.asked import Decoding
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.answers import answered_of
 from gpuherd.qa.generation.items import Item, read_items
 from gpuherd.qa.generation.kept import begun_record
-from gpuherd.qa.lm.asked import Decoding
 from gpuherd.qa.record_json import line_of
 from gpuherd.qa.runs import DamagedRun
 from gpuherd.qa.working.loading import is_writer, load

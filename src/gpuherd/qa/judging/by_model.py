@@ -175,7 +175,7 @@ def begin(ready: Ready, at_once: int) -> tuple[Shard, ...]:
     Args:
         at_once: how many jobs can run side by side.
     """
-    from gpuherd.qa.lm.batching import plan_batches
+    from gpuherd.lm.batching import plan_batches
 
     lengths = [len(each) for each in ready.prompts.fitting]
     config = ready.config

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.model import LanguageModel
 from gpuherd.qa.judging.task import JudgingWork, Task, read_cases, read_task, reply_line, weighed_line
-from gpuherd.qa.lm.asked import Decoding, PromptTokens
-from gpuherd.qa.lm.model import LanguageModel
 from gpuherd.qa.working.loading import is_writer, load
 from gpuherd.qa.working.options import ShardOptions
 from gpuherd.qa.working.shardwork import work_through

@@ -15,10 +15,10 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.lm.batching import plan_batches
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import ShardedDirectory
-from gpuherd.qa.lm.batching import plan_batches
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.alone import alone_in

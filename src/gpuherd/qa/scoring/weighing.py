@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpuherd.qa.lm.asked import PromptTokens
-from gpuherd.qa.lm.batching import plan_batches
-from gpuherd.qa.lm.model import LanguageModel
+from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.batching import plan_batches
+from gpuherd.lm.model import LanguageModel
 
 Word = tuple[tuple[int, ...], ...]  # the token ids of each way to write it, none the beginning of another
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
+from gpuherd.lm.asked import PromptTokens
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.config import EncoderKind
 from gpuherd.qa.encoders.entailment import Entailment
 from gpuherd.qa.encoders.model_files import encoder_files
 from gpuherd.qa.encoders.similarity import self_similarity, similarity_model
 from gpuherd.qa.folder import ShardedDirectory
-from gpuherd.qa.lm.asked import PromptTokens
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import tasks
@@ -111,7 +111,7 @@ def _by_encoder(spec: Spec, answers: Sequence[Answered], options: ShardOptions) 
 def _by_language_model(
     spec: Spec, run: Run, answers: Sequence[Answered], options: ShardOptions, words: Sequence[str]
 ) -> Measuring:
-    from gpuherd.qa.lm.model import LanguageModel
+    from gpuherd.lm.model import LanguageModel
     from gpuherd.qa.scoring.asking import AskedEntailment, PTruePrompts
     from gpuherd.qa.scoring.weighing import Weigher
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
-from gpuherd.qa.lm.memory import is_out_of_memory
+from gpuherd.lm.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,8 @@ class CausalModel:
         that they are told to, by what their cache gave them. The model reads a few tokens to see."""
         import torch
 
-        from gpuherd.qa.lm.beginning import INSTEAD_OF
-        from gpuherd.qa.lm.cache import RoomyLayer
+        from gpuherd.lm.beginning import INSTEAD_OF
+        from gpuherd.lm.cache import RoomyLayer
 
         config = self.module.config
         if not self.takes_padding or getattr(config, "_attn_implementation", None) != INSTEAD_OF:
@@ -127,7 +127,7 @@ class CausalModel:
 
     def new_cache(self) -> Any | None:
         """An empty cache of the kinds of layers that the model has, None where it takes none."""
-        from gpuherd.qa.lm.cache import roomy_cache
+        from gpuherd.lm.cache import roomy_cache
 
         return None if self.cache_name is None else roomy_cache(self.module.config)
 
@@ -150,7 +150,7 @@ class CausalModel:
 
     def _attention(self, cache: Any | None) -> AbstractContextManager[None]:
         """In which the module is called with this cache."""
-        from gpuherd.qa.lm.beginning import in_use
+        from gpuherd.lm.beginning import in_use
 
         shared = cache is not None and any(getattr(each, "beginning", None) is not None for each in cache.layers)
         return in_use(self.module.config) if shared else nullcontext()
@@ -247,7 +247,7 @@ class Reading:
 
     def share(self, rows: int) -> None:
         """``repeat`` for a model that keeps beginnings once."""
-        from gpuherd.qa.lm.cache import RoomyLayer
+        from gpuherd.lm.cache import RoomyLayer
 
         first = self.mask.new_zeros(rows)
         self.mask = self.mask.index_select(0, first)

@@ -12,12 +12,12 @@ import pytest
 from tests.qa.small_models import INSTRUCTION, facts, plain_prompt, random_llama, random_model
 
 from gpuherd.errors import BadModel, ExitCode, UsageError
-from gpuherd.qa.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuherd.qa.lm.model import LanguageModel  # noqa: E402
+from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 Load = Callable[..., Any]
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.qa.lm.asked import Decoding, PromptTokens, Tokens
-from gpuherd.qa.lm.choosing import choose
-from gpuherd.qa.lm.detokenising import Growing, cut
-from gpuherd.qa.lm.forward import Reading
-from gpuherd.qa.lm.keys import draw_key
+from gpuherd.lm.asked import Decoding, PromptTokens, Tokens
+from gpuherd.lm.choosing import choose
+from gpuherd.lm.detokenising import Growing, cut
+from gpuherd.lm.forward import Reading
+from gpuherd.lm.keys import draw_key
 
 if TYPE_CHECKING:
     from array import array

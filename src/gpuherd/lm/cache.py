@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from gpuherd.qa.lm.beginning import Beginning, tagged
+from gpuherd.lm.beginning import Beginning, tagged
 
 _STEP = 64  # tokens that a layer has room for beyond those that it has to have
 

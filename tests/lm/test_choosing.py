@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpuherd.qa.lm.asked import Decoding
-from gpuherd.qa.lm.keys import Key, draw_key
+from gpuherd.lm.asked import Decoding
+from gpuherd.lm.keys import Key, draw_key
 
 torch = pytest.importorskip("torch")
 
-from gpuherd.qa.lm.choosing import choose, exponentials, race, warped  # noqa: E402
+from gpuherd.lm.choosing import choose, exponentials, race, warped  # noqa: E402
 
 DRAWS = 20_000
 

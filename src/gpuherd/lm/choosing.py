@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.qa.lm.asked import Decoding
-    from gpuherd.qa.lm.keys import Key
+    from gpuherd.lm.asked import Decoding
+    from gpuherd.lm.keys import Key
 
 _MOST_NUMBERS = 1 << 26  # logits that are worked on at a time: 256 MB in float32, twice that for a draw
 _GROUP = 128  # tokens that race as one first: so a draw takes some hundreds of random numbers and not a vocabulary's

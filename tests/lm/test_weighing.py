@@ -10,15 +10,15 @@ import pytest
 from tests.qa.small_models import INSTRUCTION, facts, plain_prompt
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.lm.asked import PromptTokens
-from gpuherd.qa.lm.spellings import spellings, without_longer
+from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.spellings import spellings, without_longer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.qa.lm import teacher  # noqa: E402
-from gpuherd.qa.lm.forward import causal_model  # noqa: E402
-from gpuherd.qa.lm.model import LanguageModel  # noqa: E402
+from gpuherd.lm import teacher  # noqa: E402
+from gpuherd.lm.forward import causal_model  # noqa: E402
+from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 CONTINUATIONS = [(327,), (40, 41), (40,), (50, 60, 70, 80), (40, 42)]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.lm.batching import common_prefix, halved, pieces, plan_batches
+from gpuherd.lm.batching import common_prefix, halved, pieces, plan_batches
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 

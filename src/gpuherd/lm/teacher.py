@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.qa.lm.forward import CausalModel, Reading, padded
+from gpuherd.lm.forward import CausalModel, Reading, padded
 
 if TYPE_CHECKING:
     import torch

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.qa.lm.test_architectures import KINDS, random_module
+from tests.lm.test_architectures import KINDS, random_module
 
-from gpuherd.qa.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.asked import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.qa.lm.beginning import Beginning  # noqa: E402
-from gpuherd.qa.lm.forward import Reading, causal_model, padded  # noqa: E402
-from gpuherd.qa.lm.model import LanguageModel  # noqa: E402
+from gpuherd.lm.beginning import Beginning  # noqa: E402
+from gpuherd.lm.forward import Reading, causal_model, padded  # noqa: E402
+from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from tests.models.load.test_tensor_parallel import two_ranks
 from tests.qa.small_models import facts, plain_prompt, random_llama
 
 from gpuherd.errors import BadModel
-from gpuherd.qa.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.asked import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from gpuherd.lm.model import LanguageModel  # noqa: E402
 from gpuherd.models.load.loading import load_model  # noqa: E402
-from gpuherd.qa.lm.model import LanguageModel  # noqa: E402
 
 HOW = Decoding(greedy=True, samples=2, max_new_tokens=8, end_ids=(1,), seed=2)
 
@@ -69,8 +69,8 @@ RANK = """
 import json, os, sys
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.tensor_parallel import leave, load_tensor_parallel, this_rank
-from gpuherd.qa.lm.asked import Decoding, PromptTokens
-from gpuherd.qa.lm.model import LanguageModel
+from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.model import LanguageModel
 loaded, _ = load_tensor_parallel(Asked(model=sys.argv[1], dtype="fp32"))
 lm = LanguageModel.of(loaded)
 prompts = [PromptTokens(str(number), (0, *range(20, 30 + number))) for number in range(4)]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.qa.small_models import make_tokenizer, seeded
 
-from gpuherd.qa.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.asked import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.qa.lm.model import LanguageModel  # noqa: E402
+from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

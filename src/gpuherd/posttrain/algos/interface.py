@@ -1,0 +1,116 @@
+"""What an algorithm is: it collects data with the policy of the round before, and trains the next policy on it.
+
+Nothing here knows of queues or rounds' folders: ``posttrain.rounds`` calls it in jobs, ``posttrain.training`` in
+processes, and a notebook may call it too. No torch is imported with this module or with an algorithm's: option classes
+are read by commands that start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.problem import Problem, Task
+from gpuherd.posttrain.rollout import Comparison, Rollout
+
+Row = Rollout | Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn while data is collected (and in evaluations of samples)."""
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    batch_size: int = 32
+    use_chat_template: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Of models: ``dtype`` of their weights (float32, bfloat16, float16; None: the checkpoint's), ``amp_dtype`` of
+    autocast while training (None: none), and which attention (eager, sdpa, flash_attention_2)."""
+
+    dtype: str | None = None
+    amp_dtype: str | None = None
+    attention: str = "sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """Data to be collected by one job.
+
+    Attributes:
+        task, problems: what is asked; this job's share of the round's problems.
+        policy: of the round before (of the first round: the reference).
+        reference: the model that everything began with.
+        round: from 0.
+        reward_batch_size: completions that are scored at once.
+    """
+
+    task: Task
+    problems: Sequence[Problem]
+    policy: Policy
+    reference: Policy
+    round: int
+    sampling: Sampling
+    precision: Precision
+    device: str
+    reward_batch_size: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A policy to be trained by one job, in one process or several (``posttrain.training.world``).
+
+    Attributes:
+        task: for algorithms that sample while they train; None where only rows are learnt from.
+        problems: of the training split.
+        rows: what was collected, a sequence a round, this one's last; read from disk by the caller.
+        policy: of the round before.
+        reference: the model that everything began with.
+        value_model: what a classifier starts from, for the guided algorithms.
+        folder: where the trained model or classifier goes (``folder/model``); ``folder/checkpoints`` while at work.
+        steps: ``posttrain.training.options.StepOptions``: micro-batches, gradient checkpointing, and so on.
+    """
+
+    task: Task | None
+    problems: Sequence[Problem]
+    rows: Sequence[Sequence[Row]]
+    policy: Policy
+    reference: Policy
+    value_model: str | None
+    folder: Path
+    round: int
+    sampling: Sampling
+    precision: Precision
+    device: str
+    seed: int = 0
+    steps: Any = None
+    reward_batch_size: int = 32
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(Protocol):
+    """One algorithm with its options (a frozen dataclass, ``Options``, that stands in the same file)."""
+
+    name: ClassVar[str]
+    guided: ClassVar[bool]  # its policies are the reference with a classifier, evaluated at each of several etas
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """The rows of this job's problems, in their order. The same for any division into jobs."""
+        ...
+
+    def train(self, work: Training) -> Policy:
+        """Trains and writes ``work.folder``; goes on from a checkpoint that lies there. Returns ``policy(folder)``."""
+        ...
+
+    def policy(self, work: Training) -> Policy:
+        """The policy that a finished training in ``work.folder`` stands for."""
+        ...

@@ -1,0 +1,46 @@
+"""Which algorithms there are, by the names that configs use, and where: a module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from gpuherd.errors import UsageError
+
+ALGORITHMS: Mapping[str, str] = {
+    "SFT": "sft:SFT",
+    "DPO": "dpo:DPO",
+    "GRPO": "grpo:GRPO",
+    "PPO": "ppo:PPO",
+    "REINFORCE": "reinforce:Reinforce",
+    "GRPO-HF": "grpo_hf:GRPOFromHumanFeedback",
+    "QSharp": "qsharp:QSharp",
+    "QSharp-HF": "qsharp_hf:QSharpFromHumanFeedback",
+    "PITA": "pita:PITA",
+    "CD": "cd:ControlledDecoding",
+}
+
+_SPELLINGS = {"q#": "QSharp", "qsharp": "QSharp", "q#-hf": "QSharp-HF", "rpo": "DPO"}
+
+
+def canonical(name: str) -> str:
+    """The registered spelling of a name. Raises UsageError, which says the nearest.
+
+    >>> canonical("Q#"), canonical("grpo_hf")
+    ('QSharp', 'GRPO-HF')
+    """
+    plain = name.lower().replace("_", "-")
+    found = {each.lower(): each for each in ALGORITHMS} | _SPELLINGS
+    if plain in found:
+        return found[plain]
+    near = difflib.get_close_matches(plain, found, 1)
+    hint = f"; did you mean {found[near[0]]}?" if near else ""
+    raise UsageError(f"algorithm {name!r} is none of {', '.join(ALGORITHMS)}{hint}")
+
+
+def algorithm_class(name: str) -> Any:
+    """The class of an algorithm; its ``Options`` is an attribute. Raises UsageError."""
+    module, _, attribute = ALGORITHMS[canonical(name)].partition(":")
+    return getattr(importlib.import_module(f"gpuherd.posttrain.algos.{module}"), attribute)

@@ -1,0 +1,1 @@
+"""The tasks, a file each: problems and what completions earn."""
