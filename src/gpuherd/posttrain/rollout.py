@@ -49,7 +49,7 @@ class Rollout:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From ``to_dict``, or its JSON read back."""
-        told = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        told: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
         told["turn_rewards"] = tuple((int(place), float(reward)) for place, reward in values.get("turn_rewards", ()))
         return cls(**told)
 
@@ -84,4 +84,5 @@ class Comparison:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From ``to_dict``, or its JSON read back."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        told: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+        return cls(**told)
