@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from gpuherd.lm.guidance.tokens import tokens_digest
 if TYPE_CHECKING:
     import torch
 
+    from gpuherd.lm.guidance.reading import ReadingMaker
     from gpuherd.lm.guidance.value_model import ValueModel
 
 HEAD_FILE = "value_head.safetensors"
@@ -52,12 +54,19 @@ class Classifier:
         """Where token ids go."""
         return self.module.head.weight.device
 
-    @property
+    @cached_property
     def most_positions(self) -> int | None:
         """The most tokens of a row; None where the body does not say."""
         from gpuherd.lm.forward import CausalModel
 
         return CausalModel(self.module.body, str(self.device)).most_positions
+
+    @cached_property
+    def readings(self) -> ReadingMaker:
+        """Makes readings of rows that grow; the body is tried on a few tokens first."""
+        from gpuherd.lm.guidance.reading import ReadingMaker
+
+        return ReadingMaker(self.module, self.name)
 
     def values(
         self, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
