@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingModel, naming_extras
+from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
 from gpuherd.jobs.durable import atomic_write, sync_folder
 from gpuherd.lm.guidance.form import FILE, ClassifierForm, Head, Kind, read_form
 from gpuherd.lm.guidance.tokens import tokens_digest
@@ -190,7 +190,6 @@ def _tokenizer(folder: Path) -> Any:
 
 def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
     """The model without its head for tokens, in evaluation mode."""
-    import torch
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel
 
@@ -202,7 +201,7 @@ def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
             body, loaded = AutoModel.from_pretrained(
                 folder,
                 config=config,
-                dtype="auto" if dtype is None else getattr(torch, dtype),
+                dtype="auto" if dtype is None else _torch_dtype(dtype),
                 attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -214,6 +213,20 @@ def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
         missing = ", ".join(sorted(loaded["missing_keys"])[:3])
         raise BadModel(f"{folder} lacks weights: {missing}")
     return body.to(device).eval()
+
+
+def _torch_dtype(word: str) -> torch.dtype:
+    """``float32`` or ``fp32``, and so on. Raises UsageError."""
+    import torch
+
+    from gpuherd.models.plan.precision import Precision
+    from gpuherd.models.plan.wanted import precision_named
+
+    known = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+    named = precision_named(word)
+    if named not in known:
+        raise UsageError(f"dtype {word!r}: a classifier is loaded as {', '.join(known)}")
+    return known[named]
 
 
 @contextmanager
