@@ -170,7 +170,14 @@ def _refuse_unreadable(data: Data, classifier: Classifier) -> None:
             f"classifier {classifier.name} predicts {classifier.form.head} {list(classifier.form.atoms)}, and what is "
             f"to be learnt is {list(data.atoms) or 'one probability'}; set warm_start=false, or keep the loss and atoms"
         )
-    longest = max(len(each.ids) for lesson in (*data.lessons, *data.held_out) for each in lesson)
+    examples = [each for lesson in (*data.lessons, *data.held_out) for each in lesson]
+    longest, largest = max(len(each.ids) for each in examples), max(max(each.ids) for each in examples)
+    known = classifier.module.vocabulary
+    if largest >= known:
+        raise UsageError(
+            f"value model {classifier.name} knows token ids below {known}, and there is {largest}; take one of the "
+            "reference's family"
+        )
     room = classifier.most_positions
     if room is not None and longest > room:
         raise UsageError(
