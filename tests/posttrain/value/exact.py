@@ -55,7 +55,7 @@ class Tree:
 
     def guided(self, added: Mapping[Ids, float]) -> float:
         """The expected reward of the policy to whose log-prob of each token is added what stands for its prefix."""
-        chances = {(): 1.0}
+        chances: dict[Ids, float] = {(): 1.0}
         for prefix in sorted(self.prefixes(), key=len):
             before = prefix[:-1]
             siblings = [each for each in added if each[:-1] == before and len(each) == len(prefix)]

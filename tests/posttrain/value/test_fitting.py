@@ -47,7 +47,10 @@ def rollouts(count: int = 24) -> list[Rollout]:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(folder / "model" / "model.safetensors") | load_file(folder / "model" / "value_head.safetensors")
+    found: dict[str, torch.Tensor] = {}
+    for name in ("model.safetensors", "value_head.safetensors"):
+        found |= load_file(folder / "model" / name)
+    return found
 
 
 @contextmanager
@@ -97,6 +100,9 @@ def test_what_was_trained_is_said_and_not_trained_again(reference: Path, small: 
     before = (tmp_path / "model" / "classifier.json").stat()
     assert train_guide(data, work, OPTIONS) == policy
     assert (tmp_path / "model" / "classifier.json").stat() == before
+    assert not (tmp_path / "checkpoints").exists()
+    with pytest.raises(UsageError, match=r"another training: its lr is 0\.01, here it is 0\.02"):
+        train_guide(data, work, replace(OPTIONS, lr=0.02))
     lines = read_curves(tmp_path)
     assert [each["step"] for each in lines] == list(range(1, len(lines) + 1))
     assert sum("validation_loss" in each for each in lines) == OPTIONS.epochs
