@@ -92,7 +92,7 @@ class Full:
 
     def _watch(self, module: Any, inputs: Any, output: Tensor) -> None:
         if len(output) > self.most:
-            output.register_hook(_run_out)
+            output.register_hook(_run_out)  # type: ignore[no-untyped-call]
 
 
 def _run_out(gradient: Tensor) -> None:
