@@ -160,7 +160,9 @@ def _own_root(spec: dict[str, Any]) -> None:
     """A root folder in memory that has the readable paths, a few devices and an empty folder to work in."""
     _mount(None, "/", None, _PRIVATE | _RECURSIVE)
     base = next(
-        each for each in ("/mnt", "/media", "/srv", "/opt", "/tmp") if os.path.isdir(each) and _free(each, spec)  # noqa: S108, PTH112
+        each
+        for each in ("/mnt", "/media", "/srv", "/opt", "/tmp")
+        if os.path.isdir(each) and _free(each, spec)  # noqa: S108, PTH112
     )
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
     for path in (*spec["readable"], *_DEVICES):
