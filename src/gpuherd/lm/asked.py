@@ -66,7 +66,10 @@ class PromptTokens:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A decoded answer: its tokens without the end token, their raw log-probs (float32; None where not finite), the end
-    token and its log-prob, and whether a stop string ended it."""
+    token and its log-prob, and whether a stop string ended it.
+
+    ``guided``: of an answer that a classifier guided; None where none did.
+    """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float | None, ...]
@@ -75,6 +78,26 @@ class Tokens:
     end_id: int | None = None
     end_log_prob: float | None = None
     stopped: bool = False
+    guided: GuidedTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTokens:
+    """What guidance did at each token of an answer. Both laws are at temperature 1, before top-k and top-p; the guided
+    one gives what is no candidate the probability 0.
+
+    Attributes:
+        log_probs: the token's natural log-prob under the guided law.
+        kl: KL(guided || reference) at the token's place, over the whole vocabulary, in nats.
+        end_log_prob, end_kl: those of the end token, which stands in neither; None where there is none.
+
+    None stands for what is not finite.
+    """
+
+    log_probs: tuple[float | None, ...]
+    kl: tuple[float | None, ...]
+    end_log_prob: float | None = None
+    end_kl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

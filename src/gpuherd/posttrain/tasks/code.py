@@ -71,8 +71,8 @@ def make_humaneval(options: TaskOptions) -> DataTask:
 
 
 _COLUMNS = frozenset(
-    "id prompt question text tests setup solution code task_id test_list test_setup_code "
-    "test entry_point canonical_solution".split()
+    {"id", "prompt", "question", "text", "tests", "setup", "solution", "code", "task_id", "test_list"}
+    | {"test_setup_code", "test", "entry_point", "canonical_solution"}
 )
 
 

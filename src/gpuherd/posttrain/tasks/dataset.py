@@ -107,7 +107,7 @@ class DataTask:
         if source.train is None or (split is Split.TEST and not source.divided):
             setting = "test_data" if split is Split.TEST else "data"
             raise UsageError(f"{self.name} has no {split} problems; {setting}=FILE gives it some, or take another task")
-        train = self._part(source.train)
+        train: Sequence[Problem] = self._part(source.train)
         if source.test is not None:
             if Split.TEST not in self._known:
                 self._read(Split.TEST)

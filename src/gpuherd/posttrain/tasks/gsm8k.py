@@ -24,8 +24,8 @@ _SOURCE = Source(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``prompt``: boxed, hashes (answers end as the data set's do) or plain; ``data``, ``test_data``, ``revision`` as of
-    ``dataset.Reading``."""
+    """``prompt``: boxed, hashes (answers end as the data set's do) or plain; ``data``, ``test_data``, ``revision`` as
+    of ``dataset.Reading``."""
 
     prompt: PromptStyle = "boxed"
     data: str | None = None

@@ -101,7 +101,8 @@ def gather(
     ids: dict[str, str] = {}
     prompts: dict[tuple[str, str], str] = {}
     count = 0
-    for count, row in enumerate(rows, start=1):
+    for row in rows:
+        count += 1
         try:
             problem = made(_checked(row, draft))
             key = (problem.prompt, repr(sorted(problem.hidden.items())))
