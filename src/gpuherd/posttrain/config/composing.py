@@ -43,7 +43,8 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
         except OmegaConfBaseException as problem:
             raise UsageError(_first_line(problem)) from None
     assert isinstance(whole, dict)  # noqa: S101 - it is composed of mappings
-    return {str(key): value for key, value in whole.items()}
+    # A group without a choice is there with nothing in it.
+    return {str(key): {} if value is None and key in groups(folder) else value for key, value in whole.items()}
 
 
 def groups(folder: Path = CONF) -> dict[str, tuple[str, ...]]:
@@ -114,13 +115,15 @@ def _choices_of(defaults: Any, folder: Path, file: str | Path | None) -> list[st
 
 
 def _said(choice: Any) -> str:
-    return f"[{','.join(choice)}]" if isinstance(choice, list) else "null" if choice is None else str(choice)
+    return f"[{','.join(choice)}]" if isinstance(choice, list) else str(choice)
 
 
 def _check_choice(group: str, choice: Any, folder: Path) -> None:
     possible = groups(folder)[group]
     for each in choice if isinstance(choice, list) else [choice]:
-        if each is not None and each not in possible:
+        if each is None:
+            raise UsageError(f"{group}=null: none of its choices is {group}=[]")
+        if each not in possible:
             raise UsageError(f"{group}={each}: there is no such choice{nearest(str(each), possible)}")
 
 
