@@ -1,7 +1,7 @@
 """Algorithm x data set x model pair x round becomes steps: collect, train, evaluate, and what each needs. Pure.
 
-Of one combination the rounds follow each other: what a round collects needs the policy of the round before, its training
-needs what was collected. Combinations know nothing of each other, so they fill the machine side by side.
+Of one combination the rounds follow each other: what a round collects needs the policy of the round before, its
+training needs what was collected. Combinations know nothing of each other, so they fill the machine side by side.
 """
 
 from __future__ import annotations
@@ -172,6 +172,5 @@ def _references(combinations: Sequence[Combination]) -> list[Step]:
 
 
 def _of(step: Step) -> str:
-    return " / ".join(
-        (step.algorithm, step.dataset, step.family, *([] if step.evaluated_on is None else [step.evaluated_on]))
-    )
+    words = [step.algorithm, step.dataset, step.family]
+    return " / ".join(words if step.evaluated_on is None else [*words, step.evaluated_on])
