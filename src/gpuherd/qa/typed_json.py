@@ -1,6 +1,7 @@
 """Frozen dataclasses as JSON values, and back.
 
-Equal data give equal text, and what is read is equal to what was written. The form is that of the dataclasses, field by field. Standard library alone.
+Equal data give equal text, and what is read is equal to what was written. The form is that of the dataclasses, field by
+field. Standard library alone.
 """
 
 from __future__ import annotations
