@@ -18,8 +18,10 @@ class Decoding:
     Attributes:
         greedy: one answer of the most probable tokens.
         samples: so many drawn answers besides.
+        first_sample: the number of the first drawn answer, for drawing some now and others later.
         temperature, top_p, top_k: of the draws; 1, 1 and 0 are the model's own distribution. Recorded log-probs are
-            those of the raw model in any case.
+            those of the raw model in any case, without top_p and top_k.
+        tempered: log-probs are recorded at the temperature, as what samples is weighed in policy gradients.
         max_new_tokens: the most tokens of an answer, the one that ends it counted.
         end_ids: tokens that end an answer; all that the model's configs and tokenizer name.
         stop: strings that end an answer before them.
@@ -28,6 +30,7 @@ class Decoding:
 
     greedy: bool = True
     samples: int = 0
+    first_sample: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -35,28 +38,38 @@ class Decoding:
     end_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+    tempered: bool = False
 
     def __post_init__(self) -> None:
         if not self.greedy and self.samples == 0:
             raise UsageError("nothing to decode: neither greedy nor samples")
-        if self.samples < 0 or self.max_new_tokens < 1 or self.top_k < 0:
-            raise UsageError("samples and top_k are 0 or more, max_new_tokens 1 or more")
+        if min(self.samples, self.first_sample, self.top_k) < 0 or self.max_new_tokens < 1:
+            raise UsageError("samples, first_sample and top_k are 0 or more, max_new_tokens 1 or more")
         if not 0 < self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise UsageError("temperature is above 0, top_p above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A prompt as token ids, special tokens included; ``id`` is the question's (random numbers depend on it)."""
+    """A prompt as token ids, special tokens included; ``id`` is the question's (random numbers depend on it);
+    ``most``: the most tokens of an answer to it, where that is less than what is allowed to all."""
 
     id: str
     token_ids: tuple[int, ...]
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise UsageError(f"prompt {self.id}: an answer of at most {self.most} tokens; the least is 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A decoded answer: its tokens without the end token, their raw log-probs (float32; None where not finite), the end
-    token and its log-prob, and whether a stop string ended it."""
+    token and its log-prob, and whether a stop string ended it.
+
+    ``guided``: of an answer that a classifier guided; None where none did.
+    """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float | None, ...]
@@ -65,6 +78,24 @@ class Tokens:
     end_id: int | None = None
     end_log_prob: float | None = None
     stopped: bool = False
+    guided: GuidedTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTokens:
+    """What guidance did at each token of an answer. Both laws are at temperature 1, before top-k and top-p; the guided
+    one gives what is no candidate the probability 0.
+
+    Attributes:
+        log_probs: the token's natural log-prob under the guided law.
+        kl: KL(guided || reference) at the token's place, over the whole vocabulary, in nats.
+        end_log_prob, end_kl: those of the end token, which stands in neither; None where there is none.
+    """
+
+    log_probs: tuple[float, ...]
+    kl: tuple[float, ...]
+    end_log_prob: float | None = None
+    end_kl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ _GROUP = 128  # tokens that race as one first: so a draw takes some hundreds of 
 
 
 def choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tuple[list[int], list[float | None]]:
-    """A token for each row, and the natural log of its probability in the softmax of the raw logits, in float32.
+    """A token for each row, and the natural log of its probability in the softmax of the raw logits (over the
+    temperature, where ``how.tempered``), in float32.
 
     Args:
         logits: (rows, vocabulary), any float dtype.
@@ -55,6 +56,8 @@ def _choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tup
             rows = torch.tensor(list(keys), device=logits.device)
             ids[rows] = race(warped(log_probs[rows], how), list(keys.values()))
     values = log_probs.gather(1, ids[:, None])[:, 0]
+    if how.tempered and how.temperature != 1:
+        values = values / how.temperature - (log_probs / how.temperature).logsumexp(dim=-1)
     # A row with one NaN or +inf has a softmax of NaN alone.
     told = values.tolist()
     if not all(map(math.isfinite, told)):

@@ -72,9 +72,10 @@ class LanguageModel:
         Raises:
             UsageError: a prompt that is empty, or so long that the model has no position left for an answer.
         """
-        most = [min(how.max_new_tokens, self._room(each)) for each in prompts]
+        most = [min(how.max_new_tokens, each.most or how.max_new_tokens, self._room(each)) for each in prompts]
 
-        kinds: list[int | None] = [*([None] if how.greedy else []), *range(how.samples)]
+        drawn = range(how.first_sample, how.first_sample + how.samples)
+        kinds: list[int | None] = [*([None] if how.greedy else []), *drawn]
 
         def answers(batch: Sequence[int]) -> list[Tokens]:
             places = list(dict.fromkeys(row // len(kinds) for row in batch))

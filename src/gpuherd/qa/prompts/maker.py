@@ -15,6 +15,7 @@ from gpuherd.qa.prompts.long_context import largest, part_of
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.style import style_named
+from gpuherd.qa.prompts.token_ids import token_ids
 from gpuherd.qa.record import Prompted, Question
 
 
@@ -119,19 +120,7 @@ class PromptMaker:
             text = templated(self._tokenizer, turns(self.style, question, self._examples))
         else:
             text = self.style.plain(question, self._examples)
-        return MadePrompt(text, self._tokens(text))
-
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        """The ids of a text: a conversation brings its special tokens; plain text gets a beginning, and no end."""
-        tokenizer = self._tokenizer
-        ids = list(tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"])
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        if bos is not None and ids[:2] == [bos, bos]:
-            del ids[0]
-        ended = eos is not None and ids[-1:] == [eos]
-        if ended and not self.chat and len(ids) > 1 and not text.rstrip().endswith(str(tokenizer.eos_token)):
-            del ids[-1]  # a tokenizer that closes every text: the model would take the question for answered
-        return tuple(ids)
+        return MadePrompt(text, token_ids(self._tokenizer, text, conversation=self.chat))
 
     def _defused(self, question: Question) -> Question:
         context = None if question.context is None else defused(question.context, self._controls)

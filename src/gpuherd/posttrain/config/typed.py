@@ -1,0 +1,256 @@
+"""Plain nested values (of YAML, JSON, overrides) become frozen dataclasses, each value checked by its annotation.
+
+``read`` goes down a mapping along the fields of a dataclass. Every complaint names the full key (``algos.PITA.lr``),
+says what is possible there, and for a key that is not there the nearest one that is. ``plain`` goes the other way.
+Knows no particular configuration, no file and no library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from gpuherd.errors import GpuherdError, UsageError, printable
+
+T = TypeVar("T")
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+_LONGEST = 60
+
+
+def read(kind: type[T], values: Any, where: str = "") -> T:
+    """The dataclass ``kind`` of a mapping of its fields' names.
+
+    A field may be a bool, int, float, str, Path, an Enum, a Literal, a dataclass, ``tuple[X, ...]`` (of a list),
+    ``tuple[X, Y]``, ``Mapping[str, X]``, ``Any`` (as it is), or one of several of these. A whole number is good for a
+    float and, as people write names, for a text; 1e3 is good for a whole number; nothing else is converted. NaN is
+    refused, and so is null where None is not possible.
+
+    Args:
+        where: the key that the mapping itself has in the whole configuration, "" for the top.
+
+    Raises UsageError, also for what a dataclass refuses itself (as UsageError or ValueError).
+    """
+    return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
+
+
+def plain(value: Any) -> Any:
+    """The same as values that JSON and YAML have: dataclasses and mappings as dicts, tuples as lists, enums and paths
+    as texts. ``read(type(value), plain(value)) == value``."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def known_keys(kind: type, where: str = "") -> Iterator[str]:
+    """All keys that a configuration of this kind can have, in full, in order; ``*`` stands for a name of one's own."""
+    for name, annotation in _fields(kind).items():
+        key = _join(where, name)
+        yield key
+        for inner in _members(annotation):
+            if dataclasses.is_dataclass(inner):
+                yield from known_keys(typing.cast(type, inner), key)
+            elif get_origin(inner) in _MAPPINGS and dataclasses.is_dataclass(get_args(inner)[1]):
+                yield from known_keys(get_args(inner)[1], _join(key, "*"))
+
+
+def nearest(name: str, possible: Sequence[str]) -> str:
+    """``; did you mean ...?`` with the nearest of these names, or what is possible where none is near."""
+    near = difflib.get_close_matches(name, possible, 1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; possible: {', '.join(possible)}" if possible else ""
+
+
+_MAPPINGS = (dict, Mapping)
+
+
+class _Reader:
+    """One reading; ``root`` is what the whole configuration is, for hints at keys that stand elsewhere in it."""
+
+    def __init__(self, root: type):
+        self._root = root
+
+    def dataclass(self, kind: type, values: Any, where: str) -> Any:
+        if dataclasses.is_dataclass(values) and isinstance(values, kind):
+            return values
+        if not isinstance(values, Mapping):
+            raise _wrong(where, values, "a mapping of keys")
+        annotations = _fields(kind)
+        for name in values:
+            if name not in annotations:
+                raise UsageError(
+                    f"there is no key {_shown(_join(where, str(name)))}{self._hint(name, annotations, where)}"
+                )
+        given: dict[str, Any] = {}
+        for field in dataclasses.fields(kind):
+            if field.name in values:
+                given[field.name] = self.value(annotations[field.name], values[field.name], _join(where, field.name))
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise UsageError(f"{_join(where, field.name)} is missing")
+        try:
+            return kind(**given)
+        except (GpuherdError, ValueError) as problem:
+            raise UsageError(f"{where}: {problem}" if where else str(problem)) from None
+
+    def value(self, annotation: Any, value: Any, where: str) -> Any:
+        """A value by its annotation. Raises UsageError."""
+        origin = get_origin(annotation)
+        if annotation is Any:
+            return value
+        if origin in (Union, types.UnionType):
+            return self._one_of(get_args(annotation), value, where)
+        if annotation is None or annotation is type(None):
+            if value is None:
+                return None
+            raise _wrong(where, value, "nothing (null)")
+        if origin is Literal:
+            return _literal(get_args(annotation), value, where)
+        if origin is tuple:
+            return self._tuple(get_args(annotation), value, where)
+        if origin in _MAPPINGS:
+            return self._mapping(get_args(annotation)[1], value, where)
+        if dataclasses.is_dataclass(annotation):
+            return self.dataclass(typing.cast(type, annotation), value, where)
+        if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+            return annotation(_literal([each.value for each in annotation], value, where))
+        return _scalar(annotation, value, where)
+
+    def _one_of(self, kinds: Sequence[Any], value: Any, where: str) -> Any:
+        """By the first of several annotations that takes the value."""
+        if value is None and type(None) in kinds:
+            return None
+        left = [kind for kind in kinds if kind is not type(None)]
+        if bool in left and isinstance(value, bool):
+            return value
+        if int in left and float in left and isinstance(value, float):
+            left.remove(int)
+        alike = [kind for kind in left if _has_form(kind, value)]
+        if len(alike) == 1:
+            return self.value(alike[0], value, where)
+        for kind in left:
+            with suppress(UsageError):
+                return self.value(kind, value, where)
+        if len(left) == 1:
+            return self.value(left[0], value, where)
+        raise _wrong(where, value, " or ".join(_told(kind) for kind in left))
+
+    def _tuple(self, kinds: Sequence[Any], value: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise _wrong(where, value, "a list")
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            kinds = (kinds[0],) * len(value)
+        elif len(kinds) != len(value):
+            raise UsageError(f"{where}: a list of {len(kinds)}, and {len(value)} are given")
+        return tuple(
+            self.value(kind, each, f"{where}[{number}]")
+            for number, (kind, each) in enumerate(zip(kinds, value, strict=True))
+        )
+
+    def _mapping(self, kind: Any, value: Any, where: str) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise _wrong(where, value, "a mapping of names")
+        return {str(name): self.value(kind, each, _join(where, str(name))) for name, each in value.items()}
+
+    def _hint(self, name: object, annotations: Mapping[str, Any], where: str) -> str:
+        near = difflib.get_close_matches(str(name), annotations, 1, cutoff=0.75)
+        if near:
+            return f"; did you mean {_join(where, near[0])}?"
+        elsewhere = [key for key in known_keys(self._root) if key.rpartition(".")[2] == name]
+        if elsewhere:
+            return f"; did you mean {elsewhere[0].replace('*', '<name>')}?"
+        near = difflib.get_close_matches(str(name), annotations, 1)
+        if near:
+            return f"; did you mean {_join(where, near[0])}?"
+        return f"; possible here: {', '.join(annotations)}"
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """The fields that the constructor takes, with their annotations resolved."""
+    hints = typing.get_type_hints(kind)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+
+
+def _members(annotation: Any) -> Sequence[Any]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _has_form(kind: Any, value: Any) -> bool:
+    """Whether a structure is of the form that an annotation has: a mapping, or a list."""
+    if isinstance(value, Mapping):
+        return dataclasses.is_dataclass(kind) or get_origin(kind) in _MAPPINGS
+    return isinstance(value, list | tuple) and get_origin(kind) is tuple
+
+
+def _literal(possible: Sequence[Any], value: Any, where: str) -> Any:
+    for each in possible:
+        if each == value and isinstance(value, bool) == isinstance(each, bool):
+            return each
+    hint = nearest(value, [str(each) for each in possible]) if isinstance(value, str) else ""
+    told = ", ".join(str(each) for each in possible)
+    raise UsageError(f"{where}={_shown(value)}: it is one of {told}{hint if 'did' in hint else ''}")
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return float(value)
+    if kind is int and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    if kind is str and isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind not in _NAMES:
+        raise TypeError(f"{where}: a field can't be {kind!r}")
+    raise _wrong(where, value, _NAMES[kind])
+
+
+def _told(kind: Any) -> str:
+    """An annotation in words."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(each) for each in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list"
+    if get_origin(kind) in _MAPPINGS or dataclasses.is_dataclass(kind):
+        return "a mapping"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(each.value) for each in kind)
+    return _NAMES.get(kind, str(kind))
+
+
+def _wrong(where: str, value: Any, told: str) -> UsageError:
+    if not where:
+        return UsageError(f"the configuration is {_shown(value)}, and should be {told}")
+    quotes = "; a text of such a form stands in quotes" if told == _NAMES[str] and isinstance(value, float) else ""
+    return UsageError(f"{where}={_shown(value)}: it should be {told}{quotes}")
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML has it, printable, and not too long."""
+    words = {None: "null", True: "true", False: "false"}
+    is_word = value is None or isinstance(value, bool)
+    text = words[value] if is_word else printable(value if isinstance(value, str) else repr(plain(value)))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

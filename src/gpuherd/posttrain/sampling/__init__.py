@@ -1,0 +1,1 @@
+"""Policies answer problems, and their answers are scored."""

@@ -1,0 +1,37 @@
+"""A task for the tests of algorithms: any text is an answer, and the letter ``a`` is what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuherd.posttrain.problem import Problem, Reward, Split
+
+
+@dataclass
+class Letters:
+    """The reward is the share of ``a`` among a completion's characters; ``scored`` keeps how many were scored at once.
+
+    ``poison``: a completion with this in it earns NaN.
+    """
+
+    name: str = "letters"
+    verifiable: bool = False
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    poison: str | None = None
+    scored: list[int] = field(default_factory=list)
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """``count`` prompts of different lengths."""
+        return [Problem(f"{split}-{number}", "q" * (1 + number % 5) + ":") for number in range(count or 8)]
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The share of ``a``."""
+        self.scored.append(len(completions))
+        return [
+            Reward(float("nan") if self.poison and self.poison in each else each.count("a") / max(1, len(each)))
+            for each in completions
+        ]
+
+    def close(self) -> None:
+        """Nothing was started."""
