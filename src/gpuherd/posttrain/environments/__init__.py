@@ -1,0 +1,1 @@
+"""Environments: problems that are answered in several turns, each with its reward."""

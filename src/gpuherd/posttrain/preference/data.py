@@ -1,0 +1,195 @@
+"""Reads preferences: rows of a prompt with a chosen and a rejected completion, as texts or as messages, from a file or
+the Hub. Nothing is lost in silence: each row is a preference, or stands among the refused ones with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.qa.data.hub import hub_rows
+from gpuherd.qa.data.json_files import rows_of_document, rows_of_lines
+from gpuherd.qa.data.parquet_files import rows_of_parquet
+from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
+from gpuherd.qa.data.rows import Row
+
+Messages = tuple[tuple[str, str], ...]  # role and content of each
+
+_COLUMNS = ("id", "prompt", "chosen", "rejected")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+_SHOWN = 5  # refused rows in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Somebody preferred one completion of a prompt to another.
+
+    Attributes:
+        id: the row's own, else its place; unique.
+        prompt: a text, or the conversation before the answer.
+        chosen, rejected: the answers' texts; not the same.
+    """
+
+    id: str
+    prompt: str | Messages
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that is no preference: its place (``line 7``), and why."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What a file or data set holds. ``revision``: the Hub's commit, where it is known."""
+
+    name: str
+    pairs: tuple[Preference, ...]
+    refused: tuple[Refused, ...]
+    revision: str | None = None
+
+    def told(self) -> str | None:
+        """The refused rows in one line; None where there are none."""
+        if not self.refused:
+            return None
+        some = "; ".join(f"{each.place}: {each.reason}" for each in self.refused[:_SHOWN])
+        more = f"; and {len(self.refused) - _SHOWN} more" if len(self.refused) > _SHOWN else ""
+        rows = "1 row is no preference" if len(self.refused) == 1 else f"{len(self.refused)} rows are no preferences"
+        return f"{self.name}: {rows}: {some}{more}"
+
+
+def read_preferences(
+    name: str | Path, *, split: str = "train", revision: str | None = None, limit: int | None = None
+) -> Preferences:
+    """The preferences of a file (.jsonl, .ndjson, .json, .parquet) or of a data set of the Hub (``owner/name`` or
+    ``owner/name:config``), the first ``limit`` of the good ones.
+
+    A row has ``prompt``, ``chosen`` and ``rejected``, each a text or a list of messages; where the completions are
+    messages the prompt may be missing: then it is what both conversations begin with. Raises MissingQuestions,
+    BadQuestions (no row is good), UsageError, MissingExtra.
+    """
+    found, commit = _rows(str(name), split, revision)
+    pairs: list[Preference] = []
+    refused: list[Refused] = []
+    places: dict[str, str] = {}  # of ids
+    for row in found:
+        if limit is not None and len(pairs) == limit:
+            break
+        made = preference_of(row)
+        if isinstance(made, Preference) and made.id in places:
+            made = Refused(row.place, f"its id {made.id!r} is that of {places[made.id]} too")
+        if isinstance(made, Refused):
+            refused.append(made)
+            continue
+        places[made.id] = row.place
+        pairs.append(made)
+    told = Preferences(str(name), tuple(pairs), tuple(refused), commit)
+    if not pairs:
+        raise BadQuestions(told.told() or f"{name}: it has no rows")
+    return told
+
+
+def preference_of(row: Row) -> Preference | Refused:
+    """What a row says, or why it is no preference. Pure."""
+    if row.values is None:
+        return Refused(row.place, row.problem or "no row")
+    missing = [name for name in ("chosen", "rejected") if row.values.get(name) is None]
+    if missing:
+        return Refused(row.place, f"it has no {' and no '.join(missing)}")
+    try:
+        prompt, chosen, rejected = _three(row.values)
+    except ValueError as problem:
+        return Refused(row.place, str(problem))
+    if chosen == rejected:
+        return Refused(row.place, "chosen and rejected are the same")
+    said = row.values.get("id")
+    own = str(said) if isinstance(said, str | int) and not isinstance(said, bool) and str(said).strip() else row.place
+    return Preference(own, prompt, chosen, rejected)
+
+
+def _three(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:
+    """Prompt, chosen and rejected. Raises ValueError, which says what is wrong."""
+    said = values.get("prompt")
+    prompt = None if said is None else said if isinstance(said, str) else _messages(said, "prompt")
+    chosen, rejected = (_completion(values[name], name) for name in ("chosen", "rejected"))
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        if not isinstance(chosen, str) or not isinstance(rejected, str):
+            raise ValueError("one of chosen and rejected is a text, the other messages")
+        if prompt is None:
+            raise ValueError("it has no prompt")
+        return prompt, chosen, rejected
+    if chosen == rejected:
+        raise ValueError("chosen and rejected are the same")
+    # Conversations: with the prompt's turns in front of the answer, or the answer's turn alone.
+    shared = next(
+        (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
+        min(len(chosen), len(rejected)),
+    )
+    before = chosen[:shared]
+    if prompt is None:
+        if not before:
+            raise ValueError("it has no prompt, and its conversations begin differently")
+        prompt = before
+    elif before and before not in (prompt, (("user", prompt),)):
+        raise ValueError("its conversations begin with other turns than its prompt")
+    return prompt, _answer(chosen[shared:], "chosen"), _answer(rejected[shared:], "rejected")
+
+
+def _completion(value: Any, name: str) -> str | Messages:
+    return value if isinstance(value, str) else _messages(value, name)
+
+
+def _messages(value: Any, name: str) -> Messages:
+    """Turns as role and content. Raises ValueError."""
+    if not isinstance(value, Sequence) or not value:
+        raise ValueError(f"its {name} is neither a text nor a list of messages")
+    turns: list[tuple[str, str]] = []
+    for each in value:
+        if not isinstance(each, Mapping) or not all(isinstance(each.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"its {name} has a message without role and content as texts")
+        turns.append((each["role"], each["content"]))
+    return tuple(turns)
+
+
+def _answer(turns: Messages, name: str) -> str:
+    if len(turns) != 1 or turns[0][0] != "assistant":
+        raise ValueError(f"its {name} is not one answer of the assistant behind what both begin with")
+    return turns[0][1]
+
+
+def _rows(name: str, split: str, revision: str | None) -> tuple[Iterator[Row], str | None]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _rows_of_file(path), None
+    hub_id = _HUB_ID.fullmatch(name)
+    if path.suffix.lower() in _SUFFIXES or (hub_id is None and not path.is_dir()):
+        raise MissingQuestions(f"preferences {name}: there is no such file")
+    repository, config = (str(path), None) if path.is_dir() or hub_id is None else hub_id.groups()
+    of_hub = hub_rows(repository, config, split, revision, _wanted)
+    return of_hub.rows, of_hub.revision
+
+
+def _rows_of_file(path: Path) -> Iterator[Row]:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise UsageError(f"preferences {path}: a file of them ends in {', '.join(_SUFFIXES)}")
+    if suffix == ".parquet":
+        return rows_of_parquet(path, _wanted)
+    return rows_of_document(path) if suffix == ".json" else rows_of_lines(path)
+
+
+def _wanted(columns: Iterable[str]) -> list[str]:
+    """The columns that are read, of those that there are. Raises BadQuestions."""
+    there = list(columns)
+    if "chosen" not in there or "rejected" not in there:
+        raise BadQuestions(f"no preferences: it has no columns chosen and rejected, but {', '.join(sorted(there))}")
+    return [name for name in _COLUMNS if name in there]

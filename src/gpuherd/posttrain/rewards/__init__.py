@@ -1,0 +1,1 @@
+"""How completions are scored: by rules, by tests of code in a sandbox, by reward models."""

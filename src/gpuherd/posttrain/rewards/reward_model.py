@@ -1,0 +1,329 @@
+"""Scores of a reward model: any classifier of sequences with one output, or with an output of a name (a sentiment).
+
+Texts are put to it as it was trained: through its chat template, as a pair of texts, or as one text. Batches are of
+like lengths, halved where memory runs out and grown back. A score that is not finite stops the work, named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.lm.memory import is_out_of_memory
+from gpuherd.models.load.classes import check_code, config_of, runs_own_code
+from gpuherd.models.locate import locate
+from gpuherd.models.names import parse_model, shown
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+EXTRAS = {"torch": "posttrain", "transformers": "posttrain"}
+FORM_FILE = "reward_model.json"  # beside a reward model that gpuherd trained: how texts are put to it
+GROWS_AFTER = 16  # batches that fitted, before a larger one is tried again
+_SHOWN = 60  # characters of a text in a message
+
+
+class Form(StrEnum):
+    """How a prompt and a completion are put to the model."""
+
+    CHAT = "chat"  # a conversation of two turns, through the tokenizer's template
+    PAIR = "pair"  # two texts with a separator between them, as encoders are trained
+    JOINED = "joined"  # one text
+    ENDED = "ended"  # one text, prompt and completion tokenised apart, with the end token behind: as rollouts are
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows are tried at once: ``most`` at first, half where they did not fit, grown back later. Pure.
+
+    >>> few = Rows(8, 8).failed()
+    >>> few.now, few.failed().now
+    (4, 2)
+    >>> for _ in range(GROWS_AFTER): few = few.fitted()
+    >>> few.now
+    8
+    """
+
+    most: int
+    now: int
+    in_a_row: int = 0
+
+    def failed(self) -> Rows:
+        """After memory ran out."""
+        return replace(self, now=max(1, self.now // 2), in_a_row=0)
+
+    def fitted(self) -> Rows:
+        """After a batch that fitted."""
+        if self.now == self.most:
+            return self
+        if self.in_a_row + 1 < GROWS_AFTER:
+            return replace(self, in_a_row=self.in_a_row + 1)
+        return replace(self, now=min(self.most, self.now * 2), in_a_row=0)
+
+
+class RewardModel:
+    """A reward model in memory.
+
+    Attributes:
+        name: as it was asked for.
+        tokenizer, module: transformers'.
+        form: how texts are put to it.
+        rows: how many rows are read at once by now.
+        cut: texts so far that were longer than the model's places, and lost their beginning.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        *,
+        label: str | None = None,
+        form: Form | None = None,
+        batch_size: int = 32,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Loads it.
+
+        Args:
+            model: an id of the Hub or a folder.
+            device: of torch.
+            dtype: of its weights (float32, bfloat16, float16); None: the checkpoint's.
+            label: of several outputs the one whose logit is the reward (``POSITIVE``).
+            form: None: as ``reward_model.json`` says, else the chat template if it has one; else a pair for an encoder
+                with one output, else one text.
+            batch_size: the most rows that are read at once.
+
+        Raises UsageError, MissingModel, BadModel (no such head: it would be made up at random), MissingExtra.
+        """
+        if batch_size < 1:
+            raise UsageError(f"reward batch_size={batch_size}; the least is 1")
+        with naming_extras(EXTRAS, "reward models are read with"):
+            import torch
+            import transformers
+        self.name = model
+        self.device = device
+        self.rows = Rows(batch_size, batch_size)
+        self.cut = 0
+        folder = locate(parse_model(model), for_loading=True, with_code=trust_remote_code)
+        raw = _json(folder / "config.json")
+        check_code(model, raw, trusted=trust_remote_code)
+        trusted = runs_own_code(raw, trusted=trust_remote_code)
+        config = config_of(folder, trusted=trusted)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trusted, local_files_only=True
+        )
+        self.tokenizer.truncation_side = "left"  # the completion is what is judged
+        self.output = _output(model, config, label)
+        self.padding = _padding(model, self.tokenizer)
+        config.get_text_config().pad_token_id = self.padding
+        self.module, told = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if dtype is None else getattr(torch, dtype),
+            weights_only=True,
+            output_loading_info=True,
+            trust_remote_code=trusted,
+            local_files_only=True,
+        )
+        missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
+        if missing:
+            raise BadModel(
+                f"{shown(model)}: no reward model: its checkpoint has no {missing[0]}, which would be made up at random"
+            )
+        self.module = self.module.to(device).eval()
+        self.form = form or _form(folder, self.tokenizer, config)
+        self.most_tokens = _limit(self.tokenizer, config)
+
+    def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        """The reward of each completion (without its end token) to the prompt at its place; finite.
+
+        Raises BadModel, which names the completion whose score is not finite.
+        """
+        rows = [self.inputs(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        return self._read(rows, lambda row: f"completion {_quoted(completions[row])} to {_quoted(prompts[row])}")
+
+    def scores_of_ids(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The same of token ids of its own tokenizer, prompt and completion in one row, end token included."""
+        cut = [{"input_ids": list(self._cut(row))} for row in rows]
+        return self._read(cut, lambda row: f"row {row + 1} of {len(rows)} ({len(rows[row])} tokens)")
+
+    def inputs(self, prompt: str, completion: str) -> dict[str, list[int]]:
+        """A row as the model reads it: ``input_ids``, and ``token_type_ids`` where its tokenizer makes them."""
+        tokenizer = self.tokenizer
+        if self.form is Form.ENDED:
+            behind = tokenizer(completion, add_special_tokens=False)["input_ids"]
+            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            return {"input_ids": list(self._cut([*tokenizer(prompt)["input_ids"], *behind, *end]))}
+        if self.form is Form.PAIR:
+            made = tokenizer(prompt, completion)
+            if self._too_long(made):
+                made = tokenizer(prompt, completion, truncation="longest_first", max_length=self.most_tokens)
+        else:
+            text = prompt + completion
+            own = {"add_special_tokens": True}
+            if self.form is Form.CHAT:
+                text, own = self._conversation(prompt, completion), {"add_special_tokens": False}
+            made = tokenizer(text, **own)
+            if self._too_long(made):
+                made = tokenizer(text, **own, truncation=True, max_length=self.most_tokens)
+        return {name: list(made[name]) for name in ("input_ids", "token_type_ids") if name in made}
+
+    def _conversation(self, prompt: str, completion: str) -> str:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        try:
+            return str(self.tokenizer.apply_chat_template(turns, tokenize=False))
+        except Exception as problem:  # a template raises what it likes
+            raise UsageError(
+                f"{shown(self.name)}: its chat template can't put a prompt and its completion: "
+                f"{type(problem).__name__}: {problem}; choose another form (pair, joined)"
+            ) from None
+
+    def _too_long(self, made: Any) -> bool:
+        if self.most_tokens is None or len(made["input_ids"]) <= self.most_tokens:
+            return False
+        self._tell_cut()
+        return True
+
+    def _cut(self, ids: Sequence[int]) -> Sequence[int]:
+        if self.most_tokens is None or len(ids) <= self.most_tokens:
+            return ids
+        self._tell_cut()
+        return ids[-self.most_tokens :]
+
+    def _tell_cut(self) -> None:
+        if not self.cut:
+            logger.warning("%s: texts of more than %s tokens lose their beginning", shown(self.name), self.most_tokens)
+        self.cut += 1
+
+    def _read(self, inputs: Sequence[dict[str, list[int]]], named: Any) -> list[float]:
+        """The scores of rows, longest first, as many at once as fit."""
+        order = sorted(range(len(inputs)), key=lambda row: (-len(inputs[row]["input_ids"]), row))
+        found: dict[int, float] = {}
+        place = 0
+        while place < len(order):
+            batch = order[place : place + self.rows.now]
+            try:
+                scores = self._pass([inputs[row] for row in batch])
+            except (RuntimeError, MemoryError) as problem:
+                if len(batch) == 1 or not is_out_of_memory(problem):
+                    raise
+                scores = None
+            if scores is None:  # outside the handler: a traceback keeps the failed batch's tensors alive
+                self.rows = replace(self.rows, now=len(batch)).failed()
+                _release()
+                logger.warning("%s: out of memory with %d rows; %d now", shown(self.name), len(batch), self.rows.now)
+                continue
+            for row, score in zip(batch, scores, strict=True):
+                if not math.isfinite(score):
+                    raise BadModel(f"{shown(self.name)}: the reward of {named(row)} is {score}, no finite number")
+                found[row] = score
+            place += len(batch)
+            self.rows = self.rows.fitted()
+        return [found[row] for row in range(len(inputs))]
+
+    def _pass(self, rows: Sequence[dict[str, list[int]]]) -> list[float]:
+        import torch
+
+        longest = max(1, *(len(row["input_ids"]) for row in rows))
+
+        def filled(name: str, filling: int) -> torch.Tensor:
+            # On the right: absolute positions count from the left.
+            return torch.tensor(
+                [[*row[name], *[filling] * (longest - len(row[name]))] for row in rows], device=self.device
+            )
+
+        given = {"input_ids": filled("input_ids", self.padding)}
+        given["attention_mask"] = torch.tensor(
+            [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows], device=self.device
+        )
+        if "token_type_ids" in rows[0]:
+            given["token_type_ids"] = filled("token_type_ids", 0)
+        with torch.inference_mode():
+            logits = self.module(**given).logits
+        scores: list[float] = logits[:, self.output].float().tolist()
+        return scores
+
+
+def write_form(folder: Path, form: Form) -> None:
+    """Says beside a reward model how texts are put to it. Raises OSError."""
+    from gpuherd.jobs.durable import atomic_write
+
+    atomic_write(folder / FORM_FILE, json.dumps({"form": form.value}).encode() + b"\n")
+
+
+def _form(folder: Path, tokenizer: Any, config: Any) -> Form:
+    """How this model wants its texts, as far as its files tell."""
+    if (folder / FORM_FILE).is_file():
+        said = _json(folder / FORM_FILE).get("form")
+        if said not in list(Form):
+            raise BadModel(f"{folder / FORM_FILE}: form {said!r} is none of {', '.join(Form)}")
+        return Form(said)
+    if getattr(tokenizer, "chat_template", None):
+        return Form.CHAT
+    makes_pairs = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+    return Form.PAIR if makes_pairs and config.num_labels == 1 else Form.JOINED
+
+
+def _output(model: str, config: Any, label: str | None) -> int:
+    """Which of the model's outputs is the reward. Raises UsageError."""
+    names = {int(place): str(name) for place, name in (config.id2label or {}).items()}
+    if label is None:
+        if config.num_labels == 1:
+            return 0
+        raise UsageError(
+            f"{shown(model)} has {config.num_labels} outputs ({', '.join(names.values())}); say whose logit is the reward"
+        )
+    for place, name in names.items():
+        if name.lower() == label.lower():
+            return place
+    raise UsageError(f"{shown(model)} has no output {label!r}; it has {', '.join(names.values()) or config.num_labels}")
+
+
+def _padding(model: str, tokenizer: Any) -> int:
+    for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if found is not None:
+            return int(found)
+    raise BadModel(f"{shown(model)}: its tokenizer has neither a padding nor an end token, so no batch can be made")
+
+
+def _limit(tokenizer: Any, config: Any) -> int | None:
+    """The most tokens of a row; None where neither the model nor its tokenizer says."""
+    places = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if config.model_type in ("roberta", "xlm-roberta", "camembert") and places:
+        places -= 2  # their positions begin behind the padding's
+    said = tokenizer.model_max_length
+    limits = [int(each) for each in (places, said) if each and each < 1 << 30]
+    return min(limits, default=None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise BadModel(f"{path} can't be read: {problem}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _release() -> None:
+    """Gives back the memory of a batch that did not fit."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
