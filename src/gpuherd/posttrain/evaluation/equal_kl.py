@@ -45,7 +45,7 @@ class DifferenceAtKL:
     """The metric of ``one`` less that of ``other`` where both have this KL.
 
     Attributes:
-        p: two-sided, by the bootstrap: twice the smaller share of resamples on one side of 0, never below 1 / resamples.
+        p: two-sided, by the bootstrap: twice the smaller share of resamples on one side of 0, at least 1 / resamples.
         p_holm: corrected for the number of differences that were asked for together (Holm 1979).
     """
 

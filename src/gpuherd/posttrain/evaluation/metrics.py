@@ -47,8 +47,8 @@ class Ratio:
 
 
 def pass_at(n: int, right: int, k: int) -> float:
-    """P(at least one of k completions is right), from ``right`` of n: 1 - C(n - right, k) / C(n, k), without bias (Chen et
-    al. 2021, arXiv 2107.03374, eq. 1).
+    """P(at least one of k completions is right), from ``right`` of n: 1 - C(n - right, k) / C(n, k), without bias (Chen
+    et al. 2021, arXiv 2107.03374, eq. 1).
 
     >>> pass_at(4, 1, 2), pass_at(4, 0, 2), pass_at(4, 3, 2)
     (0.5, 0.0, 1.0)

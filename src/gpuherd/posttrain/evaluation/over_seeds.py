@@ -34,14 +34,14 @@ def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure
     return summary(float(np.mean(values)), drawn_means(runs, same_problems, plan), plan.confidence)
 
 
-def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Floats:
+def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seed_draw: int = 1) -> Floats:
     """The resampled means, (resamples,): of the runs that were drawn, on the problems that were drawn. NaN where one is
     not defined. The draws depend on the plan's seed, the number of runs and the numbers of problems alone, so that two
-    methods with the same numbers of both are resampled alike."""
+    methods with the same numbers of both are resampled alike; with another ``seed_draw`` the runs' are others."""
     each = np.stack([_weighted(run, plan, 0 if same_problems else at + 1) for at, run in enumerate(runs)], axis=1)
     if len(runs) == 1:
         return np.asarray(each[:, 0])
-    return np.asarray((each * _seed_weights(len(runs), plan)).sum(axis=1) / (len(runs) - 1))
+    return np.asarray((each * _seed_weights(len(runs), plan, seed_draw)).sum(axis=1) / (len(runs) - 1))
 
 
 def summary(value: float, spread: Floats, confidence: float) -> Figure:
@@ -62,8 +62,8 @@ def _weighted(run: Ratio, plan: Plan, place: int) -> Floats:
     return np.concatenate([run.weighted(weights) for weights in blocks])
 
 
-def _seed_weights(runs: int, plan: Plan) -> Floats:
+def _seed_weights(runs: int, plan: Plan, seed_draw: int) -> Floats:
     """How often each run was drawn, (resamples, runs); each row sums to runs - 1."""
-    draw = np.random.default_rng([plan.seed, runs, 1])
+    draw = np.random.default_rng([plan.seed, runs, seed_draw])
     drawn = draw.integers(0, runs, size=(plan.resamples, runs - 1))
     return np.stack([np.sum(drawn == run, axis=1) for run in range(runs)], axis=1).astype(np.float64)

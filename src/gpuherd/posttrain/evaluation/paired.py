@@ -1,4 +1,4 @@
-"""Is one policy better than another? Differences on the problems that both were asked, corrected for their number. Pure.
+"""Is one policy better than another? Differences on common problems, corrected for their number. Pure; numpy.
 
 With one run each, a problem is the unit: the difference of its two values, tested by Student's t over problems. With
 several seeds a run is the unit: another training might come out otherwise, and ten thousand problems of one run say
@@ -68,12 +68,14 @@ def _difference(one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run]
         return None
     first, second = ([_cut(run, common) for run in runs] for runs in (mine, theirs))
     value = float(np.mean([each.value for each in first]) - np.mean([each.value for each in second]))
-    spread = drawn_means(first, True, plan) - drawn_means(second, True, plan)
+    same_seeds = [run.seed for run in mine] == [run.seed for run in theirs]
+    draws = drawn_means(first, True, plan), drawn_means(second, True, plan, seed_draw=1 if same_seeds else 2)
+    spread = draws[0] - draws[1]
     figure = summary(value, spread, plan.confidence) if len(common) > 1 else Figure(value, note="of one problem")
     single = len(first) == len(second) == 1
     if single:
         p = _paired_p(_contributions(first[0]) - _contributions(second[0]))
-    elif [run.seed for run in mine] == [run.seed for run in theirs]:
+    elif same_seeds:
         p = _paired_p(np.array([a.value - b.value for a, b in zip(first, second, strict=True)]))
     else:
         p = _welch_p(np.array([each.value for each in first]), np.array([each.value for each in second]))
