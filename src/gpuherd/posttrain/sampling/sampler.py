@@ -51,12 +51,14 @@ class Continuation:
         log_probs: of each, under the unguided model at the sampling temperature; None where not finite.
         text: the new tokens' text, without the end token.
         finished: it ended by an end token and not by a limit.
+        kl: of a guided policy, KL(guided || reference) at each of ``ids`` at temperature 1, in nats; None of others.
     """
 
     ids: tuple[int, ...]
     log_probs: tuple[float | None, ...]
     text: str
     finished: bool
+    kl: tuple[float, ...] | None = None
 
 
 class Sampler:
@@ -242,7 +244,12 @@ def continuation_of(tokens: Tokens) -> Continuation:
         log_probs=(*tokens.log_probs, tokens.end_log_prob) if ended else tokens.log_probs,
         text=tokens.text,
         finished=ended,
+        kl=None if tokens.guided is None else _with_end(tokens.guided.kl, tokens.guided.end_kl),
     )
+
+
+def _with_end(values: tuple[float, ...], end: float | None) -> tuple[float, ...]:
+    return values if end is None else (*values, end)
 
 
 def rollout_of(
