@@ -23,7 +23,7 @@ class BadResult(GpuherdError):
 
 def write_result(folder: Path, evaluation: Evaluation) -> Path:
     """Writes ``folder/result.json`` as a whole. Returns its path. Raises CannotWrite."""
-    return _write(folder / RESULT, {"format": FORMAT, **_written(typed_json.plain(evaluation))}, indent=1)
+    return _write(folder / RESULT, {"format": FORMAT, **without_infinity(typed_json.plain(evaluation))}, indent=1)
 
 
 def read_result(path: Path) -> Evaluation:
@@ -70,10 +70,10 @@ def _read(path: Path, kind: type) -> Any:
         raise BadResult(f"{path} is not whole: {type(problem).__name__}: {problem}") from None
 
 
-def _written(value: Any) -> Any:
-    """JSON has no infinity; an eta of a policy's own record may be infinite."""
+def without_infinity(value: Any) -> Any:
+    """JSON has no infinity, and an eta may be infinite: it is written as a string."""
     if isinstance(value, dict):
-        return {key: _written(each) for key, each in value.items()}
+        return {key: without_infinity(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_written(each) for each in value]
+        return [without_infinity(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
