@@ -34,7 +34,7 @@ def test_bce_and_its_gradient() -> None:
     z = torch.tensor(Z, requires_grad=True)
     mask = torch.tensor(MASK)
     total = losses.token_sum(losses.bce(z, torch.tensor(TARGET)), mask)
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     by_hand, gradient = 0.0, [[0.0] * 3, [0.0] * 3]
     for row, target in enumerate(TARGET):
         for place in range(3):
@@ -49,7 +49,7 @@ def test_bce_and_its_gradient() -> None:
 def test_mse_and_its_gradient() -> None:
     z = torch.tensor(Z, requires_grad=True)
     total = losses.token_sum(losses.mse(z, torch.tensor(TARGET)), torch.tensor(MASK))
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     by_hand, gradient = 0.0, [[0.0] * 3, [0.0] * 3]
     for row, target in enumerate(TARGET):
         for place in range(3):
@@ -66,7 +66,7 @@ def test_mle_and_its_gradient() -> None:
     mass = [[0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]  # of 1.0 and 0.25 on the atoms 0, 0.5, 1
     z = torch.tensor(ATOM_Z, requires_grad=True)
     total = losses.mle(z, torch.tensor(TARGET), torch.tensor(ATOMS)).sum()
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     by_hand = 0.0
     gradient = torch.zeros(2, 2, 3)
     for row in range(2):
@@ -92,7 +92,7 @@ def test_bradley_terry_and_its_gradient() -> None:
     z = torch.tensor(Z, requires_grad=True)
     chosen, rejected = torch.tensor(MASK[:1]), torch.tensor(MASK[1:])
     total = losses.bradley_terry(z[:1], chosen, z[1:], rejected).sum()
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call]
     gap = (-1.2 + 40.0) / 2 - (2.0 + 0.0) / 2
     assert total.item() == pytest.approx(softplus(-gap), rel=1e-6)
     slope = -(1 - sigmoid(gap)) / 2

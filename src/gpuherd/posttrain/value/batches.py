@@ -11,8 +11,10 @@ from gpuherd.posttrain.value.labels import Lesson
 _WINDOW = 16  # batches whose lessons are sorted by length among themselves: less padding, and still mixed
 
 
-def planned(lessons: Sequence[Lesson], *, rows: int, most_tokens: int, epochs: int, seed: int) -> list[tuple[int, ...]]:
-    """The batches of all epochs, places in ``lessons``; each lesson once an epoch, in an order of the epoch's own.
+def planned(
+    lessons: Sequence[Lesson], *, rows: int, most_tokens: int, epochs: int, seed: int
+) -> list[list[tuple[int, ...]]]:
+    """The batches of each epoch, places in ``lessons``; each lesson once an epoch, in an order of the epoch's own.
 
     Depends on nothing else, so that a training that was stopped goes on with the batch that it had come to.
 
@@ -29,9 +31,8 @@ def planned(lessons: Sequence[Lesson], *, rows: int, most_tokens: int, epochs: i
         )
     widths = [max((len(each.ids) for each in lesson), default=0) for lesson in lessons]
     return [
-        batch
+        _epoch(lessons, widths, rows, most_tokens, random.Random(f"{seed} {epoch}"))  # noqa: S311
         for epoch in range(epochs)
-        for batch in _epoch(lessons, widths, rows, most_tokens, random.Random(f"{seed} {epoch}"))  # noqa: S311
     ]
 
 

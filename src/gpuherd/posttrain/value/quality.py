@@ -74,3 +74,16 @@ def auroc(positives: ArrayLike, negatives: ArrayLike) -> float | None:
         return None
     ranks = rankdata(np.concatenate([high, low]))[: high.size]
     return float((ranks.sum() - high.size * (high.size + 1) / 2) / (high.size * low.size))
+
+
+def pairs_in_order(comparisons: Sequence[Sequence[Predicted]]) -> dict[str, float]:
+    """``pair_accuracy``: of comparisons (the preferred one first), the share in which the preferred one is predicted
+    higher, by the mean over its tokens; ties count half."""
+    gaps = [_mean(chosen.expected) - _mean(rejected.expected) for chosen, rejected in comparisons]
+    if not gaps:
+        return {}
+    return {"pair_accuracy": sum(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps) / len(gaps)}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
