@@ -90,10 +90,12 @@ class GuidedTokens:
         log_probs: the token's natural log-prob under the guided law.
         kl: KL(guided || reference) at the token's place, over the whole vocabulary, in nats.
         end_log_prob, end_kl: those of the end token, which stands in neither; None where there is none.
+
+    None stands for what is not finite.
     """
 
-    log_probs: tuple[float, ...]
-    kl: tuple[float, ...]
+    log_probs: tuple[float | None, ...]
+    kl: tuple[float | None, ...]
     end_log_prob: float | None = None
     end_kl: float | None = None
 

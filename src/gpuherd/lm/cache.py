@@ -61,6 +61,24 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.values = room[1][:, :, :after]
         return (self.keys if self.beginning is None else tagged(self.keys, self.beginning)), self.values
 
+    def keep(self, length: int, slots: torch.Tensor) -> None:
+        """Of the tokens behind the first ``length``, those of a shared beginning not counted, keeps these alone: each
+        row's ``slots``, (rows, kept), counted from there; they move up to it."""
+        after = length + slots.shape[1]
+        kept = []
+        for place in (self.keys, self.values):
+            index = (length + slots)[:, None, :, None].expand(-1, place.shape[1], -1, place.shape[3])
+            kept.append(place.gather(2, index))
+        if self._room is None:
+            self.keys, self.values = (
+                torch.cat([place[:, :, :length], states], dim=2)
+                for place, states in zip((self.keys, self.values), kept, strict=True)
+            )
+            return
+        for place, states in zip(self._room, kept, strict=True):
+            place[:, :, length:after] = states
+        self.keys, self.values = (place[:, :, :after] for place in self._room)
+
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows that go on; there is room again when the next token comes."""
         if self._own_length():

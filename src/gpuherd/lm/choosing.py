@@ -19,7 +19,9 @@ _MOST_NUMBERS = 1 << 26  # logits that are worked on at a time: 256 MB in float3
 _GROUP = 128  # tokens that race as one first: so a draw takes some hundreds of random numbers and not a vocabulary's
 
 
-def choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tuple[list[int], list[float | None]]:
+def choose(
+    logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding, guided: torch.Tensor | None = None
+) -> tuple[list[int], list[float | None]]:
     """A token for each row, and the natural log of its probability in the softmax of the raw logits (over the
     temperature, where ``how.tempered``), in float32.
 
@@ -27,6 +29,7 @@ def choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tupl
         logits: (rows, vocabulary), any float dtype.
         keys: of the rows that are drawn; the others take the most probable token, the first of equals.
         how: temperature, top_k and top_p of the draws.
+        guided: (rows, vocabulary) float32 log-probs that tokens are chosen by, in place of the model's own.
 
     Returns:
         Tokens, and log-probs that are float32 numbers; None where a row's logits are no distribution (NaN, +inf): its
@@ -38,23 +41,27 @@ def choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tupl
     for start in range(0, logits.shape[0], at_once):
         some = logits[start : start + at_once]
         here = {row - start: keys[row] for row in range(start, start + some.shape[0]) if row in keys}
-        some_ids, some_log_probs = _choose(some, here, how)
+        by = None if guided is None else guided[start : start + at_once]
+        some_ids, some_log_probs = _choose(some, here, how, by)
         ids += some_ids
         log_probs += some_log_probs
     return ids, log_probs
 
 
-def _choose(logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding) -> tuple[list[int], list[float | None]]:
+def _choose(
+    logits: torch.Tensor, keys: Mapping[int, Key], how: Decoding, guided: torch.Tensor | None
+) -> tuple[list[int], list[float | None]]:
     import torch
 
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    law = log_probs if guided is None else guided
     if len(keys) == logits.shape[0]:
-        ids = race(warped(log_probs, how), list(keys.values()))
+        ids = race(warped(law, how), list(keys.values()))
     else:
-        ids = log_probs.argmax(dim=-1)
+        ids = law.argmax(dim=-1)
         if keys:
             rows = torch.tensor(list(keys), device=logits.device)
-            ids[rows] = race(warped(log_probs[rows], how), list(keys.values()))
+            ids[rows] = race(warped(law[rows], how), list(keys.values()))
     values = log_probs.gather(1, ids[:, None])[:, 0]
     if how.tempered and how.temperature != 1:
         values = values / how.temperature - (log_probs / how.temperature).logsumexp(dim=-1)

@@ -6,11 +6,12 @@ are kept, never the logits. Rows that have ended are taken out when they are man
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.lm.asked import Decoding, PromptTokens, Tokens
+from gpuherd.lm.asked import Decoding, GuidedTokens, PromptTokens, Tokens
 from gpuherd.lm.choosing import choose
 from gpuherd.lm.detokenising import Growing, cut
 from gpuherd.lm.forward import Reading
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from array import array
 
     import torch
+
+    from gpuherd.lm.guidance.guidance import Guiding
+    from gpuherd.lm.guidance.law import Law
 
 Wanted = tuple[int, int | None]
 
@@ -36,6 +40,7 @@ class Row:
         most: the most tokens of it, the one that ends it counted.
         log_probs: 4 bytes a token.
         broken: places of tokens whose log-probs are not finite.
+        guided: of each token, the end token too, its log-prob under the guided law and the law's KL there.
     """
 
     prompt: int
@@ -44,6 +49,7 @@ class Row:
     growing: Growing
     log_probs: array[float]
     broken: set[int] = field(default_factory=set)
+    guided: list[tuple[float | None, float | None]] = field(default_factory=list)
     end_id: int | None = None
     end_log_prob: float | None = None
     stop_at: int | None = None
@@ -76,7 +82,15 @@ class Row:
             end_id=self.end_id,
             end_log_prob=self.end_log_prob,
             stopped=self.stop_at is not None,
+            guided=self._guided(len(ends)),
         )
+
+    def _guided(self, tokens: int) -> GuidedTokens | None:
+        if not self.guided:
+            return None
+        log_probs, kl = zip(*self.guided, strict=True)
+        end = (None, None) if self.end_id is None else self.guided[-1]
+        return GuidedTokens(log_probs[:tokens], kl[:tokens], *end)
 
 
 def decode(
@@ -87,6 +101,7 @@ def decode(
     wanted: Sequence[Wanted],
     how: Decoding,
     tokenizer: Any,
+    guiding: Guiding | None = None,
 ) -> list[Tokens]:
     """The answers that are wanted, in their order.
 
@@ -96,6 +111,7 @@ def decode(
         prompts: their ids, for the draws.
         most: the most tokens of an answer to each.
         wanted: of each answer its prompt's place, and its number, None for the greedy one.
+        guiding: a classifier that has read the prompts too, a row each, and chooses the tokens.
     """
     from array import array
 
@@ -107,12 +123,19 @@ def decode(
         else:
             reading.select(owners)
         logits = logits[owners]
-    _run(reading, logits, rows, prompts, how)
+        if guiding is not None:
+            guiding.select(owners)
+    _run(reading, logits, rows, prompts, how, guiding)
     return [row.tokens() for row in rows]
 
 
 def _run(
-    reading: Reading, logits: torch.Tensor, rows: Sequence[Row], prompts: Sequence[PromptTokens], how: Decoding
+    reading: Reading,
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    prompts: Sequence[PromptTokens],
+    how: Decoding,
+    guiding: Guiding | None,
 ) -> None:
     import torch
 
@@ -124,18 +147,36 @@ def _run(
             for place, row in enumerate(there)
             if row.sample is not None and not row.ended
         }
-        ids, log_probs = choose(logits, keys, how)
+        law = None if guiding is None else guiding.law(logits)
+        ids, log_probs = choose(logits, keys, how, None if law is None else law.scores(logits.shape[1]))
+        if law is not None:
+            _note(law, ids, there)
         for row, token_id, log_prob in zip(there, ids, log_probs, strict=True):
             if not row.ended:
                 row.take(token_id, log_prob, how)
         going = [place for place, row in enumerate(there) if not row.ended]
         if not going:
             return
+        if guiding is not None:
+            guiding.take(ids, [not row.ended for row in there])
         if len(going) < _CROWDED * len(there):
             reading.select(going)
+            if guiding is not None:
+                guiding.select(going)
             there = [there[place] for place in going]
             ids = [ids[place] for place in going]
         # Rows that have ended read on, and what they read does not count: their positions stay within the model's.
         mask = torch.tensor([[0 if row.ended else 1] for row in there], device=reading.mask.device)
         logits = reading.read(torch.tensor(ids, device=mask.device)[:, None], mask)[:, -1]
         step += 1
+
+
+def _note(law: Law, ids: Sequence[int], rows: Sequence[Row]) -> None:
+    """What the guided law says of the tokens that were chosen."""
+    import torch
+
+    log_probs = law.of(torch.tensor(ids, device=law.kl.device))
+    for row, *told in zip(rows, log_probs.tolist(), law.kl.tolist(), strict=True):
+        if not row.ended:
+            log_prob, kl = (value if math.isfinite(value) else None for value in told)
+            row.guided.append((log_prob, kl))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from gpuherd.lm.guidance.guidance import Guidance
     from gpuherd.models.load.loading import Loaded
 
 logger = logging.getLogger(__name__)
@@ -36,21 +37,34 @@ class LanguageModel:
 
     Attributes:
         tokenizer: transformers' tokenizer.
+        guidance: what guides ``decode``, None where nothing does; log-probs are the model's own in any case.
         most_rows: rows of a batch that were found to fit, None as long as all did.
     """
 
-    def __init__(self, module: Any, tokenizer: Any, *, device: str | None = None, exact: bool = False):
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Any,
+        *,
+        device: str | None = None,
+        exact: bool = False,
+        guidance: Guidance | None = None,
+    ):
         """``device``: where token ids go, that of the embedding by default. ``exact``: one prompt at a time, each read
-        whole, so that nothing depends on what else is asked. Raises BadModel for models with an encoder."""
+        whole, so that nothing depends on what else is asked. Raises BadModel for models with an encoder, UsageError for
+        a guide that has another tokenizer."""
+        if guidance is not None:
+            guidance.refuse_policy(tokenizer)
         self.tokenizer = tokenizer
         self.exact = exact
+        self.guidance = guidance
         self.most_rows: int | None = None
         self._model: CausalModel = causal_model(module, device)
 
     @classmethod
-    def of(cls, loaded: Loaded, *, exact: bool = False) -> LanguageModel:
+    def of(cls, loaded: Loaded, *, exact: bool = False, guidance: Guidance | None = None) -> LanguageModel:
         """A model that ``models.load.load_model`` loaded."""
-        return cls(loaded.model, loaded.tokenizer, device=loaded.input_device, exact=exact)
+        return cls(loaded.model, loaded.tokenizer, device=loaded.input_device, exact=exact, guidance=guidance)
 
     @property
     def module(self) -> Any:
@@ -65,14 +79,17 @@ class LanguageModel:
     def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> list[Decoded]:
         """The answers to each prompt, decoded together.
 
-        An answer ends at the model's last position even if more tokens are allowed. Where memory runs out the batch is
-        halved, among the answers to one prompt too, and later batches are no larger than what fitted; a single answer
-        that does not fit raises.
+        An answer ends at the last position of the model, and of its guide, even if more tokens are allowed. Where
+        memory runs out the batch is halved, among the answers to one prompt too, and later batches are no larger than
+        what fitted; a single answer that does not fit raises.
 
         Raises:
             UsageError: a prompt that is empty, or so long that the model has no position left for an answer.
+            BadModel: a guide says NaN.
         """
-        most = [min(how.max_new_tokens, each.most or how.max_new_tokens, self._room(each)) for each in prompts]
+        most = [
+            min(how.max_new_tokens, each.most or how.max_new_tokens, self._room(each, guided=True)) for each in prompts
+        ]
 
         drawn = range(how.first_sample, how.first_sample + how.samples)
         kinds: list[int | None] = [*([None] if how.greedy else []), *drawn]
@@ -82,7 +99,9 @@ class LanguageModel:
             some = [prompts[place] for place in places]
             wanted = [(places.index(row // len(kinds)), kinds[row % len(kinds)]) for row in batch]
             reading, logits = self._read([each.token_ids for each in some], how.max_new_tokens)
-            return decode(reading, logits[:, -1], some, [most[place] for place in places], wanted, how, self.tokenizer)
+            guiding = None if self.guidance is None else self.guidance.begin([each.token_ids for each in some])
+            longest = [most[place] for place in places]
+            return decode(reading, logits[:, -1], some, longest, wanted, how, self.tokenizer, guiding)
 
         found = self._in_batches(prompts, answers, rows_each=len(kinds))
         rows = [found[start : start + len(kinds)] for start in range(0, len(found), len(kinds))]
@@ -147,18 +166,23 @@ class LanguageModel:
         found: list[NDArray[np.float32]] = self._in_batches(prompts, states)
         return np.stack(found)
 
-    def _room(self, prompt: PromptTokens) -> int:
-        """How many tokens may follow a prompt. Raises UsageError where none."""
+    def _room(self, prompt: PromptTokens, *, guided: bool = False) -> int:
+        """How many tokens may follow a prompt; ``guided``: of those that the guide can read too. Raises UsageError
+        where none."""
         if not prompt.token_ids:
             raise UsageError(f"prompt {prompt.id}: it is empty; a model goes on from one token at least")
-        if self.most_positions is None:
-            return 1 << 40
-        room = self.most_positions - len(prompt.token_ids)
-        if room < 1:
-            raise UsageError(
-                f"prompt {prompt.id}: {len(prompt.token_ids)} tokens, and the model has {self.most_positions} places "
-                "for prompt and answer together; cut the prompt"
-            )
+        limits = {"model": self.most_positions}
+        if guided and self.guidance is not None:
+            limits["classifier"] = self.guidance.classifier.most_positions
+        room = 1 << 40
+        for name, most in limits.items():
+            if most is not None:
+                room = min(room, most - len(prompt.token_ids))
+            if room < 1:
+                raise UsageError(
+                    f"prompt {prompt.id}: {len(prompt.token_ids)} tokens, and the {name} has {most} places for prompt "
+                    "and answer together; cut the prompt"
+                )
         return room
 
     def _read(self, rows: Sequence[Sequence[int]], new_tokens: int) -> tuple[Reading, torch.Tensor]:

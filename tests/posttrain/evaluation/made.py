@@ -18,7 +18,7 @@ def made_scores(
     tokens: Sequence[Sequence[int]] | None = None,
     estimator: Estimator = Estimator.EXACT,
 ) -> Scores:
-    """Scores of these right and wrong completions; by default right ones answer 0 and wrong ones each something else."""
+    """Scores of these right and wrong completions; by default right ones answer 0, wrong ones each something else."""
     rows = [list(map(bool, row)) for row in right]
     return Scores(
         problems=tuple(f"p{number}" for number in range(len(rows))),

@@ -10,7 +10,7 @@ from scipy import stats
 
 from gpuherd.posttrain.evaluation.equal_kl import SweepPoint, at_equal_kl, common_kls
 from gpuherd.posttrain.evaluation.metrics import Ratio
-from gpuherd.posttrain.evaluation.over_seeds import over_seeds
+from gpuherd.posttrain.evaluation.over_seeds import drawn_means, over_seeds
 from gpuherd.posttrain.evaluation.paired import Run, differences
 from gpuherd.qa.bootstrap import Floats, Plan
 
@@ -35,15 +35,11 @@ def test_the_interval_over_seeds_knows_that_seeds_differ() -> None:
 def test_variance_between_seeds_is_not_too_small() -> None:
     # Every problem of a run says the same, so that all variance is between the three runs.
     draw = np.random.default_rng(1)
-    plan = Plan(resamples=2000, confidence=0.68)
-    spreads = []
-    for _ in range(40):
-        values = draw.normal(size=3)
-        figure = over_seeds([ratio(np.full(5, value)) for value in values], True, plan)
-        assert figure.interval is not None
-        spreads.append((figure.interval.high - figure.interval.low) ** 2 / np.var(values, ddof=1))
-    # A mean of three has a third of the variance; two standard errors across, squared: 4/3 of it, more or less.
-    assert 0.8 < np.mean(spreads) / (4 / 3) < 1.6
+    for runs in (2, 3, 5):
+        values = draw.normal(size=runs)
+        drawn = drawn_means([ratio(np.full(5, value)) for value in values], True, Plan(resamples=20_000))
+        assert np.var(drawn) == pytest.approx(np.var(values, ddof=1) / runs, rel=0.05)
+        assert drawn.mean() == pytest.approx(values.mean(), abs=0.03)
 
 
 def test_problems_of_their_own_are_drawn_apart() -> None:

@@ -39,7 +39,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: list[bool], k: int) -> No
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, None]), st.booleans()), min_size=1, max_size=8))
 def test_a_vote_by_its_rules(completions: list[tuple[int | None, bool]]) -> None:
     answers = [answer for answer, _ in completions]
-    first_said = {answer: right for answer, right in reversed(completions)}
+    first_said = dict(reversed(completions))
     correct = [first_said[answer] for answer, _ in completions]  # equal answers are equally right
     counts = {answer: answers.count(answer) for answer in answers if answer is not None}
     found = {tie: vote(answers, correct, tie) for tie in Tie}

@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingModel, naming_extras
+from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
 from gpuherd.jobs.durable import atomic_write, sync_folder
 from gpuherd.lm.guidance.form import FILE, ClassifierForm, Head, Kind, read_form
 from gpuherd.lm.guidance.tokens import tokens_digest
@@ -25,6 +26,7 @@ from gpuherd.lm.guidance.tokens import tokens_digest
 if TYPE_CHECKING:
     import torch
 
+    from gpuherd.lm.guidance.reading import ReadingMaker
     from gpuherd.lm.guidance.value_model import ValueModel
 
 HEAD_FILE = "value_head.safetensors"
@@ -52,12 +54,19 @@ class Classifier:
         """Where token ids go."""
         return self.module.head.weight.device
 
-    @property
+    @cached_property
     def most_positions(self) -> int | None:
         """The most tokens of a row; None where the body does not say."""
         from gpuherd.lm.forward import CausalModel
 
         return CausalModel(self.module.body, str(self.device)).most_positions
+
+    @cached_property
+    def readings(self) -> ReadingMaker:
+        """Makes readings of rows that grow; the body is tried on a few tokens first."""
+        from gpuherd.lm.guidance.reading import ReadingMaker
+
+        return ReadingMaker(self.module, self.name)
 
     def values(
         self, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
@@ -181,7 +190,6 @@ def _tokenizer(folder: Path) -> Any:
 
 def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
     """The model without its head for tokens, in evaluation mode."""
-    import torch
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel
 
@@ -193,7 +201,7 @@ def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
             body, loaded = AutoModel.from_pretrained(
                 folder,
                 config=config,
-                dtype="auto" if dtype is None else getattr(torch, dtype),
+                dtype="auto" if dtype is None else _torch_dtype(dtype),
                 attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -205,6 +213,20 @@ def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
         missing = ", ".join(sorted(loaded["missing_keys"])[:3])
         raise BadModel(f"{folder} lacks weights: {missing}")
     return body.to(device).eval()
+
+
+def _torch_dtype(word: str) -> torch.dtype:
+    """``float32`` or ``fp32``, and so on. Raises UsageError."""
+    import torch
+
+    from gpuherd.models.plan.precision import Precision
+    from gpuherd.models.plan.wanted import precision_named
+
+    known = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+    named = precision_named(word)
+    if named not in known:
+        raise UsageError(f"dtype {word!r}: a classifier is loaded as {', '.join(known)}")
+    return known[named]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class ValueModel(nn.Module):
         body: transformers' model without its head for tokens.
         head: of ``form.width`` numbers (kind V), or of as many for each token of the vocabulary (kind Q).
         vocabulary: ids below this have an embedding.
+        takes: the names of what the body's forward takes.
     """
 
     def __init__(self, body: nn.Module, form: ClassifierForm, width: int):
@@ -37,7 +38,7 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(width, out, device=embeddings.weight.device, dtype=embeddings.weight.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self._takes = frozenset(inspect.signature(type(body).forward).parameters)
+        self.takes = frozenset(inspect.signature(type(body).forward).parameters)
 
     @property
     def config(self) -> Any:
@@ -70,7 +71,7 @@ class ValueModel(nn.Module):
     def states(self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, **more: Any) -> torch.Tensor:
         """The body's last states, (rows, tokens, width). ``mask`` and ``more`` as its forward takes them."""
         words = {"input_ids": ids, "attention_mask": mask, "use_cache": False, **more}
-        if "position_ids" in self._takes:
+        if "position_ids" in self.takes:
             words["position_ids"] = positions
         states: torch.Tensor = self.body(**words)[0]
         return states

@@ -3,7 +3,9 @@
 A method that moves farther from the reference usually earns more, so two methods at their own settings say little of
 each other. A method's sweep over eta (or beta) is a curve of metric against KL; it is read off, by straight lines
 between neighbours in KL, at given values of KL. The reference itself, at KL 0, is a point of every curve. Where a curve
-does not reach there is no figure: nothing is extrapolated.
+does not reach there is no figure: nothing is extrapolated. The straight line can be had: who chooses between two
+policies by a coin before each completion earns what lies between theirs and is, by the convexity of the KL divergence,
+no farther from the reference than what lies between theirs.
 
 Intervals resample the problems (and the seeds, ``over_seeds``), both coordinates of all points together; differences
 of two methods are of the same resamples.

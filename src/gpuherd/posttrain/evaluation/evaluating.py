@@ -301,8 +301,8 @@ def _notes(work: Evaluating) -> tuple[str, ...]:
         found.append("greedy completions: one a problem, so that nothing is known of the draws' spread")
     elif (how.temperature, how.top_p, how.top_k) != (1.0, 1.0, 0):
         found.append(
-            f"drawn at temperature {how.temperature:g}, top-p {how.top_p:g}, top-k {how.top_k}: the divergence is along "
-            "what this drew, and no unbiased estimate of that of the models' own laws"
+            f"drawn at temperature {how.temperature:g}, top-p {how.top_p:g}, top-k {how.top_k}: the divergence is "
+            "along what this drew, and no unbiased estimate of that of the models' own laws"
         )
     if work.policy.guide is not None and work.options.etas and work.policy.guide.eta not in work.options.etas:
         own = f"{work.policy.guide.eta:g}"

@@ -66,7 +66,7 @@ def _difference(one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run]
     common = [problem for problem in mine[0].problems if all(problem in each for each in sets)]
     if not common:
         return None
-    first, second = ([_cut(run, common) for run in runs] for runs in (mine, theirs))
+    first, second = ([cut(run, common) for run in runs] for runs in (mine, theirs))
     value = float(np.mean([each.value for each in first]) - np.mean([each.value for each in second]))
     same_seeds = [run.seed for run in mine] == [run.seed for run in theirs]
     draws = drawn_means(first, True, plan), drawn_means(second, True, plan, seed_draw=1 if same_seeds else 2)
@@ -82,7 +82,8 @@ def _difference(one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run]
     return Difference(one, other, len(common), figure, p, None, "problems" if single else "seeds")
 
 
-def _cut(run: Run, problems: Sequence[str]) -> Ratio:
+def cut(run: Run, problems: Sequence[str]) -> Ratio:
+    """A run's metric on some of its problems, in their order."""
     places = {problem: place for place, problem in enumerate(run.problems)}
     rows = [places[problem] for problem in problems]
     return replace(run.metric, top=run.metric.top[rows], bottom=run.metric.bottom[rows])

@@ -281,7 +281,8 @@ def _output(model: str, config: Any, label: str | None) -> int:
         if config.num_labels == 1:
             return 0
         raise UsageError(
-            f"{shown(model)} has {config.num_labels} outputs ({', '.join(names.values())}); say whose logit is the reward"
+            f"{shown(model)} has {config.num_labels} outputs ({', '.join(names.values())}); say which label's logit is "
+            "the reward"
         )
     for place, name in names.items():
         if name.lower() == label.lower():

@@ -15,6 +15,7 @@ from gpuherd.posttrain.tasks.options import TaskOptions
 TASKS: Mapping[str, str] = {
     "arithmetic": "arithmetic:make",
     "star_graph": "star_graph:make",
+    "tree_mdp": "tree_mdp:make",
 }
 _FILES = "files:make_of_file"  # Path, TaskOptions -> Task
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")

@@ -1,0 +1,251 @@
+"""Rows of tokens that a classifier's body has read, and candidates for the next place of each, read beside each other.
+
+``TreeReading`` keeps keys and values: a step reads the candidates of all rows in one pass, and of them the chosen one's
+keys and values stay, so that it is never read again. ``PlainReading`` keeps tokens alone and reads all anew: for models
+whose caches can't do that (states, chunks). Imports torch and transformers: imported only where a classifier is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from gpuherd.lm.cache import RoomyLayer
+from gpuherd.lm.forward import positions_of
+from gpuherd.lm.guidance.sight import candidates_own, sight
+from gpuherd.lm.guidance.value_model import ValueModel
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 8192  # tokens that a plain reading reads in one pass
+
+
+class BodyReading(Protocol):
+    """What has been read of each row."""
+
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Reads on, (rows, new) each; the last token's states, (rows, width)."""
+
+    def branch(self, candidates: torch.Tensor) -> torch.Tensor:
+        """States of candidates (rows, k) for each row's next place, (rows, k, width)."""
+
+    def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """Each row's next token, (rows,); ``counts``: of bool, False for rows that have ended. Follows ``branch``."""
+
+    def select(self, rows: torch.Tensor) -> None:
+        """The rows that go on, in this order; one may be there several times."""
+
+
+class TreeReading:
+    """With a cache. A token that is taken and was no candidate is read with the next candidates."""
+
+    def __init__(self, model: ValueModel, rows: int, kinds: LayerKinds):
+        """``rows`` of no token yet."""
+        self._model, self._kinds = model, kinds
+        self._cache = DynamicCache(config=model.config)
+        self._cache.layers = [RoomyLayer() for _ in self._cache.layers]
+        self._cache.layer_class_to_replicate = RoomyLayer if not self._cache.layers else None
+        self.mask = torch.zeros((rows, 0), dtype=torch.long, device=model.head.weight.device)
+        self._positions = self.mask
+        self._pending = self._pending_mask = self.mask
+        self._candidates: torch.Tensor | None = None
+
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """See ``BodyReading``."""
+        new = torch.cat([self.mask, mask], dim=1)
+        positions = positions_of(new)[:, self.mask.shape[1] :]
+        seen: Any = new
+        if self._kinds.windowed:
+            own = candidates_own(ids.shape[1], 0, ids.device)
+            seen = self._sight(mask, positions, own)
+        states = self._model.states(ids, seen, positions, use_cache=True, past_key_values=self._cache)
+        self.mask, self._positions = new, torch.cat([self._positions, positions], dim=1)
+        return states[:, -1]
+
+    def branch(self, candidates: torch.Tensor) -> torch.Tensor:
+        """See ``BodyReading``."""
+        waiting = self._pending.shape[1]
+        length = self.mask.sum(dim=1, keepdim=True)
+        behind = length + self._pending_mask.sum(dim=1, keepdim=True)
+        ids = torch.cat([self._pending, candidates], dim=1)
+        mask = torch.cat([self._pending_mask, torch.ones_like(candidates)], dim=1)
+        positions = torch.cat([length.expand(-1, waiting), behind.expand(-1, candidates.shape[1])], dim=1)
+        seen = self._sight(mask, positions, candidates_own(waiting, candidates.shape[1], ids.device))
+        states = self._model.states(ids, seen, positions, use_cache=True, past_key_values=self._cache)
+        self._candidates = candidates
+        return states[:, waiting:]
+
+    def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """See ``BodyReading``."""
+        if self._candidates is None:
+            raise RuntimeError("a token is taken behind candidates")
+        found = self._candidates == tokens[:, None]
+        hit = found.any(dim=1)
+        waiting, kept = self._pending.shape[1], self.mask.shape[1]
+        slots = torch.cat(
+            [torch.arange(waiting, device=hit.device).expand(len(hit), -1), waiting + found.long().argmax(1)[:, None]],
+            1,
+        )
+        for layer in self._cache.layers:
+            layer.keep(kept, slots)
+        length = self.mask.sum(dim=1, keepdim=True)
+        behind = length + self._pending_mask.sum(dim=1, keepdim=True)
+        self._positions = torch.cat([self._positions, length.expand(-1, waiting), behind], dim=1)
+        self.mask = torch.cat([self.mask, self._pending_mask, (hit & counts).long()[:, None]], dim=1)
+        missed = counts & ~hit
+        wide = 1 if bool(missed.any()) else 0
+        self._pending, self._pending_mask = tokens[:, None][:, :wide], missed.long()[:, None][:, :wide]
+        self._candidates = None
+
+    def select(self, rows: torch.Tensor) -> None:
+        """See ``BodyReading``."""
+        self._cache.reorder_cache(rows)
+        self.mask, self._positions = self.mask.index_select(0, rows), self._positions.index_select(0, rows)
+        self._pending, self._pending_mask = (
+            self._pending.index_select(0, rows),
+            self._pending_mask.index_select(0, rows),
+        )
+        if self._candidates is not None:
+            self._candidates = self._candidates.index_select(0, rows)
+
+    def _sight(self, mask: torch.Tensor, positions: torch.Tensor, own: torch.Tensor) -> Any:
+        """The mask as the body takes it."""
+        now = (self.mask, self._positions, mask, positions, own)
+        return self._kinds.told(lambda window: self._as_told(sight(*now, window)))
+
+    def _as_told(self, seen: torch.Tensor) -> torch.Tensor:
+        """Of bool for torch's attention; as numbers that are added for the eager one."""
+        if getattr(self._model.config, "_attn_implementation", None) == "sdpa":
+            return seen
+        dtype = self._model.head.weight.dtype
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+class PlainReading:
+    """Without a cache: tokens are kept, and read anew with each candidate; no row has padding."""
+
+    def __init__(self, model: ValueModel, rows: int):
+        """``rows`` of no token yet."""
+        self._model = model
+        self._rows: list[list[int]] = [[] for _ in range(rows)]
+
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """See ``BodyReading``."""
+        for row, tokens, counted in zip(self._rows, ids.tolist(), mask.tolist(), strict=True):
+            row += [token for token, counts in zip(tokens, counted, strict=True) if counts]
+        return torch.cat([self._states([row]) for row in self._rows])
+
+    def branch(self, candidates: torch.Tensor) -> torch.Tensor:
+        """See ``BodyReading``."""
+        found = []
+        for row, tokens in zip(self._rows, candidates.tolist(), strict=True):
+            texts = [[*row, token] for token in tokens]
+            step = max(1, _AT_ONCE // len(texts[0]))
+            found.append(torch.cat([self._states(texts[at : at + step]) for at in range(0, len(texts), step)]))
+        return torch.stack(found)
+
+    def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """See ``BodyReading``."""
+        for row, token, counted in zip(self._rows, tokens.tolist(), counts.tolist(), strict=True):
+            if counted:
+                row.append(token)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """See ``BodyReading``."""
+        self._rows = [list(self._rows[place]) for place in rows.tolist()]
+
+    def _states(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The last token's states of texts of one length."""
+        ids = torch.tensor(texts, device=self._model.head.weight.device)
+        mask = torch.ones_like(ids)
+        return self._model.states(ids, mask, positions_of(mask))[:, -1]
+
+
+class LayerKinds:
+    """What a body's layers see: all before them, or a window of it.
+
+    Attributes:
+        windowed: whether there are windows; masks are then told to every layer.
+    """
+
+    def __init__(self, window: int | None, *, by_name: bool):
+        """``window``: how far back, where layers see so far alone; ``by_name``: there are full layers too, and the
+        body takes a mask of each kind by its name."""
+        self._window, self._by_name = window, by_name
+        self.windowed = window is not None
+
+    @classmethod
+    def of(cls, config: Any) -> LayerKinds | None:
+        """Of transformers' config; None where there are layers of other kinds (states, chunks)."""
+        inner = config.get_text_config(decoder=True)
+        layers = DynamicCache(config=inner).layers
+        if any(type(each) not in (DynamicLayer, DynamicSlidingWindowLayer) for each in layers):
+            return None
+        named = set(getattr(inner, "layer_types", None) or ())
+        if not named <= {"full_attention", "sliding_attention"}:
+            return None
+        sliding = any(type(each) is DynamicSlidingWindowLayer for each in layers)
+        return cls(int(inner.sliding_window) if sliding else None, by_name=sliding and bool(named))
+
+    def told(self, mask: Any) -> Any:
+        """``mask``: what a layer of a window (None: of none) is told."""
+        if self._by_name:
+            return {"full_attention": mask(None), "sliding_attention": mask(self._window)}
+        return mask(self._window)
+
+
+class ReadingMaker:
+    """Makes the readings of one classifier, of the kind that its body can."""
+
+    def __init__(self, model: ValueModel, name: str):
+        """Tries a tree reading on a few tokens: what comes of it must be what a whole pass says."""
+        self._model = model
+        self._kinds = LayerKinds.of(model.config) if self._takes_cache() else None
+        if self._kinds is None or not self._agrees(self._kinds):
+            self._kinds = None
+            logger.warning(
+                "classifier %s: the layers of a %s keep nothing that candidates could share, so every step reads all "
+                "anew, which is slow",
+                name,
+                type(model.body).__name__,
+            )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether readings keep keys and values."""
+        return self._kinds is not None
+
+    def new(self, rows: int) -> BodyReading:
+        """Of rows without a token."""
+        return PlainReading(self._model, rows) if self._kinds is None else TreeReading(self._model, rows, self._kinds)
+
+    def _takes_cache(self) -> bool:
+        return {"past_key_values", "position_ids"} <= self._model.takes and not getattr(
+            self._model.body, "_is_stateful", False
+        )
+
+    @torch.inference_mode()
+    def _agrees(self, kinds: LayerKinds) -> bool:
+        """Whether a tree reading of padded rows has the states of a plain one, a taken token behind them too."""
+        device = self._model.head.weight.device
+        ids = torch.tensor([[0, 0, 5, 1, 2], [3, 4, 6, 2, 1]], device=device) % self._model.vocabulary
+        mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], device=device)
+        candidates = torch.tensor([[1, 2, 3], [4, 2, 6]], device=device) % self._model.vocabulary
+        taken, counts = candidates[:, 1], torch.ones(2, dtype=torch.bool, device=device)
+        found = []
+        for reading in (TreeReading(self._model, 2, kinds), PlainReading(self._model, 2)):
+            try:
+                first = reading.read(ids, mask)
+                second = reading.branch(candidates)
+                reading.take(taken, counts)
+                third = reading.branch(candidates)
+            except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as problem:
+                logger.debug("no tree reading: %r", problem)
+                return False
+            found.append(torch.cat([first[:, None], second, third], dim=1).float())
+        near = 1e-3 if found[0].dtype == self._model.head.weight.dtype else 5e-2
+        return bool(((found[0] - found[1]).norm() <= near * found[1].norm()).item())

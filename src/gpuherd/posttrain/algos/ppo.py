@@ -1,0 +1,133 @@
+"""PPO: small steps of the policy, by advantages that a value head on its own trunk helps to estimate.
+
+Proximal Policy Optimization (arXiv 1707.06347) as it is used on language models (arXiv 1909.08593, 2203.02155): a token
+earns what the task gives at the end of a turn, less ``kl_coef (ln policy - ln reference)`` for itself. With GAE
+(arXiv 1506.02438) these rewards become advantages and returns; then, in several passes over minibatches,
+
+    -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + value_loss_coef (clipped value loss) - entropy_coef H
+
+is made smaller, until the passes are over or the policy is further than ``target_kl`` from the one that sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.interface import Collecting, Training
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.policy_gradient.collecting import collected
+from gpuherd.posttrain.policy_gradient.kl_control import KLControl
+from gpuherd.posttrain.policy_gradient.options import PolicyOptions
+from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
+from gpuherd.posttrain.rollout import Rollout
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.policy_gradient.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOOptions(PolicyOptions):
+    """``PolicyOptions`` and:
+
+    Attributes:
+        num_ppo_epochs: passes over each step's rollouts.
+        clip_range: of the ratio.
+        clip_range_vf: how far a value may go from what it was; None: as far as it likes.
+        gamma, gae_lambda: of GAE, by token.
+        value_loss_coef, entropy_coef: weights of value loss and entropy.
+        target_kl: no further pass where the policy is further than this (nats a token) from the one that sampled.
+        normalize_advantages: to mean 0 and spread 1 over all tokens of a step.
+        kl_target: of the divergence from the reference, nats an answer, towards which ``kl_coef`` is moved; None: it
+            stays.
+        kl_horizon: rollouts in which it is moved.
+    """
+
+    samples_per_prompt: int = 1
+    num_ppo_epochs: int = 4
+    clip_range: float = 0.2
+    clip_range_vf: float | None = 0.2
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_loss_coef: float = 0.5
+    entropy_coef: float = 0.0
+    target_kl: float | None = None
+    normalize_advantages: bool = True
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1):
+            raise UsageError(f"gamma={self.gamma}, gae_lambda={self.gae_lambda}; both are from 0 to 1")
+        if self.num_ppo_epochs < 1 or self.kl_horizon < 1:
+            raise UsageError("num_ppo_epochs and kl_horizon are 1 or more")
+        if self.value_loss_coef <= 0:
+            raise UsageError(
+                f"value_loss_coef={self.value_loss_coef}; above 0, for values that are not learnt are noise"
+            )
+        if self.kl_target is not None and (self.kl_target <= 0 or self.kl_coef == 0):
+            raise UsageError("kl_target is above 0, and moves a kl_coef that is above 0 too")
+
+
+class PPO:
+    """See ``algos.interface.Algorithm``."""
+
+    name: ClassVar[str] = "PPO"
+    guided: ClassVar[bool] = False
+    Options: ClassVar[type[PPOOptions]] = PPOOptions
+
+    def __init__(self, options: PPOOptions = PPOOptions()):
+        self.options = options
+
+    def collect(self, work: Collecting) -> Iterator[Rollout]:
+        """Answers, to be learnt from with ``online=False``; nothing where the training samples itself."""
+        return collected(work, self.options)
+
+    def train(self, work: Training) -> Policy:
+        """See ``Algorithm.train``."""
+        from gpuherd.posttrain.policy_gradient.learner import Learner
+
+        if not is_finished(work.folder):
+            with Learner(work, self.options, self.name, passes=self.options.num_ppo_epochs, valued=True) as learner:
+                self._learn(learner)
+        return self.policy(work)
+
+    def policy(self, work: Training) -> Policy:
+        """See ``Algorithm.policy``."""
+        return trained_policy(work.folder, work.policy)
+
+    def _learn(self, learner: Learner) -> None:
+        from gpuherd.posttrain.policy_gradient.estimating import estimated
+
+        options = self.options
+        objective = learner.objective(
+            clip=(options.clip_range, options.clip_range),
+            entropy_coef=options.entropy_coef,
+            value_coef=options.value_loss_coef,
+            value_clip=options.clip_range_vf,
+        )
+        control = KLControl(options.kl_coef, options.kl_target, options.kl_horizon)
+        control = KLControl(**learner.kept.get("control", asdict(control)))
+        for step in learner.steps():
+            rollouts = learner.rollouts(step)
+            own = [rollouts[place] for place in learner.mine(rollouts)]
+            now, values = learner.weighed(own)
+            drawn = now if options.online else [each.log_probs for each in own]
+            items, told = estimated(
+                own, now, drawn, values, learner.referred(own), control.weight, learner.world,
+                gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,
+            )  # fmt: skip
+            learnt = []
+            for number in range(options.num_ppo_epochs):
+                for places in learner.minibatches(step, number, len(rollouts)):
+                    part = [items[place] for place in places]
+                    learnt.append(learner.trainee.step(part, objective.loss, objective.weight))
+                means = objective.means(learner.world)
+                if options.target_kl is not None and means["approx_kl"] > options.target_kl:
+                    break
+            told |= {"kl_coef": control.weight, "passes": number + 1.0}
+            control = control.after(told.get("divergence", 0.0), len(rollouts))
+            learner.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})

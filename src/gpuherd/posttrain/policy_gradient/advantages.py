@@ -1,0 +1,149 @@
+"""How much better than expected an answer was, or a token of it. Pure functions of tensors; float64 where they sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpuherd.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUP_EPS = 1e-4  # TRL's; the spread of a group is of the size of its rewards
+
+
+class Normalization(StrEnum):
+    """By which spread the difference of a reward from its group's mean is divided."""
+
+    GROUP = "group"  # the group's own (arXiv 2402.03300)
+    BATCH = "batch"  # that of all rewards of the step
+    RUNNING = "running"  # that of all rewards since training began
+    NONE = "none"  # none (Dr. GRPO, arXiv 2503.20783)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMoments:
+    """Count, mean and sum of squared differences from it of all rewards that were seen, added up by Chan et al. 1983.
+
+    >>> moments = RunningMoments().after([1.0, 2.0]).after([6.0])
+    >>> moments.mean, round(moments.std, 6)
+    (3.0, 2.645751)
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def after(self, values: Sequence[float]) -> RunningMoments:
+        """With these values added."""
+        if not values:
+            return self
+        count = self.count + len(values)
+        mean = math.fsum(values) / len(values)
+        squares = math.fsum((each - mean) ** 2 for each in values)
+        gap = mean - self.mean
+        return RunningMoments(
+            count,
+            self.mean + gap * len(values) / count,
+            self.squares + squares + gap**2 * self.count * len(values) / count,
+        )
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation; 0 of fewer than two values."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+def grouped_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    normalization: Normalization = Normalization.GROUP,
+    moments: RunningMoments | None = None,
+    eps: float = GROUP_EPS,
+) -> list[float]:
+    """``(r - mean of its group) / (spread + eps)`` for each answer (GRPO, arXiv 2402.03300, section 4.1).
+
+    The spread is the sample standard deviation (Bessel's, as TRL takes it). A group whose rewards are all equal, and a
+    group of one, says nothing about its answers: exactly 0.
+
+    Args:
+        rewards: of each answer.
+        groups: the number of each answer's group.
+        moments: with ``running``: of all rewards so far, these included.
+
+    >>> [round(each, 3) for each in grouped_advantages([1, 0, 0, 7], [0, 0, 0, 1])]
+    [1.154, -0.577, -0.577, 0.0]
+    """
+    if normalization == Normalization.RUNNING and moments is None:
+        raise UsageError("running normalization takes the moments of all rewards so far")
+    members: dict[int, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        members.setdefault(group, []).append(reward)
+    means = {group: math.fsum(each) / len(each) for group, each in members.items()}
+    told = {group for group, each in members.items() if max(each) > min(each)}
+    overall = RunningMoments().after(rewards).std if moments is None else moments.std
+
+    def spread(group: int) -> float:
+        if normalization == Normalization.NONE:
+            return 1.0
+        own = RunningMoments().after(members[group]).std if normalization == Normalization.GROUP else overall
+        return own + eps
+
+    scales = {group: spread(group) for group in told}
+    return [
+        (reward - means[group]) / scales[group] if group in told else 0.0
+        for reward, group in zip(rewards, groups, strict=True)
+    ]
+
+
+def constant_groups(rewards: Sequence[float], groups: Sequence[int]) -> int:
+    """How many groups have equal rewards throughout, so that nothing is learnt from them."""
+    seen: dict[int, set[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        seen.setdefault(group, set()).add(reward)
+    return sum(len(each) == 1 for each in seen.values())
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """GAE (arXiv 1506.02438, eq. 16) of each token that the policy chose, and the returns that values learn.
+
+    ``A_t = sum_l (gamma lam)^l delta_(t+l)`` with ``delta_t = r_t + gamma V_(t+1) - V_t``, where t counts the policy's
+    own tokens alone: words of an environment between them are no actions, and a reward that lies on one of them belongs
+    to the action before. Behind the last token the value is 0, also where a limit cut the answer.
+
+    Args:
+        rewards, values: (rows, tokens).
+        mask: (rows, tokens), true where the policy chose.
+
+    Returns:
+        Advantages and returns (advantages + values), (rows, tokens), 0 where the mask is false.
+    """
+    import torch
+
+    chosen = mask.bool()
+    advantages = torch.zeros_like(values)
+    ahead = value_ahead = owed = torch.zeros_like(values[:, 0])
+    for place in reversed(range(values.shape[1])):
+        here = chosen[:, place]
+        earned = rewards[:, place] + owed
+        advantage = earned + gamma * value_ahead - values[:, place] + gamma * lam * ahead
+        advantages[:, place] = torch.where(here, advantage, 0.0)
+        ahead = torch.where(here, advantage, ahead)
+        value_ahead = torch.where(here, values[:, place], value_ahead)
+        owed = torch.where(here, 0.0, earned)
+    return advantages, torch.where(chosen, advantages + values, 0.0)
+
+
+def whitened(values: Tensor, total: Tensor, eps: float = 1e-8) -> Tensor:
+    """``(values - mean) / (std + eps)``, of ``total``: count, sum and sum of squares over all tokens of all processes,
+    (3,) float64. The spread is the sample standard deviation."""
+    count, added, squares = (float(each) for each in total)
+    mean = added / max(count, 1.0)
+    variance = max(squares - count * mean**2, 0.0) / max(count - 1.0, 1.0)
+    return (values - mean) / (math.sqrt(variance) + eps)

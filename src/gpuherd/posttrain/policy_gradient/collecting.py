@@ -1,0 +1,28 @@
+"""Groups of answers, collected to be learnt from later (``online=False``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuherd.posttrain.algos.interface import Collecting
+from gpuherd.posttrain.policy_gradient.options import PolicyOptions
+from gpuherd.posttrain.rollout import Rollout
+
+
+def collected(work: Collecting, options: PolicyOptions) -> Iterator[Rollout]:
+    """``samples_per_prompt`` answers of the policy to each problem, in their order; nothing with ``online``, where the
+    training samples by itself."""
+    if options.online or not work.problems:
+        return
+    from gpuherd.posttrain.sampling.sampler import Sampler
+
+    sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+    at_once = max(1, work.sampling.batch_size // options.samples_per_prompt)
+    for start in range(0, len(work.problems), at_once):
+        yield from sampler.rollouts(
+            work.task,
+            work.problems[start : start + at_once],
+            options.samples_per_prompt,
+            stream=f"round {work.round}",
+            reward_batch_size=work.reward_batch_size,
+        )

@@ -1,0 +1,116 @@
+"""One pass of a policy over rollouts: log-probs at the sampling temperature, entropies, values. Gradients flow.
+
+Imports torch inside functions only. The one place here that calls a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.posttrain.policy_gradient.batch import Batch, batch_of
+from gpuherd.posttrain.rollout import Rollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a model says of the tokens of answers, (rows, tokens) float32 each; padding has numbers without meaning.
+
+    Attributes:
+        log_probs: of each token, in the softmax of the logits over the temperature.
+        entropies: of that softmax, nats; with a gradient only where it was asked for.
+        values: of the value head before each token is chosen; None where the model has none.
+    """
+
+    log_probs: Tensor
+    entropies: Tensor
+    values: Tensor | None
+
+
+def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: bool = False) -> Pass:
+    """A pass over a batch.
+
+    Args:
+        module: transformers' or PEFT's causal model, or ``ValuedPolicy``; wrapped or not.
+        temperature: of the sampling: logits are divided by it, as when the tokens were drawn.
+    """
+    import torch
+
+    places = batch.answers.shape[1]
+    words: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
+    names = _takes(module)
+    if "position_ids" in names:
+        words["position_ids"] = (batch.mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    if "logits_to_keep" in names:
+        words["logits_to_keep"] = places + 1
+    made = module(**words)
+    logits, values = made if isinstance(made, tuple) else (made.logits, None)
+    logits = logits[:, -places - 1 : -1]
+    if temperature != 1:
+        logits = logits / temperature
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = entropies_of(logits if entropy_gradient else logits.detach())
+    values = None if values is None else values[:, -places - 1 : -1].float()
+    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+
+
+def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """The natural log of each token's probability, float32: (rows, places) of logits (rows, places, vocabulary)."""
+    import torch
+
+    chosen = logits.gather(2, ids[..., None])[..., 0].float()
+    # Row by row: never more than one row's logits in float32 at once where they come in half precision.
+    return chosen - torch.stack([torch.logsumexp(row.float(), dim=-1) for row in logits])
+
+
+def entropies_of(logits: Tensor) -> Tensor:
+    """The entropy of each softmax, nats, float32: (rows, places) of logits (rows, places, vocabulary)."""
+    import torch
+
+    rows = []
+    for row in logits:
+        log_probs = torch.log_softmax(row.float(), dim=-1)
+        rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1))
+    return torch.stack(rows)
+
+
+def weighed(
+    module: Any, rollouts: Sequence[Rollout], temperature: float, device: str, rows: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Log-probs and values of all tokens behind the prompts, of each rollout a list, without gradients; values are
+    empty lists where the model has none. ``rows``: so many at a time, those of like lengths together."""
+    import torch
+
+    order = sorted(range(len(rollouts)), key=lambda place: _length(rollouts[place]))
+    log_probs: list[list[float]] = [[] for _ in rollouts]
+    values: list[list[float]] = [[] for _ in rollouts]
+    with torch.no_grad():
+        for start in range(0, len(order), rows):
+            places = order[start : start + rows]
+            made = forward(module, batch_of([rollouts[place] for place in places], device), temperature)
+            for number, place in enumerate(places):
+                length = len(rollouts[place].ids)
+                log_probs[place] = made.log_probs[number, :length].tolist()
+                if made.values is not None:
+                    values[place] = made.values[number, :length].tolist()
+    return log_probs, values
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.prompt_ids) + len(rollout.ids)
+
+
+def _takes(module: Any) -> frozenset[str]:
+    """The names of what the model inside all wrappers takes."""
+    inner = module
+    while (deeper := getattr(inner, "module", None)) is not None:  # DDP
+        inner = deeper
+    inner = getattr(inner, "policy", inner)  # ValuedPolicy
+    if hasattr(inner, "peft_type"):
+        inner = inner.get_base_model()
+    return frozenset(inspect.signature(type(inner).forward).parameters)

@@ -1,0 +1,295 @@
+"""All that the loops of GRPO, PPO and REINFORCE stand on: a policy in training, what it samples, its reference, its
+checkpoints and curves, in one process or several.
+
+Every process samples the problems that are its share; then all know all rollouts, and each learns from every
+``size``-th of them. Draws belong to (seed, round, step, problem, sample), orders to (seed, round, step): so any number
+of processes does the same but for the order of additions. Under FSDP each process holds the whole policy while it
+samples and weighs (``Trainee.gathered``), and a whole reference, where there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from gpuherd.engines import progress
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.posttrain.algos.interface import Row, Training
+from gpuherd.posttrain.policy_gradient.batch import batch_of
+from gpuherd.posttrain.policy_gradient.figures import figures_of
+from gpuherd.posttrain.policy_gradient.forward import forward, weighed
+from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
+from gpuherd.posttrain.policy_gradient.objective import Objective
+from gpuherd.posttrain.policy_gradient.options import Hooks, PolicyOptions, plain_roll
+from gpuherd.posttrain.policy_gradient.plan import Plan, grouped, plan_of
+from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
+from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.sampling.sampler import Sampler
+from gpuherd.posttrain.training.checkpoints import Checkpoints
+from gpuherd.posttrain.training.curves import Curves
+from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.trainee import StepFigures, Trainee
+from gpuherd.posttrain.training.world import World
+
+
+class Stopped(GpuherdError):
+    """The training was asked to stop; a checkpoint is there to go on from."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class Learner:
+    """A training at work; a context manager that saves the policy at its end.
+
+    Attributes:
+        world: this process among all.
+        trainee: the policy (with a value head, where it has one) and its optimiser.
+        sampler: the policy as it is, answering.
+        kept: what ``finish`` was given with the step that this training goes on behind; empty at the beginning.
+        device, temperature: where tensors go, and by what logits are divided.
+    """
+
+    def __init__(
+        self,
+        work: Training,
+        options: PolicyOptions,
+        name: str,
+        *,
+        passes: int = 1,
+        valued: bool = False,
+        greedy: bool = False,
+    ):
+        """Loads policy and reference, and goes on from the newest checkpoint. Raises what loading raises, UsageError
+        for a checkpoint of another training.
+
+        Args:
+            passes: how often each step's rollouts are gone over.
+            valued: the policy gets a value head.
+            greedy: the most probable answer is taken, and none is drawn.
+        """
+        import torch
+
+        self.work, self.options = work, options
+        self.world = World.from_environment(work.device)
+        self.device, self.temperature = self.world.device, work.sampling.temperature
+        self._hooks: Hooks = work.extra.get("hooks") or Hooks()
+        self._steps: StepOptions = work.steps or StepOptions()
+        self._greedy = greedy
+        self._collected = [] if options.online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
+        self.plan = self._planned(passes)
+        torch.manual_seed(work.seed)  # of a new adapter, and of dropout
+        loaded = load_for_training(
+            work.policy, work.precision, "cpu" if self._steps.shards else self.device, options.lora
+        )
+        self._policy = loaded.module
+        module = loaded.module
+        if valued:
+            from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy, load_value_head
+
+            module = ValuedPolicy(loaded.module)
+            if (critic := critic_before(work.policy)) is not None:
+                load_value_head(module, critic)
+        self.trainee = Trainee(
+            module,
+            options.optimiser,
+            self._steps,
+            self.world,
+            total_steps=max(1, self.plan.updates),
+            amp_dtype=work.precision.amp_dtype,
+        )
+        self._reference: Reference | None = None
+        if options.kl_coef > 0:
+            self._reference = reference_of(work.reference, work.policy, self._policy, work.precision, self.device)
+        self.sampler = Sampler.over(
+            self._policy, loaded.tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
+        )
+        self._checkpoints = Checkpoints(
+            work.folder / "checkpoints", self.world, identity=self._identity(name), keep=self._hooks.keep
+        )
+        restored = self._checkpoints.restore(self.trainee)
+        self.kept: Mapping[str, Any] = {} if restored is None else restored.extra
+        self._begun = 0 if restored is None else restored.step
+        self._curves = Curves(
+            work.folder,
+            self.world,
+            self._hooks.report_to,
+            step=self._begun,
+            name=self._hooks.run_name,
+            project=self._hooks.project,
+        )
+        self._started = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                save_policy(self.work.folder, self.trainee, self._policy, self.sampler.tokenizer)
+        finally:
+            self._curves.close()
+            self.world.close()
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps that are left, from 0."""
+        for step in range(self._begun, self.plan.steps):
+            progress.report(step, self.plan.steps, "train")
+            self._started = time.monotonic()
+            yield step
+        progress.report(self.plan.steps, self.plan.steps, "train")
+
+    def rollouts(self, step: int) -> list[Rollout]:
+        """The rollouts of a step, of all processes, in the same order in each."""
+        units = self.plan.units(step)
+        if not self.options.online:
+            return [each for unit in units for each in self._collected[unit]]
+        roll = self._hooks.roll or plain_roll(self.work.task, self.work.reward_batch_size, greedy=self._greedy)
+        mine = self.world.share([self.work.problems[unit] for unit in units])
+        stream = f"round {self.work.round} step {step}"
+        with self._whole():
+            made = roll(self.sampler, mine, self.options.samples_per_prompt, stream) if mine else []
+        found = {(each.problem, each.sample): each for share in self.world.gather(made) for each in share}
+        samples = range(self.options.samples_per_prompt)
+        return [found[self.work.problems[unit].id, sample] for unit in units for sample in samples]
+
+    def mine(self, rollouts: Sequence[Rollout]) -> list[int]:
+        """The places of the rollouts that this process learns from."""
+        return list(self.world.share(range(len(rollouts))))
+
+    def weighed(self, rollouts: Sequence[Rollout]) -> tuple[list[list[float]], list[list[float]]]:
+        """Log-probs of this process's rollouts under the policy as it is, and values, where it has a value head."""
+        with self._whole(), evaluating(self.trainee.plain), self._autocast():
+            return weighed(self.trainee.plain, rollouts, self.temperature, self.device, self._rows)
+
+    def referred(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """Log-probs of this process's rollouts under the reference; empty lists where ``kl_coef`` is 0."""
+        if self._reference is None:
+            return [[] for _ in rollouts]
+        with self._whole() if self._reference.shared else nullcontext(), self._autocast():
+            return self._reference.log_probs(rollouts, self.temperature, self._rows)
+
+    def when_drawn(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
+        """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
+        were recorded, where they were collected. None each where a step has one update alone: it is its own."""
+        if not self.options.online:
+            return [each.log_probs for each in rollouts]
+        if self.plan.updates == self.plan.steps:
+            return [None] * len(rollouts)
+        return self.weighed(rollouts)[0]
+
+    def objective(self, **how: Any) -> Objective:
+        """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
+        return Objective(
+            self.trainee.module,
+            self.device,
+            self.temperature,
+            self.options.loss_type,
+            self.work.sampling.max_new_tokens,
+            **how,
+        )
+
+    def minibatches(self, step: int, pass_number: int, count: int) -> Iterator[list[int]]:
+        """Of each minibatch the places among ``mine``; those that other processes learn from are left out."""
+        rank, size = self.world.rank, self.world.size
+        for places in self.plan.minibatches(step, pass_number, count):
+            yield [place // size for place in places if place % size == rank]
+
+    def finish(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        learnt: Sequence[StepFigures],
+        figures: Mapping[str, float],
+        keep: Mapping[str, Any],
+    ) -> None:
+        """Ends a step: its figures, an evaluation and a checkpoint where they are due.
+
+        Raises Stopped where the training is asked to stop.
+        """
+        done = step + 1
+        told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
+        told["seconds"] = time.monotonic() - self._started
+        every = self._hooks.evaluate_every
+        if self._hooks.evaluate is not None and every and (done % every == 0 or done == self.plan.steps):
+            with self._whole():
+                told |= self._hooks.evaluate(self.sampler, done)
+        if done % self._hooks.log_every == 0 or done == self.plan.steps:
+            self._curves.log(done, told)
+        stopping = self._hooks.stopping is not None and self.world.any(self._hooks.stopping())
+        if stopping or done % self._hooks.save_every == 0 or done == self.plan.steps:
+            self._checkpoints.save(done, self.trainee, keep)
+        if stopping and done < self.plan.steps:
+            raise Stopped(f"stopped after step {done} of {self.plan.steps}; the same command goes on from there")
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> int:
+        """Rollouts that are weighed at once: no gradients are kept, so more than are learnt from."""
+        return 4 * self._steps.micro_batch_size
+
+    def _planned(self, passes: int) -> Plan:
+        options = self.options
+        samples = options.samples_per_prompt
+        sizes = [samples] * len(self.work.problems) if options.online else [len(each) for each in self._collected]
+        return plan_of(
+            sizes,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            max_steps=options.max_steps,
+            minibatch_size=options.minibatch_size,
+            passes=passes,
+            seed=f"{self.work.seed} {self.work.round}",
+        )
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        """All that decides what is learnt."""
+        work = self.work
+        return {
+            "algorithm": name,
+            "options": asdict(self.options),
+            "policy": work.policy.to_dict(),
+            "reference": work.reference.to_dict(),
+            "round": work.round,
+            "sampling": asdict(work.sampling),
+            "precision": asdict(work.precision),
+            "seed": work.seed,
+            "sizes": list(self.plan.sizes),
+            "task": None if work.task is None else work.task.name,
+        }
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Each process has the whole policy, and may call it as often as it likes."""
+        with self.trainee.gathered():
+            if self._steps.shards:
+                # FSDP wants its root called first; the sampler calls what is inside.
+                import torch
+
+                nothing = Rollout("", 0, (0,), (0,), (True,), (None,), "", 0.0, None, True)
+                with torch.no_grad():
+                    forward(self.trainee.plain, batch_of([nothing], self.device), 1.0)
+            yield
+
+    def _autocast(self) -> Any:
+        import torch
+
+        amp = self.work.precision.amp_dtype
+        dtype = None if amp is None else getattr(torch, amp)
+        return torch.autocast(self.device.partition(":")[0], dtype, enabled=dtype is not None)
+
+
+def _rollouts(rows: Sequence[Row]) -> list[Rollout]:
+    """The collected rows. Raises UsageError for comparisons: nobody says what they earned."""
+    found = [each for each in rows if isinstance(each, Rollout)]
+    if len(found) != len(rows):
+        raise UsageError("online=false: comparisons were collected, and policy gradients learn from rollouts")
+    return found

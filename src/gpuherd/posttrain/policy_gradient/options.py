@@ -1,0 +1,147 @@
+"""What all policy-gradient algorithms are told: plain frozen data, checked, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.policy_gradient.losses import LossType
+from gpuherd.posttrain.training.options import OptimiserOptions, Optimizer, Scheduler
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.problem import Problem, Task
+    from gpuherd.posttrain.rollout import Rollout
+    from gpuherd.posttrain.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter to be trained in place of the weights (arXiv 2106.09685).
+
+    Attributes:
+        r: its rank.
+        alpha: its update is scaled by alpha / r.
+        target_modules: the last parts of the names of the layers that get one; None: PEFT's choice for the model.
+    """
+
+    r: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.r < 1 or not 0 <= self.dropout < 1:
+            raise UsageError(f"lora: r={self.r}, dropout={self.dropout}; r is 1 or more, dropout from 0 to under 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Raises UsageError.
+
+    Attributes:
+        samples_per_prompt: rollouts of each problem: a group.
+        batch_size: problems of a step (of sampling and learning).
+        epochs: passes over the round's problems.
+        max_steps: no more steps than these; None: as many as the epochs have.
+        minibatch_size: rollouts of one optimiser step; None: all of the step.
+        lr, weight_decay, grad_clip, scheduler, warmup_steps, optimizer, betas, eps: of the optimiser.
+        loss_type: by what the sum over tokens is divided.
+        kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
+        online: the training samples with the policy as it is, step by step. False: it learns from what the round's
+            jobs have collected with the policy of the round before.
+        lora: an adapter is trained; None: all weights (or the adapter that the policy has already).
+    """
+
+    samples_per_prompt: int = 4
+    batch_size: int = 16
+    epochs: int = 1
+    max_steps: int | None = None
+    minibatch_size: int | None = None
+    lr: float = 1e-6
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    scheduler: Scheduler = Scheduler.CONSTANT
+    warmup_steps: int = 0
+    optimizer: Optimizer = Optimizer.ADAMW
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    loss_type: LossType = LossType.DAPO
+    kl_coef: float = 0.05
+    online: bool = True
+    lora: Lora | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples_per_prompt", "batch_size", "epochs", "max_steps", "minibatch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value}; the least is 1")
+        if not 0 <= self.kl_coef < math.inf:
+            raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
+        _ = self.optimiser  # refuses what is out of range
+
+    @property
+    def optimiser(self) -> OptimiserOptions:
+        """The same for ``Trainee``."""
+        return OptimiserOptions(
+            learning_rate=self.lr,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            eps=self.eps,
+            max_grad_norm=self.grad_clip,
+            scheduler=self.scheduler,
+            warmup_steps=self.warmup_steps,
+            optimizer=self.optimizer,
+        )
+
+
+Roll = Callable[["Sampler", "Sequence[Problem]", int, str], "list[Rollout]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a caller of ``train`` may put in: ``Training.extra["hooks"]``. Nothing of it changes what is learnt but
+    ``roll``.
+
+    Attributes:
+        roll: makes rollouts of problems instead of ``Sampler.rollouts`` (episodes of an environment): sampler,
+            problems, samples of each, stream of the draws.
+        evaluate: figures to be logged with a step; called after every ``evaluate_every`` steps in all processes, while
+            each has the whole policy.
+        save_every: steps between checkpoints.
+        keep: so many checkpoints are kept.
+        log_every: steps between lines of the curves.
+        report_to, run_name, project: for ``Curves``.
+        stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
+    """
+
+    roll: Roll | None = None
+    evaluate: Callable[[Sampler, int], Mapping[str, float]] | None = None
+    evaluate_every: int = 0
+    save_every: int = 10
+    keep: int = 2
+    log_every: int = 1
+    report_to: tuple[str, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
+    stopping: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
+
+
+def plain_roll(task: Task | None, reward_batch_size: int, *, greedy: bool = False) -> Roll:
+    """Rollouts of one turn, drawn (or the most probable ones) and scored by the task. Raises UsageError without one."""
+    if task is None:
+        raise UsageError("online=true: the training samples and scores by itself, and was given no task")
+
+    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+        return sampler.rollouts(
+            task, problems, samples, greedy=greedy, stream=stream, reward_batch_size=reward_batch_size
+        )
+
+    return roll

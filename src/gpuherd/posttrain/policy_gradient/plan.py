@@ -1,0 +1,94 @@
+"""Which problems stand in which step, and which rollouts in which minibatch: of the seed and numbers alone. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of a training.
+
+    Attributes:
+        sizes: of each unit (a problem, or a collected group) the rollouts that it has.
+        batch_size: units of a step.
+        steps: how many steps.
+        minibatch_size: rollouts of an optimiser step; None: all of a step.
+        passes: how often a step's rollouts are gone over.
+        seed: of the order; text or a number.
+    """
+
+    sizes: tuple[int, ...]
+    batch_size: int
+    steps: int
+    minibatch_size: int | None
+    passes: int
+    seed: str
+
+    def units(self, step: int) -> list[int]:
+        """The units of a step, counted from 0: every epoch in an order of its own, the last batch may be smaller."""
+        epoch, place = divmod(step, steps_of(len(self.sizes), self.batch_size))
+        order = list(range(len(self.sizes)))
+        random.Random(f"{self.seed} units {epoch}").shuffle(order)  # noqa: S311
+        return order[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def minibatches(self, step: int, pass_number: int, count: int) -> list[list[int]]:
+        """Places among a step's ``count`` rollouts, divided evenly; in another order for each pass."""
+        parts = self._parts(count)
+        order = list(range(count))
+        if parts > 1:
+            random.Random(f"{self.seed} minibatches {step} {pass_number}").shuffle(order)  # noqa: S311
+        ends = [count * number // parts for number in range(parts + 1)]
+        return [sorted(order[begin:end]) for begin, end in pairwise(ends)]
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps in all, if no pass is left out."""
+        counts = [sum(self.sizes[unit] for unit in self.units(step)) for step in range(self.steps)]
+        return self.passes * sum(self._parts(count) for count in counts)
+
+    def _parts(self, count: int) -> int:
+        return 1 if self.minibatch_size is None else max(1, -(-count // self.minibatch_size))
+
+
+def steps_of(units: int, batch_size: int) -> int:
+    """Steps of one epoch."""
+    return -(-units // batch_size)
+
+
+def plan_of(
+    sizes: Sequence[int],
+    *,
+    batch_size: int,
+    epochs: int,
+    max_steps: int | None,
+    minibatch_size: int | None,
+    passes: int,
+    seed: str,
+) -> Plan:
+    """The steps of so many epochs, no more than ``max_steps``. Raises UsageError where there is nothing."""
+    if not sizes:
+        raise UsageError("there is nothing to learn from: no problem, or no rollout was collected")
+    steps = epochs * steps_of(len(sizes), batch_size)
+    steps = steps if max_steps is None else min(steps, max_steps)
+    return Plan(tuple(sizes), batch_size, steps, minibatch_size, passes, seed)
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[int]:
+    """The number of each rollout's group: those with one problem and one prompt, numbered as they first come."""
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+    return [numbers.setdefault((each.problem, each.prompt_ids), len(numbers)) for each in rollouts]
+
+
+def grouped(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each group, in the order of their samples."""
+    members: dict[int, list[Rollout]] = {}
+    for each, number in zip(rollouts, groups_of(rollouts), strict=True):
+        members.setdefault(number, []).append(each)
+    return [sorted(each, key=lambda rollout: rollout.sample) for each in members.values()]

@@ -1,0 +1,61 @@
+"""A trained policy's folder: there as a whole or not at all. Imports torch inside functions only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import CannotWrite
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.training import folders
+from gpuherd.posttrain.training.trainee import Trainee
+
+MODEL = "model"
+CRITIC = "critic"
+_ADAPTER = "adapter_config.json"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a training has come to its end here."""
+    folders.settle(folder / MODEL)
+    return (folder / MODEL).is_dir()
+
+
+def trained_policy(folder: Path, before: Policy) -> Policy:
+    """The policy that a finished training stands for: a model, or an adapter on the model that it was trained on."""
+    model = folder / MODEL
+    if (model / _ADAPTER).is_file():
+        return Policy(before.model, str(model))
+    return Policy(str(model))
+
+
+def critic_before(policy: Policy) -> Path | None:
+    """The folder of the value head that was trained with a policy; None where there is none."""
+    folder = Path(policy.adapter or policy.model)
+    critic = folder.parent / CRITIC
+    return critic if folder.name == MODEL and critic.is_dir() else None
+
+
+def save_policy(folder: Path, trainee: Trainee, policy: Any, tokenizer: Any) -> None:
+    """Writes ``folder/model`` (as transformers or PEFT save it, with the tokenizer), and ``folder/critic`` before it
+    where a value head was trained. All processes call it together. Raises CannotWrite."""
+    from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy, save_value_head
+
+    state = trainee.full_state()
+    if trainee.world.is_main:
+        valued = isinstance(trainee.plain, ValuedPolicy)
+        weights = {
+            name.removeprefix("policy.") if valued else name: tensor
+            for name, tensor in state.items()
+            if not (valued and name.startswith("value_head."))
+        }
+        try:
+            if valued:
+                with folders.whole_folder(folder / CRITIC) as critic:
+                    save_value_head(critic, state)
+            with folders.whole_folder(folder / MODEL) as model:
+                policy.save_pretrained(model, state_dict=weights)
+                tokenizer.save_pretrained(model)
+        except OSError as problem:
+            raise CannotWrite(f"can't write the trained policy in {folder}: {problem.strerror or problem}") from None
+    trainee.world.barrier()

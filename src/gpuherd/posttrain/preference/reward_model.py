@@ -1,0 +1,178 @@
+"""Learns a reward model from comparisons: Bradley and Terry's, where the probability that a completion is preferred is
+the logistic function of the difference of rewards. Its loss is -ln sigmoid(r(chosen) - r(rejected)), the mean over
+pairs (Ouyang et al. 2022, arXiv 2203.02155, equation 1). By TRL's RewardTrainer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import BadModel, UsageError
+from gpuherd.models.load.classes import check_code, config_of
+from gpuherd.models.locate import locate
+from gpuherd.models.names import parse_model, shown
+from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.preference.fitting import fit
+from gpuherd.posttrain.preference.settings import Run, order, steps_for
+from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
+from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+
+STAGE = "reward model"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTraining:
+    """How a reward model is learnt.
+
+    Attributes:
+        epochs: how often each pair is learnt from.
+        batch_size: pairs of an optimiser step, over all processes.
+        max_steps: no more optimiser steps than this.
+        save_every: steps between checkpoints; None: by the number of steps.
+    """
+
+    epochs: int = 5
+    batch_size: int = 16
+    lr: float = 1e-5
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    warmup_steps: int = 0
+    max_steps: int | None = None
+    num_workers: int = 0
+    save_every: int | None = None
+
+
+def train_reward_model(
+    comparisons: Sequence[Comparison],
+    base: str,
+    folder: Path,
+    options: RewardTraining | None = None,
+    *,
+    precision: Precision | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    steps: StepOptions | None = None,
+    use_chat_template: bool = False,
+    report_to: Sequence[str] = (),
+) -> Path:
+    """The folder of a reward model (``folder/model``), for ``rewards.reward_model.RewardModel``; ``scores_of_ids`` of
+    that takes a rollout's own tokens. Goes on from a checkpoint in ``folder``; does nothing where it is done.
+
+    Args:
+        comparisons: with ids of the base model's tokenizer.
+        base: an id of the Hub or a folder: a causal model, which gets a new head, or a reward model to go on with.
+        use_chat_template: prompts are conversations by the template; only said to who scores texts later.
+
+    Raises UsageError (no comparisons, or some that are longer than the model's places), and what ``fit`` raises.
+    """
+    options, precision, steps = options or RewardTraining(), precision or Precision(), steps or StepOptions()
+    if not comparisons:
+        raise UsageError("a reward model is learnt from comparisons, and there are none")
+    rows = [_row(each) for each in comparisons]
+    run = Run(
+        folder=folder,
+        stage=STAGE,
+        optimiser=OptimiserOptions(
+            learning_rate=options.lr,
+            weight_decay=options.weight_decay,
+            max_grad_norm=options.grad_clip,
+            warmup_steps=options.warmup_steps,
+        ),
+        steps=steps,
+        batch_size=options.batch_size,
+        total_steps=steps_for(len(rows), options.epochs, options.batch_size, options.max_steps),
+        amp_dtype=precision.amp_dtype,
+        device=device,
+        seed=seed,
+        save_every=options.save_every,
+        num_workers=options.num_workers,
+        identity={
+            "algorithm": STAGE,
+            "model": base,
+            "data": digest(rows),
+            "seed": seed,
+            "options": [options.epochs, options.batch_size, options.lr, options.weight_decay, options.max_steps],
+        },
+    )
+    form = Form.CHAT if use_chat_template else Form.ENDED
+
+    def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+        from trl import RewardConfig
+
+        from gpuherd.posttrain.preference.trainers import Rewarding, dataset_of
+
+        module, tokenizer = load_base(base, precision, device, seed)
+        _check_lengths(comparisons, rows, module)
+        return Rewarding(
+            model=module,
+            args=RewardConfig(**settings, max_length=None, disable_dropout=True),
+            train_dataset=dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
+            processing_class=tokenizer,
+            callbacks=list(callbacks),
+        )
+
+    return fit(run, build, report_to, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
+
+
+def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[Any, Any]:
+    """A model for sequences with one output, and its tokenizer; a head that the checkpoint has not is drawn by the
+    seed. Raises BadModel where anything else is missing."""
+    import torch
+    import transformers
+    from transformers.utils import logging as transformers_logging
+
+    folder = locate(parse_model(base), for_loading=True)
+    check_code(base, json.loads((folder / "config.json").read_text(encoding="utf-8")), trusted=False)
+    config = config_of(folder, trusted=False)
+    config.num_labels = 1
+    transformers.set_seed(seed)
+    said = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # that the head is new is meant
+    try:
+        module, told = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32 if precision.dtype is None else getattr(torch, precision.dtype),
+            attn_implementation=None if precision.attention == "flash_attention_2" else precision.attention,
+            weights_only=True,
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    finally:
+        transformers_logging.set_verbosity(said)
+    heads = ("score", "classifier", "classification_head", "pre_classifier")
+    missing = sorted(name for name in told["missing_keys"] if not name.startswith(heads))
+    if missing:
+        raise BadModel(f"{shown(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return module.to(device), tokenizer
+
+
+def digest(rows: Sequence[dict[str, Any]]) -> str:
+    """What tells data apart: the first 16 hex digits of the SHA-256 of the rows as JSON."""
+    told = hashlib.sha256()
+    for row in rows:
+        told.update(json.dumps(row, sort_keys=True).encode())
+    return told.hexdigest()[:16]
+
+
+def _row(each: Comparison) -> dict[str, list[int]]:
+    before = [*each.prompt_ids, *each.context_ids]
+    return {"chosen_ids": [*before, *each.chosen_ids], "rejected_ids": [*before, *each.rejected_ids]}
+
+
+def _check_lengths(comparisons: Sequence[Comparison], rows: Sequence[dict[str, list[int]]], module: Any) -> None:
+    most = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    for each, row in zip(comparisons, rows, strict=True):
+        longest = max(map(len, row.values()))
+        if most is not None and longest > most:
+            raise UsageError(
+                f"problem {each.problem}: prompt and completion have {longest} tokens, and the reward model has places "
+                f"for {most}; take a base model with more, or lower generation.max_new_tokens"
+            )

@@ -1,0 +1,92 @@
+"""TRL's trainers as gpuherd runs them. Imports torch and TRL: import this module where something is trained.
+
+Only the stable trainers of TRL are built on. Of each is taken what it computes; what it would do besides is not: rows
+come as token ids and are taken as they are, nothing is cut or tokenised again, no model card is written, and nothing is
+sent to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+
+class _AsIs:
+    """What all of them share."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+    def _send_telemetry(self) -> None:
+        """TRL would report the trainer, the kind of model and the GPUs to its makers."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """TRL would write a README beside each checkpoint."""
+
+
+class Supervised(_AsIs, SFTTrainer):  # type: ignore[misc]
+    """Next-token training on rows of ``input_ids`` and ``labels`` (-100: not trained on).
+
+    The loss is the mean over the trained tokens of a step, over all micro-batches and processes.
+    """
+
+
+@dataclass
+class WeighingCollator(DataCollatorForLanguageModeling):  # type: ignore[misc]
+    """Pads ``weights`` beside the rest; what is padding weighs nothing."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of rows."""
+        batch: dict[str, Any] = super().torch_call(examples)
+        weights = torch.zeros(batch["labels"].shape, dtype=torch.float32)
+        for row, example in enumerate(examples):
+            weights[row, : len(example["weights"])] = torch.tensor(example["weights"], dtype=torch.float32)
+        return {**batch, "weights": weights}
+
+
+class Weighing(Supervised):
+    """The same with a weight a token (``weights``): the loss of a step is the sum of weight times -ln p over its rows.
+
+    Weights carry the step's own denominators (``weighing.weighted``), as batches are known before training begins.
+    """
+
+    loss_is_scaled_for_ga = True  # the rows of a micro-batch give a part of a sum, and no mean
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        """The part of the step's loss that these rows have."""
+        weights = inputs.pop("weights")
+        outputs = model(**inputs, fused_lm_head=True)
+        loss = -(outputs.log_probs * weights[:, 1:]).sum()
+        # Gradients and figures are averaged over processes.
+        loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+class Preferring(_AsIs, DPOTrainer):  # type: ignore[misc]
+    """DPO on rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+
+    def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
+        """Without a reference: each completion is as probable as any other under it, so that it falls out of the loss
+        (TRL has no setting for it any more; with one it would be asked for these figures here)."""
+        nothing = [0.0] * len(dataset)
+        return dataset.add_column("ref_chosen_logps", nothing).add_column("ref_rejected_logps", nothing)
+
+
+class Rewarding(_AsIs, RewardTrainer):  # type: ignore[misc]
+    """A Bradley-Terry reward model on rows of ``chosen_ids`` and ``rejected_ids``, prompt included."""
+
+
+class Exploring(_AsIs, GRPOTrainer):  # type: ignore[misc]
+    """GRPO; sampling and rewards are ours (``rollout_func``, ``reward_funcs``)."""
+
+
+def dataset_of(rows: Sequence[dict[str, Any]], order: Sequence[int]) -> Any:
+    """The rows as TRL takes them, those of ``order`` one after the other."""
+    from datasets import Dataset
+
+    return Dataset.from_list(list(rows)).select(list(order))
