@@ -59,7 +59,7 @@ def load_causal(model: str, precision: Precision, device: str, *, adapter: str |
 
     loaded = load_model(model, device_map=device_map_of(device), dtype=precision.dtype, adapter=adapter)
     set_attention(loaded.model, precision.attention)
-    return LoadedModel(loaded.model, loaded.tokenizer, end_ids_of(loaded.model, loaded.tokenizer), device)
+    return LoadedModel(loaded.model, loaded.tokenizer, end_ids_of(loaded.model, loaded.tokenizer), loaded.input_device)
 
 
 def end_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
