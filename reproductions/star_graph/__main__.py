@@ -1,0 +1,145 @@
+"""Runs seeds and methods, two at a time, and writes what came out.
+
+    python -m reproductions.star_graph                      G(2,3) and G(3,3), seeds 0 1 2, all methods
+    python -m reproductions.star_graph --graphs 2,3 --seeds 0 --methods Q# DPO
+    python -m reproductions.star_graph --only-tables        docs from the results that are there
+
+A seed of a graph is a process with one thread. What is done lies in the work folder: the same command goes on from
+there. Results: ``reproductions/star_graph/results/<graph>-seed<seed>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gpuherd.jobs.durable import atomic_write
+from reproductions.star_graph.protocol import PROTOCOLS, Protocol
+
+Unit = tuple[tuple[int, int], int]  # d and l, seed
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 where every seed has been run."""
+    parser = argparse.ArgumentParser(prog="python -m reproductions.star_graph", description=__doc__)
+    parser.add_argument("--graphs", nargs="+", type=_graph, default=[(2, 3), (3, 3)], metavar="d,l")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    parser.add_argument("--methods", nargs="+", default=None, metavar="METHOD", help="all by default")
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="processes side by side (default: 2)")
+    parser.add_argument("--work", type=Path, default=Path("outputs/star-graph"), help="folder of models and rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--only-tables", action="store_true", help="write the documents from the results there are")
+    args = parser.parse_args(argv)
+    console = Console(stderr=True)
+    if not args.only_tables:
+        units = [(graph, seed) for graph in args.graphs for seed in args.seeds]
+        if len(units) == 1:
+            run_seed(PROTOCOLS[args.graphs[0]], args.seeds[0], args, console)
+        elif failed := _side_by_side(units, args, console):
+            console.print(f"failed: {', '.join(failed)}; the same command goes on")
+            return 1
+    from reproductions.star_graph.tables import write_documents
+
+    write_documents(args.results)
+    return 0
+
+
+def _graph(word: str) -> tuple[int, int]:
+    degree, _, length = word.partition(",")
+    graph = int(degree), int(length)
+    if graph not in PROTOCOLS:
+        raise argparse.ArgumentTypeError(f"{word}: there is {' '.join(f'{d},{length}' for d, length in PROTOCOLS)}")
+    return graph
+
+
+def _side_by_side(
+    units: Sequence[tuple[tuple[int, int], int]], args: argparse.Namespace, console: Console
+) -> list[str]:
+    """Each seed in a process of its own; those that failed."""
+    waiting, running, failed = list(units), dict[str, subprocess.Popen[bytes]](), list[str]()
+    while waiting or running:
+        while waiting and len(running) < args.at_once:
+            (degree, length), seed = waiting.pop(0)
+            words = ["--graphs", f"{degree},{length}", "--seeds", str(seed)]
+            words += ["--work", str(args.work), "--results", str(args.results)]
+            words += ["--methods", *args.methods] if args.methods else []
+            running[f"G({degree},{length}) seed {seed}"] = subprocess.Popen(
+                [sys.executable, "-m", "reproductions.star_graph", *words],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                console.print(f"{name}: {'done' if process.returncode == 0 else 'failed'}")
+                failed += [] if process.returncode == 0 else [name]
+        time.sleep(1)
+    return failed
+
+
+def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: Console) -> None:
+    """The base of a seed, and each method from it; what is there is not done again."""
+    import torch
+
+    from reproductions.star_graph.base import chosen_base, graphs, make_base
+    from reproductions.star_graph.methods import PUBLISHED, is_done, run_method, share, tested
+
+    torch.set_num_threads(1)
+    _quiet()
+    folder = args.work / f"{protocol.degree}-{protocol.length}" / f"seed-{seed}"
+    place, looked = make_base(protocol, seed, folder / "base", console)
+    chosen = chosen_base(protocol, looked)
+    found: dict[str, Any] = {
+        "protocol": asdict(protocol),
+        "seed": seed,
+        "checkpoints": [asdict(each) | {"passes": each.passes(protocol)} for each in looked],
+        "base_step": None if chosen is None else chosen.step,
+        "methods": {},
+    }
+    result = args.results / f"{protocol.degree}-{protocol.length}-seed{seed}.json"
+    args.results.mkdir(parents=True, exist_ok=True)
+    _write(result, found)
+    if place is None:
+        console.print(f"{protocol.name} seed {seed}: not valid, no checkpoint of the base passes")
+        return
+    task = graphs(protocol, protocol.length, seed, protocol.budget // 2)
+    shared = share(protocol, seed, place, task, folder)
+    found["base"] = tested(shared, "base", shared.base, folder / "base-test")
+    asked = [name for name in PUBLISHED if name in (args.methods or PUBLISHED) or is_done(folder / _safe(name))]
+    for name in asked:
+        found["methods"][name] = run_method(shared, name, folder / _safe(name))
+        _write(result, found)
+        own = next(each for each in found["methods"][name]["points"] if each["own"])
+        console.print(f"{protocol.name} seed {seed}: {name} {own['right']['value']:.3f}")
+
+
+def _safe(name: str) -> str:
+    return name.replace("#", "sharp")
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    atomic_write(path, json.dumps(found, indent=1).encode() + b"\n")
+
+
+def _quiet() -> None:
+    """Libraries' own bars and notes; ours say how far it is."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
