@@ -47,6 +47,17 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     return {str(key): {} if value is None and key in groups(folder) else value for key, value in whole.items()}
 
 
+def said(overrides: Sequence[str]) -> dict[str, Any]:
+    """What overrides say by their full keys, where nothing is composed. Raises UsageError for groups, + and ~."""
+    found = {}
+    for word in overrides:
+        parsed = _parsed(word)
+        if not parsed.plain or parsed.key in groups():
+            raise UsageError(f"{word}: a run that goes on has its own configuration; leave it out")
+        found[parsed.key] = parsed.value
+    return found
+
+
 def groups(folder: Path = CONF) -> dict[str, tuple[str, ...]]:
     """The groups of a folder of configurations, and the choices in each."""
     return {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import naming_extras
+from gpuherd.errors import ExitCode, GpuherdError, naming_extras
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.training import folders
@@ -21,6 +21,13 @@ from gpuherd.posttrain.training.world import World
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "trl", "datasets", "accelerate", "peft"), "posttrain")
 RECORD = "training.json"  # in the trained model's folder: what it is of
+
+
+class Stopped(GpuherdError):
+    """A training ended before its last step because it was asked to; its last checkpoint is of that moment."""
+
+    exit_code = ExitCode.INTERRUPTED
+
 
 Build = Callable[[dict[str, Any], Sequence[Any], World], Any]
 
@@ -39,17 +46,17 @@ def is_finished(folder: Path, identity: Mapping[str, Any]) -> bool:
     return True
 
 
-def fit(run: Run, build: Build, report_to: Sequence[str] = (), beside: Mapping[str, str] | None = None) -> Path:
+def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path:
     """Trains as ``run`` says; nothing is done where that has been done. Returns the folder of the model.
 
     Args:
         build: makes the trainer, of TRL's settings, callbacks and the world; called once there is something to do.
-        report_to: ``tensorboard``, ``wandb``.
         beside: texts of further files in the model's folder, by name.
 
     Raises:
         UsageError: the folder is that of another training; settings that don't go together.
         NotFinite: the loss is no number.
+        Stopped: it was asked to stop, and has saved a checkpoint.
         MissingExtra, CannotWrite.
     """
     with naming_extras(EXTRAS, "training by TRL takes"):
@@ -68,10 +75,15 @@ def fit(run: Run, build: Build, report_to: Sequence[str] = (), beside: Mapping[s
             return model_folder(run.folder)
         newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
         step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-        with Curves(run.folder, world, report_to, step=step) as curves:
+        with Curves(run.folder, world, run.report_to, step=step) as curves:
             trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
             trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+            if trainer.state.global_step < run.total_steps:
+                raise Stopped(
+                    f"stopped after step {trainer.state.global_step} of {run.total_steps}; the same command goes on "
+                    "from there"
+                )
             _save(trainer, run, world, beside or {})
     return model_folder(run.folder)
 

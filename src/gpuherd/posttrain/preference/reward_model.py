@@ -5,7 +5,6 @@ pairs (Ouyang et al. 2022, arXiv 2203.02155, equation 1). By TRL's RewardTrainer
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown
 from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.preference.fitting import fit
-from gpuherd.posttrain.preference.settings import Run, order, steps_for
+from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
@@ -92,6 +91,7 @@ def train_reward_model(
         seed=seed,
         save_every=options.save_every,
         num_workers=options.num_workers,
+        report_to=tuple(report_to),
         identity={
             "algorithm": STAGE,
             "model": base,
@@ -111,13 +111,13 @@ def train_reward_model(
         _check_lengths(comparisons, rows, module)
         return Rewarding(
             model=module,
-            args=RewardConfig(**settings, max_length=None, disable_dropout=True),
+            args=RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=True),
             train_dataset=dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
             processing_class=tokenizer,
             callbacks=list(callbacks),
         )
 
-    return fit(run, build, report_to, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
+    return fit(run, build, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
 
 
 def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[Any, Any]:
@@ -152,14 +152,6 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
         raise BadModel(f"{shown(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return module.to(device), tokenizer
-
-
-def digest(rows: Sequence[dict[str, Any]]) -> str:
-    """What tells data apart: the first 16 hex digits of the SHA-256 of the rows as JSON."""
-    told = hashlib.sha256()
-    for row in rows:
-        told.update(json.dumps(row, sort_keys=True).encode())
-    return told.hexdigest()[:16]
 
 
 def _row(each: Comparison) -> dict[str, list[int]]:

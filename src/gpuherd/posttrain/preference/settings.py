@@ -8,6 +8,8 @@ is said here.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,8 @@ class Run:
         save_every: steps between checkpoints; None: twenty in all, at least 25 steps apart.
         keep: so many of the newest checkpoints are kept.
         num_workers: processes that make batches.
+        report_to: ``tensorboard``, ``wandb``: where curves go besides their file.
+        stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
         identity: all that a checkpoint must agree in to be gone on from, as JSON values.
     """
 
@@ -53,6 +57,8 @@ class Run:
     save_every: int | None = None
     keep: int = 2
     num_workers: int = 0
+    report_to: tuple[str, ...] = ()
+    stopping: Callable[[], bool] | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,6 +126,14 @@ def order(rows: int, steps: int, batch_size: int, seed: int) -> list[int]:
     for shuffle in range(-(-steps * batch_size // rows)):
         places += sorted(range(rows), key=partial(_lot, seed, shuffle))
     return places[: steps * batch_size]
+
+
+def digest(rows: Sequence[dict[str, Any]]) -> str:
+    """What tells data apart: the first 16 hex digits of the SHA-256 of the rows as JSON."""
+    told = hashlib.sha256()
+    for row in rows:
+        told.update(json.dumps(row, sort_keys=True).encode())
+    return told.hexdigest()[:16]
 
 
 def _lot(seed: int, shuffle: int, row: int) -> bytes:

@@ -90,3 +90,18 @@ def dataset_of(rows: Sequence[dict[str, Any]], order: Sequence[int]) -> Any:
     from datasets import Dataset
 
     return Dataset.from_list(list(rows)).select(list(order))
+
+
+def exploring(**words: Any) -> Exploring:
+    """A GRPO trainer with a ``rollout_func``. TRL warns that this hook may change; tests tell whether it has."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using 'rollout_func'")
+        return Exploring(**words)
+
+
+def padding(tokenizer: Any) -> int:
+    """The token that rows are filled up with; it is masked wherever it stands."""
+    found = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return int(found)

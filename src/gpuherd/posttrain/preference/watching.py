@@ -32,10 +32,13 @@ class Watching(TrainerCallback):  # type: ignore[misc]
         """Tells where it goes on from."""
         progress.report(state.global_step, state.max_steps, self._run.stage)
 
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Tells how far it is."""
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tells how far it is; ends the training, with a checkpoint, where it is asked to stop."""
         if self._world.is_main:
             progress.report(state.global_step, state.max_steps, self._run.stage)
+        stopping = self._run.stopping
+        if stopping is not None and self._world.any(stopping()) and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Adds the step to the curves. Raises NotFinite for a loss that is no number, before anything is saved."""

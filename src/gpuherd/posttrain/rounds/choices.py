@@ -27,12 +27,15 @@ class Choice:
         algorithm: the name in the registry.
         options: of its ``Options``, checked.
         guided: its policies are the reference with a classifier.
+        collects: whether it learns from rows that are collected before (``collects`` of an algorithm says otherwise
+            where it samples while it trains, or learns from given answers).
     """
 
     name: str
     algorithm: str
     options: Any
     guided: bool
+    collects: bool
 
     def make(self) -> Any:
         """The algorithm itself."""
@@ -62,7 +65,8 @@ def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
             read_by |= fields
-            found.append(Choice(name, algorithm, options, bool(kind.guided)))
+            collects = bool(getattr(kind(options), "collects", True))
+            found.append(Choice(name, algorithm, options, bool(kind.guided), collects))
     for key in shared:
         if found and key not in read_by:
             raise UsageError(f"data_collection.{key}: none of {', '.join(each.name for each in found)} reads it")

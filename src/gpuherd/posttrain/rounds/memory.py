@@ -7,7 +7,7 @@ collection has the policy (a guided one is two models), a training what the algo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import JobCannotFit
@@ -21,7 +21,7 @@ from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.posttrain.rounds.plan import Phase, Step
-from gpuherd.posttrain.rounds.settings import DTYPES, Family, Settings
+from gpuherd.posttrain.rounds.settings import Family, Settings
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rounds.choices import Choice
@@ -89,7 +89,14 @@ class Memory:
         told = self._settings.generation
         load = Workload(told.batch_size, self._prompts[dataset], told.max_new_tokens)
         demands = [
-            demand_of(*in_precision(model, self._dtype()), load, self._cards, parallel="replica", gpus=(1, 1), most=1)
+            demand_of(
+                *in_precision(model, self._settings.system.dtype),
+                load,
+                self._cards,
+                parallel="replica",
+                gpus=(1, 1),
+                most=1,
+            )
             for model in models
         ]
         twice = Reserve()
@@ -101,7 +108,7 @@ class Memory:
     def _training(self, step: Step, family: Family) -> Asked:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
-        architecture, precision = in_precision(model, self._dtype())
+        architecture, precision = in_precision(model, self._settings.system.dtype)
         told = self._settings
         job = TrainingJob(
             method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
@@ -113,16 +120,12 @@ class Memory:
             attention="eager" if told.system.attn_impl == "eager" else "sdpa",
         )
         roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [replace(roomiest)], job, gpus=1)
+        found = make_training_plan(architecture, [roomiest], job, gpus=1)
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
         memory = -(-found.loads[0].usage.total // MIB)
         said = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
         return Asked(1, memory, f"{said}: {gib(memory * MIB)}")
-
-    def _dtype(self) -> str | None:
-        dtype = self._settings.system.dtype
-        return None if dtype is None else {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[DTYPES[dtype]]
 
     def _refuse(self, memory_mb: int, said: str) -> None:
         most = max((card.free for card in self._cards), default=_BOUNDLESS.free)

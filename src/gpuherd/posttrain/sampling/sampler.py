@@ -18,6 +18,7 @@ from gpuherd.posttrain.algos.interface import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Task
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.sampling.keeping import kept
 from gpuherd.posttrain.sampling.prompting import Prompting
 from gpuherd.posttrain.sampling.scoring import scored
 
@@ -51,14 +52,15 @@ class Continuation:
         log_probs: of each, under the unguided model at the sampling temperature; None where not finite.
         text: the new tokens' text, without the end token.
         finished: it ended by an end token and not by a limit.
-        kl: of a guided policy, KL(guided || reference) at each of ``ids`` at temperature 1, in nats; None of others.
+        kl: of a guided policy, KL(guided || reference) at each of ``ids`` at temperature 1, in nats, None
+            where not finite; None of other policies.
     """
 
     ids: tuple[int, ...]
     log_probs: tuple[float | None, ...]
     text: str
     finished: bool
-    kl: tuple[float, ...] | None = None
+    kl: tuple[float | None, ...] | None = None
 
 
 class Sampler:
@@ -76,9 +78,8 @@ class Sampler:
         from gpuherd.posttrain.sampling.loading import load_causal
 
         loaded = load_causal(policy.model, precision, device, adapter=policy.adapter)
-        guidance = _guidance(policy, device, precision)
-        words: Mapping[str, Any] = {} if guidance is None else {"guidance": guidance}
-        model = LanguageModel(loaded.module, loaded.tokenizer, device=device, **words)
+        guidance = _guidance(policy, loaded.device, precision)
+        model = LanguageModel(loaded.module, loaded.tokenizer, device=loaded.device, guidance=guidance)
         self._begin(model, loaded.module, loaded.tokenizer, loaded.end_ids, sampling, None)
 
     @classmethod
@@ -112,6 +113,18 @@ class Sampler:
         self.model, self.end_ids, self.sampling = model, end_ids, sampling
         self._module, self._tokenizer, self._amp_dtype = module, tokenizer, amp_dtype
         self._prompting = Prompting(tokenizer, chat=sampling.use_chat_template)
+
+    def at(self, eta: float) -> Self:
+        """The same policy guided at another eta, on the same weights. Raises UsageError where it is not guided."""
+        from gpuherd.lm.model import LanguageModel
+
+        guidance = self.model.guidance
+        if guidance is None:
+            raise UsageError(f"eta={eta}: the policy is not guided")
+        made = type(self).__new__(type(self))
+        model = LanguageModel(self.model.module, self._tokenizer, guidance=guidance.at(eta))
+        made._begin(model, self._module, self._tokenizer, self.end_ids, self.sampling, self._amp_dtype)
+        return made
 
     @property
     def tokenizer(self) -> Any:
@@ -238,18 +251,17 @@ def _of(answer: Decoded) -> Sequence[Tokens]:
 
 def continuation_of(tokens: Tokens) -> Continuation:
     """A decoded answer, its end token among its tokens."""
-    ended = tokens.end_id is not None
+    guided = tokens.guided
+    if tokens.end_id is None:
+        kl = None if guided is None else guided.kl
+        return Continuation(tokens.token_ids, tokens.log_probs, tokens.text, False, kl)
     return Continuation(
-        ids=(*tokens.token_ids, tokens.end_id) if tokens.end_id is not None else tokens.token_ids,
-        log_probs=(*tokens.log_probs, tokens.end_log_prob) if ended else tokens.log_probs,
+        ids=(*tokens.token_ids, tokens.end_id),
+        log_probs=(*tokens.log_probs, tokens.end_log_prob),
         text=tokens.text,
-        finished=ended,
-        kl=None if tokens.guided is None else _with_end(tokens.guided.kl, tokens.guided.end_kl),
+        finished=True,
+        kl=None if guided is None else (*guided.kl, guided.end_kl),
     )
-
-
-def _with_end(values: tuple[float, ...], end: float | None) -> tuple[float, ...]:
-    return values if end is None else (*values, end)
 
 
 def rollout_of(
@@ -275,7 +287,6 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
     """What guides a policy, loaded onto its device; None where nothing does."""
     if policy.guide is None:
         return None
-    from gpuherd.lm.guidance.classifier import load_classifier
     from gpuherd.lm.guidance.guidance import Guidance
 
-    return Guidance(load_classifier(policy.guide.classifier, device, precision.dtype), policy.guide)
+    return Guidance.load(policy.guide, device=device, dtype=precision.dtype)

@@ -6,6 +6,9 @@ the same in every round, so that no classifier is checked on what one before it 
 
 from __future__ import annotations
 
+import hashlib
+import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -76,7 +79,7 @@ def of_rollouts(
     if loss is Loss.BRADLEY_TERRY:
         raise UsageError("loss_type=bradley_terry learns from comparisons; these rows are single completions")
     scale = _scale(rollouts, options, loss, reward_range, known=known)
-    lessons = [labels.of_rollout(each, scale(float(each.correct) if known else each.reward)) for each in rollouts]
+    lessons = [labels.of_rollout(each, scale(float(bool(each.correct)) if known else each.reward)) for each in rollouts]
     return _divided(lessons, loss, options, seed, {**counts, "scale": scale.to_dict()})
 
 
@@ -108,6 +111,16 @@ def of_comparisons(
         for each, (chosen, rejected) in zip(comparisons, pairs, strict=True)
     ]
     return _divided(lessons, loss, options, seed, {"comparisons": len(comparisons), "scale": scale.to_dict()})
+
+
+def digest(lessons: Iterable[Lesson]) -> str:
+    """What tells lessons apart: 16 hex digits of the BLAKE2b digest of all ids, labels and targets, in their order."""
+    told = hashlib.blake2b(digest_size=8)
+    for lesson in lessons:
+        for each in lesson:
+            told.update(struct.pack("<qd", len(each.ids), each.target))
+            told.update(array("q", each.ids).tobytes() + bytes(each.labelled))
+    return told.hexdigest()
 
 
 def kept_apart(problem: str, share: float, seed: int) -> bool:
@@ -148,7 +161,7 @@ def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, seed:
     held_out = tuple(each for each in there if kept_apart(each[0].problem, options.validation_share, seed))
     if not learnt:
         raise UsageError(
-            f"nothing to learn from: {len(lessons)} rows, {len(lessons) - len(there)} of them without a token to label, "
+            f"nothing to learn from: {len(lessons)} rows, {len(lessons) - len(there)} of them with no token to label, "
             f"{len(held_out)} kept apart for validation; collect more, or lower validation_share"
         )
     if loss is not Loss.MLE and options.guidance.mode is Mode.DISTRIBUTIONAL:

@@ -21,7 +21,7 @@ from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.value import tensors
 from gpuherd.posttrain.value.batches import planned
 from gpuherd.posttrain.value.checking import checked
-from gpuherd.posttrain.value.data import Data
+from gpuherd.posttrain.value.data import Data, digest
 from gpuherd.posttrain.value.objective import Objective
 from gpuherd.posttrain.value.options import ValueOptions
 
@@ -81,7 +81,7 @@ class Course:
             "max_batch_num_tokens": chosen.max_batch_num_tokens,
             "epochs": chosen.epochs,
             "steps": len(self.batches),
-            "data": self.data.told,
+            "data": digest((*self.data.lessons, *self.data.held_out)),
         }
 
 

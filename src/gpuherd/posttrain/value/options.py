@@ -27,7 +27,7 @@ class Guidance:
 
     Attributes:
         eta: the papers': small guides strongly (PITA's code calls 1/eta eta).
-        mode: None: what belongs to the loss: ``bernoulli``, of ``mle`` ``distributional``.
+        mode: None: the algorithm's own (``ValueOptions.usual_mode``).
         top_k: so many of the reference's most probable tokens are candidates.
         use_cache: what a classifier has read is kept; it can't be switched off, since the values are the same.
     """
@@ -44,11 +44,6 @@ class Guidance:
                 "those read anew; leave the key out"
             )
         Guide("", self.eta, self.mode or Mode.BERNOULLI, self.top_k)  # refuses what is out of range
-
-    def by(self, classifier: str, loss: Loss) -> Guide:
-        """A guide by this classifier, which was trained by this loss."""
-        mode = self.mode or (Mode.DISTRIBUTIONAL if loss is Loss.MLE else Mode.BERNOULLI)
-        return Guide(classifier, self.eta, mode, self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +109,12 @@ class ValueOptions:
             raise UsageError(f"guidance.mode=distributional is for loss_type=mle, and it is {self.loss_type}")
         if (self.V_min, self.V_max) != (0, 1) and self.loss_type is not None:
             raise UsageError(f"V_min={self.V_min}, V_max={self.V_max}: loss_type={self.loss_type} predicts 0 to 1")
+
+    def usual_mode(self, loss: Loss) -> Mode:
+        """What is added to the reference's logits where ``guidance.mode`` does not say."""
+        return Mode.DISTRIBUTIONAL if loss is Loss.MLE else Mode.BERNOULLI
+
+    def guide(self, classifier: str, loss: Loss) -> Guide:
+        """A guide by this classifier, which was trained by this loss."""
+        chosen = self.guidance
+        return Guide(classifier, chosen.eta, chosen.mode or self.usual_mode(loss), chosen.top_k)

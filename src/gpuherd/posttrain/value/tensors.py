@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuherd.posttrain.value.labels import Example, Lesson
 
@@ -74,10 +74,11 @@ def loaded(lessons: Sequence[Lesson], batches: Sequence[Sequence[int]], workers:
     import torch
     from torch.utils.data import DataLoader
 
+    dataset: Any = _Lessons(lessons)
     # A generator of its own: a DataLoader takes a seed from torch's otherwise, and a resumed training would differ.
     yield from DataLoader(
-        _Lessons(lessons),
-        batch_sampler=batches,
+        dataset,
+        batch_sampler=[list(batch) for batch in batches],
         num_workers=workers,
         collate_fn=list,
         generator=torch.Generator(),

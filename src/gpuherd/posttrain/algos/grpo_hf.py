@@ -1,0 +1,304 @@
+"""GRPO-HF: from human feedback. A proxy reward model is learnt from preferences, then GRPO raises its rewards.
+
+Two phases, each of which is done when its model lies in its folder, so that a killed training goes on in the right one:
+``proxy/`` is a Bradley-Terry reward model (``preference.reward_model``) of comparisons: of the policy's samples by the
+task's reward, or of a file of preferences; ``model/`` is the policy, trained by TRL's GRPOTrainer. Sampling is ours
+(draws belong to a problem, a sample and a step, whatever the batch), and so is what is learnt from: one generation a
+step, so that the ratio of GRPO is 1 and each step is on-policy. With group rewards r_1..r_G the advantages are
+(r_i - mean) / (std + 1e-4), and kl_coef weighs the k3 estimate of the KL divergence from the reference (Shao et al.
+2024, 2402.03300).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.algos.dpo import of_samples
+from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
+from gpuherd.posttrain.algos.on_trl import (
+    policy_in,
+    rows_of_kind,
+    shares_reference,
+    trained_module,
+    without_copied_adapter,
+)
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.preference.fitting import fit
+from gpuherd.posttrain.preference.options import FittingOptions, run_of
+from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+from gpuherd.posttrain.preference.settings import Run, cut, digest, order
+from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.training.options import StepOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuherd.posttrain.problem import Problem
+    from gpuherd.posttrain.rewards.reward_model import RewardModel
+    from gpuherd.posttrain.training.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class LossType(StrEnum):
+    """By what the sum over tokens is divided: each completion's length, the batch's tokens, or a constant length."""
+
+    GRPO = "grpo"
+    DAPO = "dapo"
+    DR_GRPO = "dr_grpo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(FittingOptions):
+    """Raises UsageError.
+
+    Attributes:
+        batch_size: problems of a step; each has a group of samples.
+        samples_per_prompt: completions of a group.
+        kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
+        loss_type: by what the sum over tokens is divided.
+        samples_per_example: completions of a problem that are compared in ``collect``: the best with the worst.
+        preferences: a file or a data set of the Hub with prompt, chosen and rejected, in place of comparisons of
+            samples.
+        proxy_model: what the proxy starts from; None: the value model, else the reference. It has the policy's tokens.
+        proxy_epochs, proxy_lr, proxy_batch_size: of its training.
+        all_rounds: the proxy learns from the comparisons of all rounds, not of the last alone.
+    """
+
+    lr: float = 1e-6
+    batch_size: int = 8
+    samples_per_prompt: int = 4
+    kl_coef: float = 0.05
+    loss_type: LossType = LossType.GRPO
+    samples_per_example: int = 4
+    preferences: str | None = None
+    proxy_model: str | None = None
+    proxy_epochs: int = 5
+    proxy_lr: float = 2e-5
+    proxy_batch_size: int = 16
+    all_rounds: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (
+            ("samples_per_prompt", 2),
+            ("samples_per_example", 2),
+            ("proxy_epochs", 1),
+            ("proxy_batch_size", 1),
+        ):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}; the least is {least}")
+        if not 0 <= self.kl_coef < float("inf"):
+            raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
+        if not 0 < self.proxy_lr < float("inf"):
+            raise UsageError(f"proxy_lr={self.proxy_lr}; it is above 0")
+
+
+@dataclass(frozen=True)
+class GRPOFromHumanFeedback:
+    """A proxy reward model, then GRPO against it."""
+
+    options: Options = field(default_factory=Options)
+
+    name: ClassVar[str] = "GRPO-HF"
+    guided: ClassVar[bool] = False
+    Options: ClassVar[type[Options]] = Options
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """The best and the worst sample of each problem; nothing where a file of preferences is learnt from."""
+        if self.options.preferences is not None:
+            return
+        from gpuherd.posttrain.sampling.sampler import Sampler
+
+        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        yield from of_samples(sampler, work, self.options.samples_per_example)
+
+    def train(self, work: Training) -> Policy:
+        """The proxy first, then the policy."""
+        if work.steps is not None and work.steps.shards:
+            raise UsageError(
+                "GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp"
+            )
+        comparisons = self._comparisons(work)
+        proxy = self._proxy(work, comparisons)
+        self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
+        return self.policy(work)
+
+    def policy(self, work: Training) -> Policy:
+        """The trained model, or the policy's model with the trained adapter."""
+        return policy_in(work, self.options)
+
+    def _comparisons(self, work: Training) -> Sequence[Comparison]:
+        if self.options.preferences is None:
+            return rows_of_kind(work, Comparison, self.name, all_rounds=self.options.all_rounds)
+        from gpuherd.posttrain.preference.data import read_preferences
+        from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+
+        found = read_preferences(self.options.preferences)
+        if (told := found.told()) is not None:
+            logger.warning("%s", told)
+        tokenizer = load_tokenizer(work.policy.model, work.policy.adapter)
+        return Writing(tokenizer, chat=work.sampling.use_chat_template).comparisons(found.pairs)
+
+    def _proxy(self, work: Training, comparisons: Sequence[Comparison]) -> Path:
+        options = self.options
+        return train_reward_model(
+            comparisons,
+            options.proxy_model or work.value_model or work.reference.model,
+            work.folder / "proxy",
+            RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
+            precision=work.precision,
+            device=work.device,
+            seed=work.seed,
+            steps=work.steps,
+            use_chat_template=work.sampling.use_chat_template,
+        )
+
+    def _grpo(self, work: Training, proxy: Path, data: str) -> None:
+        options = self.options
+        if len(work.problems) < options.batch_size:
+            raise UsageError(
+                f"GRPO-HF: batch_size {options.batch_size} is more than the {len(work.problems)} problems of the round"
+            )
+        problems = {each.id: each for each in work.problems}
+        size = options.batch_size * options.samples_per_prompt
+        run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data)
+        places = [work.problems[place].id for place in order(len(problems), run.total_steps, run.batch_size, work.seed)]
+
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
+            from trl import GRPOConfig
+
+            from gpuherd.posttrain.preference import trainers
+            from gpuherd.posttrain.rewards.reward_model import RewardModel
+
+            loaded = trained_module(work, options, [])
+            score = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
+            refuse_other_tokens(score, loaded.tokenizer)
+            samples = StepSamples(run, places, problems, options.samples_per_prompt, work.sampling, loaded, world)
+            if options.kl_coef and not shares_reference(work, loaded.module):
+                refuse_adapters(work)
+                # TRL loads the reference from where the model's config says that it is from.
+                loaded.module.config.name_or_path = work.reference.model
+            pieces = cut(size, (work.steps or StepOptions()).micro_batch_size, world.size, run.stage)
+            sized = {"per_device_train_batch_size": pieces.micro, "gradient_accumulation_steps": pieces.times}
+            trainer = trainers.exploring(
+                model=loaded.module,
+                args=GRPOConfig(
+                    **{**settings, **sized},
+                    num_generations=options.samples_per_prompt,
+                    generation_batch_size=size,
+                    max_completion_length=work.sampling.max_new_tokens,
+                    temperature=work.sampling.temperature,
+                    beta=options.kl_coef,
+                    num_iterations=1,
+                    loss_type=options.loss_type.value,
+                    scale_rewards="group",
+                    use_bias_correction_kl=False,
+                    mask_truncated_completions=False,
+                    shuffle_dataset=False,
+                    disable_dropout=True,
+                ),
+                train_dataset=trainers.dataset_of([{"prompt": each} for each in places], range(len(places))),
+                processing_class=loaded.tokenizer,
+                callbacks=list(callbacks),
+                rollout_func=samples.rollouts,
+                reward_funcs=[proxy_reward(score, samples)],
+            )
+            return without_copied_adapter(trainer)
+
+        fit(run, build)
+
+
+class StepSamples:
+    """Samples for TRL: it names the problems of a step, and is given tokens.
+
+    Attributes:
+        prompt_ids: of each problem, by its id.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        places: Sequence[str],
+        problems: Mapping[str, Problem],
+        group: int,
+        sampling: Sampling,
+        loaded: Any,
+        world: World,
+    ):
+        """``places``: the problem at each place of all steps."""
+        from gpuherd.posttrain.sampling.prompting import Prompting
+
+        self._run, self._places, self._group, self._world = run, places, group, world
+        self._sampling, self._loaded = sampling, loaded
+        prompting = Prompting(loaded.tokenizer, chat=sampling.use_chat_template)
+        self.prompt_ids = {name: prompting.of(each) for name, each in problems.items()}
+
+    def rollouts(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        """What TRL wants for these problems, each named as often as its group has completions: tokens of prompts and
+        completions. Of one step and this process."""
+        import torch
+
+        from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
+
+        step = trainer.state.global_step
+        shares = self._shares(step)
+        if [name for name, _ in shares for _ in range(self._group)] != list(prompts):
+            raise GpuherdError(f"TRL asked for other problems in step {step + 1} than those that stand there")
+        module = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        sampler = Sampler.over(module, self._loaded.tokenizer, self._sampling, amp_dtype=self._run.amp_dtype)
+        prefixes = [Prefix(f"{name}\nstep {step}.{again}", self.prompt_ids[name]) for name, again in shares]
+        with torch.no_grad():
+            groups = sampler.continuations(prefixes, self._group)
+        return {
+            "prompt_ids": [list(self.prompt_ids[name]) for name in prompts],
+            "completion_ids": [list(each.ids) for group in groups for each in group],
+            "logprobs": None,  # those of the first pass are taken: with one generation a step they are the same
+        }
+
+    def _shares(self, step: int) -> list[tuple[str, int]]:
+        """This process's problems of a step, and how often each stood there before: at the end of a shuffle a problem
+        may stand in a step twice."""
+        seen: Counter[str] = Counter()
+        shares: list[tuple[str, int]] = []
+        for name in self._places[step * self._run.batch_size : (step + 1) * self._run.batch_size]:
+            shares.append((name, seen[name]))
+            seen[name] += 1
+        each = len(shares) // self._world.size
+        return shares[self._world.rank * each : (self._world.rank + 1) * each]
+
+
+def proxy_reward(score: RewardModel, samples: StepSamples) -> Any:
+    """TRL's reward function: the proxy's score of prompt and completion, token by token as they were sampled."""
+
+    def proxy(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+        rows = [[*samples.prompt_ids[name], *ids] for name, ids in zip(prompts, completion_ids, strict=True)]
+        return score.scores_of_ids(rows)
+
+    return proxy
+
+
+def refuse_other_tokens(score: RewardModel, tokenizer: Any) -> None:
+    """Raises UsageError where the proxy reads other tokens than the policy writes."""
+    ours, its = tokenizer.get_vocab(), score.tokenizer.get_vocab()
+    if ours == its:
+        return
+    name = next(token for token in [*ours, *its] if ours.get(token) != its.get(token))
+    raise UsageError(
+        f"GRPO-HF: the proxy's tokenizer is another than the policy's: token {name!r} is {its.get(name)} there and "
+        f"{ours.get(name)} here; choose a proxy_model of the policy's family"
+    )
+
+
+def refuse_adapters(work: Training) -> None:
+    """Raises UsageError where the reference can't be had from TRL."""
+    if work.reference.adapter is not None:
+        raise UsageError("GRPO-HF: a reference with an adapter; merge it, or set kl_coef=0")
+    if work.policy.adapter is not None:
+        raise UsageError("GRPO-HF: an adapter on another model than the reference; merge it, or set kl_coef=0")

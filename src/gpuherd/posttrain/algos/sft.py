@@ -1,0 +1,166 @@
+"""SFT: next-token training on demonstrations, on the policy's own best samples, or on whole episodes.
+
+The loss of a step is the mean of -ln p over the trained tokens of its rows; prompts are never trained on. Of episodes
+of several turns the policy's words can be learnt (behavioural cloning), the environment's (a model of the world), or
+both, weighted: see ``preference.weighing``. Trained by TRL's SFTTrainer, which is given token ids and keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algos.on_trl import policy_in, rows_of_kind, trained_module
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.preference.fitting import fit
+from gpuherd.posttrain.preference.options import FittingOptions, run_of
+from gpuherd.posttrain.preference.settings import digest, order
+from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
+from gpuherd.posttrain.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class Source(StrEnum):
+    """What is imitated."""
+
+    ANSWERS = "answers"  # the first right answer of each problem
+    SAMPLES = "samples"  # what the policy of the round before says itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(FittingOptions):
+    """Raises UsageError.
+
+    Attributes:
+        source: what ``collect`` gives.
+        samples_per_example: of each problem, where the policy's samples are imitated.
+        mode: which tokens of an episode are learnt from.
+        bc_weight, world_model_weight: of the two kinds, in mode ``combined``.
+        filter_low_reward: rollouts that earned less than ``min_reward_threshold`` are left out, counted.
+    """
+
+    lr: float = 2e-5
+    source: Source = Source.ANSWERS
+    samples_per_example: int = 4
+    mode: Imitated = Imitated.BEHAVIORAL_CLONING
+    bc_weight: float = 0.5
+    world_model_weight: float = 0.5
+    filter_low_reward: bool = False
+    min_reward_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_example < 1:
+            raise UsageError(f"samples_per_example={self.samples_per_example}; the least is 1")
+        if not (0 <= self.bc_weight < float("inf") and 0 <= self.world_model_weight < float("inf")):
+            raise UsageError("bc_weight and world_model_weight are 0 or above")
+        if self.mode is Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
+            raise UsageError("mode=combined with bc_weight and world_model_weight both 0: nothing is learnt from")
+
+    @property
+    def weights(self) -> Weights:
+        """Of the policy's tokens and of the environment's."""
+        if self.mode is Imitated.COMBINED:
+            return Weights(self.bc_weight, self.world_model_weight)
+        return Weights(1.0, 0.0) if self.mode is Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class SFT:
+    """Imitates."""
+
+    options: Options = field(default_factory=Options)
+
+    name: ClassVar[str] = "SFT"
+    guided: ClassVar[bool] = False
+    Options: ClassVar[type[Options]] = Options
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """The demonstrations of this job's problems, or the policy's samples."""
+        if self.options.source is Source.ANSWERS:
+            yield from _demonstrations(work)
+            return
+        from gpuherd.posttrain.sampling.sampler import Sampler
+
+        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        yield from sampler.rollouts(
+            work.task,
+            work.problems,
+            self.options.samples_per_example,
+            stream=f"round {work.round}",
+            reward_batch_size=work.reward_batch_size,
+        )
+
+    def train(self, work: Training) -> Policy:
+        """Learns from this round's rollouts."""
+        rollouts = chosen(rows_of_kind(work, Rollout, self.name), self.options)
+        weights = self.options.weights
+        rows = [row_of(each, weights) for each in rollouts]
+        run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
+        places = order(len(rows), run.total_steps, run.batch_size, work.seed)
+
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+            from trl import SFTConfig
+
+            from gpuherd.posttrain.preference import trainers
+
+            loaded = trained_module(work, self.options, rows)
+            words: dict[str, Any] = {}
+            make, dataset = trainers.Supervised, trainers.dataset_of(rows, places)
+            if self.options.mode is Imitated.COMBINED:
+                make = trainers.Weighing
+                each_place = weighted(rollouts, places, run.batch_size, weights)
+                dataset = trainers.dataset_of(each_place, range(len(places)))
+                words["data_collator"] = trainers.WeighingCollator(pad_token_id=trainers.padding(loaded.tokenizer))
+            return make(
+                model=loaded.module,
+                args=SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential"),
+                train_dataset=dataset,
+                processing_class=loaded.tokenizer,
+                callbacks=list(callbacks),
+                **words,
+            )
+
+        fit(run, build)
+        return self.policy(work)
+
+    def policy(self, work: Training) -> Policy:
+        """The trained model, or the policy's model with the trained adapter."""
+        return policy_in(work, self.options)
+
+
+def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
+    """The rollouts that are learnt from. Raises UsageError where none is left. Pure but for the log.
+
+    Left out are those that earned too little, where that is asked for, and those without a token to be learnt.
+    """
+    good = [each for each in rollouts if not options.filter_low_reward or each.reward >= options.min_reward_threshold]
+    kept = [each for each in good if is_trained_on(each, options.weights)]
+    low, empty = len(rollouts) - len(good), len(good) - len(kept)
+    told = (
+        f"{len(rollouts)} rollouts: {low} earned too little, {empty} have no token to be learnt in mode {options.mode}"
+    )
+    if not kept:
+        raise UsageError(f"SFT: nothing to learn from: of {told}")
+    if low or empty:
+        logger.info("SFT: learning from %d of %s", len(kept), told)
+    return kept
+
+
+def _demonstrations(work: Collecting) -> Iterator[Rollout]:
+    from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+    from gpuherd.posttrain.sampling.scoring import scored
+
+    writing = Writing(load_tokenizer(work.policy.model, work.policy.adapter), chat=work.sampling.use_chat_template)
+    for problem in work.problems:
+        if not problem.answers:
+            raise UsageError(f"problem {problem.id} has no answer that could be imitated; set source=samples")
+    rewards = scored(work.task, work.problems, [each.answers[0] for each in work.problems], work.reward_batch_size)
+    for problem, reward in zip(work.problems, rewards, strict=True):
+        yield writing.demonstration(problem, reward)

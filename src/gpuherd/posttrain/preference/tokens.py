@@ -1,0 +1,89 @@
+"""From texts to the token ids that are learnt from. Needs a tokenizer, no model.
+
+Prompt and completion are tokenised apart, as they are when a policy answers: the prompt's tokens stand there before it
+chooses the first of its own. Tokenised together, the two may melt into other tokens at the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.preference.data import Preference
+from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.sampling.prompting import Prompting
+from gpuherd.qa.prompts.special_tokens import control_texts, defused
+
+
+class Writing:
+    """Makes the tokens of completions that are imitated or compared, in one way."""
+
+    def __init__(self, tokenizer: Any, *, chat: bool):
+        """Raises UsageError where a template is asked for and there is none, or there is no end token."""
+        if tokenizer.eos_token_id is None:
+            raise UsageError("the policy's tokenizer has no end token (eos_token): no completion would end")
+        self._tokenizer = tokenizer
+        self._controls = control_texts(tokenizer)
+        self._prompting = Prompting(tokenizer, chat=chat)
+
+    def completion(self, text: str) -> tuple[int, ...]:
+        """The tokens of a whole completion, the end token behind them. Control tokens written out in it are taken
+        apart: none of them ends the completion before its end."""
+        ids = self._tokenizer(defused(text, self._controls), add_special_tokens=False)["input_ids"]
+        return (*ids, self._tokenizer.eos_token_id)
+
+    def demonstration(self, problem: Problem, reward: Reward) -> Rollout:
+        """A problem's first right answer as if the policy had given it. Raises UsageError where there is none."""
+        if not problem.answers:
+            raise UsageError(f"problem {problem.id} has no answer that could be imitated; learn from samples instead")
+        ids = self.completion(problem.answers[0])
+        return Rollout(
+            problem=problem.id,
+            sample=0,
+            prompt_ids=self._prompting.of(problem),
+            ids=ids,
+            by_policy=(True,) * len(ids),
+            log_probs=(None,) * len(ids),
+            text=problem.answers[0],
+            reward=reward.value,
+            correct=reward.correct,
+            finished=True,
+            turn_rewards=((len(ids) - 1, reward.value),),
+        )
+
+    def comparison(self, preference: Preference) -> Comparison:
+        """A preference as tokens. Raises UsageError where its conversation can't be put."""
+        if isinstance(preference.prompt, str):
+            prompt = self._prompting.of(Problem(preference.id, preference.prompt))
+        else:
+            prompt = self._prompting.of_messages(
+                [{"role": role, "content": content} for role, content in preference.prompt]
+            )
+        return Comparison(
+            problem=preference.id,
+            prompt_ids=prompt,
+            context_ids=(),
+            chosen_ids=self.completion(preference.chosen),
+            rejected_ids=self.completion(preference.rejected),
+            chosen=preference.chosen,
+            rejected=preference.rejected,
+        )
+
+    def comparisons(self, preferences: Iterable[Preference]) -> list[Comparison]:
+        """The same of many, in their order."""
+        return [self.comparison(each) for each in preferences]
+
+
+def load_tokenizer(model: str, adapter: str | None = None) -> Any:
+    """The tokenizer of a model (an id of the Hub or a folder), or its adapter's where that brings one."""
+    from transformers import AutoTokenizer
+
+    from gpuherd.models.load.prepare import tokenizer_folder
+    from gpuherd.models.locate import locate
+    from gpuherd.models.names import parse_model
+
+    folder = locate(parse_model(model), for_loading=True)
+    of_adapter = None if adapter is None else locate(parse_model(adapter), for_loading=True)
+    return AutoTokenizer.from_pretrained(tokenizer_folder(folder, of_adapter), local_files_only=True)
