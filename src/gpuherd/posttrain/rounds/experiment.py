@@ -77,7 +77,7 @@ class RoundsExperiment:
         options: how jobs run.
         console: where progress and the summary go; standard output by default.
         simulate: the GPUs are pretended: all is computed on the CPU.
-        going_on: the folder of a run that goes on. None: the newest unfinished one of the same experiment, or a new one.
+        going_on: the folder of a run that goes on. None: the newest unfinished one of the experiment, or a new one.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Memory:
         return self._known[key]
 
     def _decoding(self, models: Sequence[str], dataset: str) -> Asked:
-        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free once."""
+        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
         told = self._settings.generation
         load = Workload(told.batch_size, self._prompts[dataset], told.max_new_tokens)
         demands = [

@@ -289,4 +289,5 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
         return None
     from gpuherd.lm.guidance.guidance import Guidance
 
-    return Guidance.load(policy.guide, device=device, dtype=precision.dtype)
+    guide, dtype = policy.guide, precision.dtype
+    return kept(("guide", guide, device, dtype), lambda: Guidance.load(guide, device=device, dtype=dtype))
