@@ -232,9 +232,7 @@ def against_answers(sampler: Sampler, work: Collecting, tries: int) -> Iterator[
         logger.info("%d of %d problems: no sample of %d was wrong", never_wrong, len(work.problems), tries)
 
 
-def _first_wrong(
-    sampler: Sampler, work: Collecting, problems: Sequence[Problem], tries: int
-) -> dict[str, Rollout]:
+def _first_wrong(sampler: Sampler, work: Collecting, problems: Sequence[Problem], tries: int) -> dict[str, Rollout]:
     """The first wrong sample of each problem that has one, by the problem's id; one sample of all that are still to
     come at a time."""
     found: dict[str, Rollout] = {}

@@ -122,7 +122,9 @@ class GRPOFromHumanFeedback:
     def train(self, work: Training) -> Policy:
         """The proxy first, then the policy."""
         if work.steps is not None and work.steps.shards:
-            raise UsageError("GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp")
+            raise UsageError(
+                "GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp"
+            )
         comparisons = self._comparisons(work)
         proxy = self._proxy(work, comparisons)
         self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
@@ -300,4 +302,3 @@ def refuse_adapters(work: Training) -> None:
         raise UsageError("GRPO-HF: a reference with an adapter; merge it, or set kl_coef=0")
     if work.policy.adapter is not None:
         raise UsageError("GRPO-HF: an adapter on another model than the reference; merge it, or set kl_coef=0")
-

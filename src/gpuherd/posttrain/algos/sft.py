@@ -143,7 +143,9 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
     good = [each for each in rollouts if not options.filter_low_reward or each.reward >= options.min_reward_threshold]
     kept = [each for each in good if is_trained_on(each, options.weights)]
     low, empty = len(rollouts) - len(good), len(good) - len(kept)
-    told = f"{len(rollouts)} rollouts: {low} earned too little, {empty} have no token to be learnt in mode {options.mode}"
+    told = (
+        f"{len(rollouts)} rollouts: {low} earned too little, {empty} have no token to be learnt in mode {options.mode}"
+    )
     if not kept:
         raise UsageError(f"SFT: nothing to learn from: of {told}")
     if low or empty:

@@ -23,7 +23,6 @@ EXTRAS = dict.fromkeys(("torch", "transformers", "trl", "datasets", "accelerate"
 RECORD = "training.json"  # in the trained model's folder: what it is of
 
 
-
 class Stopped(GpuherdError):
     """A training ended before its last step because it was asked to; its last checkpoint is of that moment."""
 

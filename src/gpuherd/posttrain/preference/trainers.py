@@ -93,7 +93,7 @@ def dataset_of(rows: Sequence[dict[str, Any]], order: Sequence[int]) -> Any:
 
 
 def exploring(**words: Any) -> Exploring:
-    """A GRPO trainer with a ``rollout_func``. TRL warns that this hook may change; that it is as we expect is tested."""
+    """A GRPO trainer with a ``rollout_func``. TRL warns that this hook may change; tests tell whether it has."""
     import warnings
 
     with warnings.catch_warnings():

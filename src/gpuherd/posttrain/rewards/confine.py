@@ -4,13 +4,14 @@ It knows the standard library alone, since it is started by its path (``python -
 it is to do stands in one argument, as JSON. How it ended is told through a pipe, as one line of JSON.
 
     namespaces  its own users, mounts, processes, network and System V objects. It sees the interpreter, the system's
-                libraries and an empty folder in memory, and nothing else. Two processes guard it: the outer one, and the
-                first of the new process namespace, with whose end the kernel ends all others in it.
+                libraries and an empty folder in memory, and nothing else. Two processes guard it: the outer one, and
+                the first of the new process namespace, with whose end the kernel ends all others in it.
     landlock    where the kernel does not let everybody have namespaces: rules for files (none can be written), and a
                 filter of system calls that also keeps it from sockets, signals and other process groups.
     nothing     limits alone.
 
-In all of them: limits of time, memory, open files and core dumps, no privileges to be gained, an environment of its own.
+In all of them: limits of time, memory, open files and core dumps, no privileges to be gained, an environment of its
+own.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _NOBODY = 65534
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _WORK = "/sandbox"
+_COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of these is covered by the new root
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ def _become(spec: dict[str, Any]) -> NoReturn:
             _restrict_files(spec["readable"])
         if spec["filter"]:
             _filter(bytes.fromhex(spec["filter"]))
-        os.execve(spec["program"][0], spec["program"], spec["environment"])
+        os.execve(spec["program"][0], spec["program"], spec["environment"])  # noqa: S606
     except (OSError, ValueError) as problem:
         _tell(spec, {"problem": str(problem)})
     os._exit(127)
@@ -159,23 +161,21 @@ def _enter_namespaces() -> None:
 def _own_root(spec: dict[str, Any]) -> None:
     """A root folder in memory that has the readable paths, a few devices and an empty folder to work in."""
     _mount(None, "/", None, _PRIVATE | _RECURSIVE)
-    base = next(
-        each for each in ("/mnt", "/media", "/srv", "/opt", "/tmp") if os.path.isdir(each) and _free(each, spec)  # noqa: S108, PTH112
-    )
+    base = next(each for each in _COVERED if Path(each).is_dir() and _free(each, spec))
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
-    for path in (*spec["readable"], *_DEVICES):
-        place = base + path
-        if os.path.islink(path):  # noqa: PTH114 - /lib, which leads to /usr/lib
-            os.symlink(os.readlink(path), place)  # noqa: PTH115
-        elif os.path.exists(path):  # noqa: PTH110
-            if os.path.isdir(path):  # noqa: PTH112
-                os.makedirs(place, exist_ok=True)  # noqa: PTH103
+    for path in map(Path, (*spec["readable"], *_DEVICES)):
+        place = Path(base + str(path))
+        if path.is_symlink():  # /lib, which leads to /usr/lib
+            place.symlink_to(path.readlink())
+        elif path.exists():
+            if path.is_dir():
+                place.mkdir(parents=True, exist_ok=True)
             else:
-                os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120
-                os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
-            _mount(path, place, None, _BIND | _RECURSIVE)
-    os.mkdir(base + _WORK)  # noqa: PTH102
-    os.symlink(_WORK, base + "/tmp")  # noqa: S108
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.touch()
+            _mount(str(path), str(place), None, _BIND | _RECURSIVE)
+    Path(base + _WORK).mkdir()
+    Path(base + "/tmp").symlink_to(_WORK)  # noqa: S108
     attributes = ctypes.create_string_buffer(_READ_ONLY_ATTRIBUTES, len(_READ_ONLY_ATTRIBUTES))
     _called(
         _system_call(_MOUNT_SETATTR, _AT_HERE, base.encode(), _AT_RECURSIVE, attributes, len(_READ_ONLY_ATTRIBUTES)),
@@ -223,7 +223,7 @@ def _restrict_files(readable: Sequence[str]) -> None:
         if path in _DEVICES:
             allowed = look | (write | cut if path == "/dev/null" else 0)
         else:
-            allowed = execute | look | (list_folder if os.path.isdir(path) else 0)  # noqa: PTH112
+            allowed = execute | look | (list_folder if Path(path).is_dir() else 0)
         rule = struct.pack("=Qi", allowed, place)
         _called(_system_call(_LANDLOCK_ADD, rules, 1, rule, 0), f"a rule for {path}")
         os.close(place)

@@ -1,8 +1,8 @@
 """The program that runs in the sandbox: reads what is to be run, runs it, and reports. It knows nothing of gpuherd.
 
 It is handed to the interpreter as text (``python -c``), with the number of the pipe that it reports to. Each report
-begins with a number that it reads with the code and tells nobody, so that a test that ``os._exit(0)`` leaves early, or a
-line that the code writes itself, is no success. Code that takes the interpreter apart to find that number can still
+begins with a number that it reads with the code and tells nobody, so that a test that ``os._exit(0)`` leaves early, or
+a line that the code writes itself, is no success. Code that takes the interpreter apart to find that number can still
 cheat where tests are statements; ``call`` and ``input`` tests are compared outside, from what came back.
 """
 

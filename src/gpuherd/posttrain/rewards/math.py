@@ -1,8 +1,8 @@
 """Answers to sums and formulas: right or wrong, by the rules of ``qa.judging.math_answers``.
 
-A batch is judged twice. The first time no two formulas are compared, only those noted that would have to be: numbers and
-formulas that are written alike decide most cases at once. Each different pair is then compared once, in processes side
-by side (``qa.judging.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
+A batch is judged twice. The first time no two formulas are compared, only those noted that would have to be: numbers
+and formulas that are written alike decide most cases at once. Each different pair is then compared once, in processes
+side by side (``qa.judging.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
 """
 
 from __future__ import annotations

@@ -377,9 +377,7 @@ def _readable() -> tuple[str, ...]:
     standard = [str(Path(os.__file__).parent)]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/nix/store"]
     there = [path for path in dict.fromkeys((*own, *standard, *system)) if Path(path).exists()]
-    return tuple(
-        path for path in there if not any(path != other and path.startswith(f"{other}/") for other in there)
-    )
+    return tuple(path for path in there if not any(path != other and path.startswith(f"{other}/") for other in there))
 
 
 def _fed(stdin: int, left: memoryview) -> memoryview:
@@ -421,5 +419,3 @@ def _killed(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         _pipe_closed(pipe)
     process.wait()
-
-

@@ -12,8 +12,8 @@ from gpuherd.qa.record import Question
 
 
 class WordRewards:
-    """Scores completions by a rule: ``exact`` and ``contains`` give 1 or 0; ``squad`` and ``rouge`` the score itself, and
-    say by their own threshold what is right."""
+    """Scores completions by a rule: ``exact`` and ``contains`` give 1 or 0; ``squad`` and ``rouge`` the score itself,
+    and say by their own threshold what is right."""
 
     reward_range = (0.0, 1.0)
 

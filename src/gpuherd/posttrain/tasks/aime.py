@@ -6,39 +6,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.tasks.dataset import DataTask, Part, PromptStyle, Reading, Source
+from gpuherd.posttrain.tasks.dataset import DataTask, PromptStyle, Reading, Source
 from gpuherd.posttrain.tasks.math500 import problem_in
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.qa.data.rows import Draft
+from gpuherd.posttrain.tasks.reading import Draft, Part
+
+_COLUMNS = frozenset({"problem", "solution", "answer"})
+_SOURCES = {
+    "aime22to24": Source(Part("AI-MO/aimo-validation-aime", "train"), None, _COLUMNS),
+    "aime2024": Source(None, Part("HuggingFaceH4/aime_2024", "train"), _COLUMNS),
+    "aime2025": Source(None, Part("math-ai/aime25", "test"), _COLUMNS),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``prompt``: boxed or plain; ``data``, ``test_data``, ``revision`` as of ``dataset.Reading``."""
+    """``prompt``: boxed, hashes or plain; ``data``, ``test_data``, ``revision`` as of ``dataset.Reading``."""
 
     prompt: PromptStyle = "boxed"
     data: str | None = None
     test_data: str | None = None
     revision: str | None = None
-
-
-def drafts(row: Mapping[str, Any]) -> Iterator[Draft]:
-    """The problem with its number; the id is made of the text, since these sets number their rows differently."""
-    yield Draft(row["problem"], row["answer"], worked=row.get("solution"))
-
-
-_COLUMNS = frozenset({"problem", "solution", "answer"})
-_SOURCES = {
-    "aime22to24": Source(Part("AI-MO/aimo-validation-aime", "train"), None, drafts, _COLUMNS),
-    "aime2024": Source(None, Part("HuggingFaceH4/aime_2024", "train"), drafts, _COLUMNS),
-    "aime2025": Source(None, Part("math-ai/aime25", "test"), drafts, _COLUMNS),
-}
 
 
 def make_22_to_24(options: TaskOptions) -> DataTask:
@@ -56,7 +50,13 @@ def make_2025(options: TaskOptions) -> DataTask:
     return _make("aime2025", options)
 
 
+def draft(row: Mapping[str, Any]) -> Draft:
+    """The problem with its number; the id is made of the text, since these sets number their rows differently."""
+    return Draft(row["problem"], row["answer"], worked=row.get("solution"))
+
+
 def _make(name: str, options: TaskOptions) -> DataTask:
     settings = read(Settings, options.settings, name)
-    reading = Reading(settings.data, settings.test_data, settings.revision)
-    return DataTask(name, _SOURCES[name], problem_in(settings.prompt), MathRewards(options.processes), reading)
+    source = Reading(settings.data, settings.test_data).of(_SOURCES[name])
+    scoring = MathRewards(options.processes)
+    return DataTask(name, source, draft, problem_in(settings.prompt), scoring, settings.revision)

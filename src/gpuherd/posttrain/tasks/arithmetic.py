@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import Shuffled, first_problems
-from gpuherd.posttrain.config.typed import read
 
 _MOST_TRAINING = 20_000  # problems, where no number is said
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)")

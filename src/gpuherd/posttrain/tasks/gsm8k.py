@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE, MathRewards
-from gpuherd.posttrain.tasks.dataset import PROMPTS, DataTask, Part, PromptStyle, Reading, Source
+from gpuherd.posttrain.tasks.dataset import DataTask, PromptStyle, Reading, Source, asked
 from gpuherd.posttrain.tasks.options import TaskOptions
+from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
 from gpuherd.qa.data.adapters import gsm8k
-from gpuherd.qa.data.rows import Draft
+from gpuherd.qa.data.rows import Unusable
 
 _SOURCE = Source(
     Part("openai/gsm8k", "train", "main"),
     Part("openai/gsm8k", "test", "main"),
-    gsm8k.drafts,
     frozenset({"question", "answer", "id"}),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``prompt``: boxed, hashes (answers end as the data set's do) or plain; ``data``, ``test_data``, ``revision`` as of
-    ``dataset.Reading``."""
+    """``prompt``: boxed, hashes (answers end as the data set's do) or plain; ``data``, ``test_data``, ``revision`` as
+    of ``dataset.Reading``."""
 
     prompt: PromptStyle = "boxed"
     data: str | None = None
@@ -35,13 +37,20 @@ def make(options: TaskOptions) -> DataTask:
     """The task. The solution that is imitated ends as the prompt asks for. Raises UsageError."""
     settings = read(Settings, options.settings, "gsm8k")
 
-    def problem(draft: Draft, name: str) -> Problem:
-        number = str(draft.answers[0])
-        worked = draft.worked or number
+    def problem(found: Checked) -> Problem:
+        number = found.answers[0]
+        worked = found.worked or number
         if settings.prompt == "boxed":
             worked = f"{worked.rpartition('####')[0].rstrip()}\nThe answer is \\boxed{{{number}}}."
-        prompt = PROMPTS[settings.prompt].format(question=draft.question)
-        return Problem(name, prompt, (f" {worked}",), {VALUE: number})
+        return Problem(found.id, asked(found.question, settings.prompt), (f" {worked}",), {VALUE: number})
 
-    reading = Reading(settings.data, settings.test_data, settings.revision)
-    return DataTask("gsm8k", _SOURCE, problem, MathRewards(options.processes), reading)
+    source = Reading(settings.data, settings.test_data).of(_SOURCE)
+    return DataTask("gsm8k", source, draft, problem, MathRewards(options.processes), settings.revision)
+
+
+def draft(row: Mapping[str, Any]) -> Draft:
+    """The question with its number and its solution. Raises BadRow."""
+    found = next(gsm8k.drafts(row))
+    if isinstance(found, Unusable):
+        raise BadRow(found.reason)
+    return Draft(found.question, found.answers, found.id, found.worked)

@@ -3,7 +3,7 @@ the whole: the logit of its label POSITIVE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.by_model import ModelRewards
-from gpuherd.posttrain.tasks.dataset import DataTask, Part, Reading, Source
+from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.qa.data.rows import Draft, Unusable
+from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
 
 REWARD_MODEL = "lvwerra/distilbert-imdb"
+_SOURCE = Source(Part("stanfordnlp/imdb", "train"), Part("stanfordnlp/imdb", "test"), frozenset({"text"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +50,21 @@ def make(options: TaskOptions) -> DataTask:
         label=settings.label,
         batch_size=options.reward_batch_size,
     )
-    source = Source(
-        Part("stanfordnlp/imdb", "train"),
-        Part("stanfordnlp/imdb", "test"),
-        beginnings(settings.words),
-        frozenset({"text"}),
-    )
-    reading = Reading(settings.data, settings.test_data, settings.revision)
-    return DataTask("imdb", source, _problem, scoring, reading)
+    source = Reading(settings.data, settings.test_data).of(_SOURCE)
+    return DataTask("imdb", source, beginnings(settings.words), _problem, scoring, settings.revision)
 
 
-def beginnings(words: int) -> Callable[[Mapping[str, Any]], Iterator[Draft | Unusable]]:
+def beginnings(words: int) -> Callable[[Mapping[str, Any]], Draft]:
     """What makes a draft of a review: its first words, and the others as the answer; line breaks become spaces."""
 
-    def drafts(row: Mapping[str, Any]) -> Iterator[Draft | Unusable]:
+    def draft(row: Mapping[str, Any]) -> Draft:
         said = row["text"].replace("<br />", " ").split()
         if len(said) <= words:
-            yield Unusable(f"not longer than {words} words")
-        else:
-            yield Draft(" ".join(said[:words]), " ".join(said[words:]))
+            raise BadRow(f"not longer than {words} words")
+        return Draft(" ".join(said[:words]), " ".join(said[words:]))
 
-    return drafts
+    return draft
 
 
-def _problem(draft: Draft, name: str) -> Problem:
-    return Problem(name, draft.question, tuple(f" {answer}" for answer in draft.answers))
+def _problem(found: Checked) -> Problem:
+    return Problem(found.id, found.question, tuple(f" {each}" for each in found.answers))

@@ -6,22 +6,28 @@ so that nothing of the test is trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE, MathRewards
-from gpuherd.posttrain.tasks.dataset import PROMPTS, DataTask, Part, PromptStyle, Reading, Source
+from gpuherd.posttrain.tasks.dataset import DataTask, PromptStyle, Reading, Source, asked
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.qa.data.rows import Draft, Unusable
+from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
 from gpuherd.qa.judging.math_answers import formula_of
+
+_SOURCE = Source(
+    Part("DigitalLearningGmbH/MATH-lighteval", "train"),
+    Part("HuggingFaceH4/MATH-500", "test"),
+    frozenset({"problem", "solution", "answer", "unique_id"}),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``prompt``: boxed or plain; ``data``, ``test_data``, ``revision`` as of ``dataset.Reading``."""
+    """``prompt``: boxed, hashes or plain; ``data``, ``test_data``, ``revision`` as of ``dataset.Reading``."""
 
     prompt: PromptStyle = "boxed"
     data: str | None = None
@@ -29,39 +35,30 @@ class Settings:
     revision: str | None = None
 
 
-def drafts(row: Mapping[str, Any]) -> Iterator[Draft | Unusable]:
-    """The problem with its result: the column ``answer``, else what is boxed in the solution."""
-    solution = row.get("solution")
-    answer = row.get("answer")
-    if answer is None and isinstance(solution, str) and "boxed" in solution:
-        answer = formula_of(solution)
-    if answer is None:
-        yield Unusable("no answer, and nothing boxed in the solution")
-        return
-    yield Draft(row["problem"], answer, id=row.get("unique_id"), worked=solution)
-
-
-_SOURCE = Source(
-    Part("DigitalLearningGmbH/MATH-lighteval", "train"),
-    Part("HuggingFaceH4/MATH-500", "test"),
-    drafts,
-    frozenset({"problem", "solution", "answer", "unique_id"}),
-)
-
-
 def make(options: TaskOptions) -> DataTask:
     """The task. Raises UsageError."""
     settings = read(Settings, options.settings, "math")
-    reading = Reading(settings.data, settings.test_data, settings.revision)
-    return DataTask("math", _SOURCE, problem_in(settings.prompt), MathRewards(options.processes), reading)
+    source = Reading(settings.data, settings.test_data).of(_SOURCE)
+    scoring = MathRewards(options.processes)
+    return DataTask("math", source, draft, problem_in(settings.prompt), scoring, settings.revision)
 
 
-def problem_in(style: PromptStyle) -> Callable[[Draft, str], Problem]:
-    """What makes problems of drafts, asked in this style; the solution is what is imitated."""
+def draft(row: Mapping[str, Any]) -> Draft:
+    """The problem with its result: the column ``answer``, else what is boxed in the solution. Raises BadRow."""
+    solution, answer = row.get("solution"), row.get("answer")
+    if answer is None:
+        if not isinstance(solution, str) or "boxed" not in solution:
+            raise BadRow("no answer, and nothing boxed in the solution")
+        answer = formula_of(solution)
+    return Draft(row["problem"], answer, row.get("unique_id"), solution)
 
-    def problem(draft: Draft, name: str) -> Problem:
-        result = str(draft.answers[0])
-        worked = draft.worked or f"The answer is \\boxed{{{result}}}."
-        return Problem(name, PROMPTS[style].format(question=draft.question), (f" {worked}",), {VALUE: result})
+
+def problem_in(style: PromptStyle) -> Callable[[Checked], Problem]:
+    """What makes problems that are asked in this style; the solution is what is imitated."""
+
+    def problem(found: Checked) -> Problem:
+        result = found.answers[0].strip()
+        worked = found.worked or f"The answer is \\boxed{{{result}}}."
+        return Problem(found.id, asked(found.question, style), (f" {worked}",), {VALUE: result})
 
     return problem

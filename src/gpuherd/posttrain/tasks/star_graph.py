@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import first_problems
-from gpuherd.posttrain.config.typed import read
 
 EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 _SIGNS = ("|", "=", "/", "$")

@@ -3,16 +3,16 @@ reward model of people's preferences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.by_model import ModelRewards
-from gpuherd.posttrain.tasks.dataset import DataTask, Part, Reading, Source
+from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.qa.data.rows import Draft
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part
 
 REWARD_MODEL = "OpenAssistant/reward-model-deberta-v3-large-v2"
 
@@ -26,14 +26,7 @@ class Settings:
     revision: str | None = None
 
 
-def drafts(row: Mapping[str, Any]) -> Iterator[Draft]:
-    """The post, up to its ``TL;DR:``, with the summary that somebody wrote."""
-    yield Draft(row["prompt"], row["completion"])
-
-
-_SOURCE = Source(
-    Part("trl-lib/tldr", "train"), Part("trl-lib/tldr", "test"), drafts, frozenset({"prompt", "completion"})
-)
+_SOURCE = Source(Part("trl-lib/tldr", "train"), Part("trl-lib/tldr", "test"), frozenset({"prompt", "completion"}))
 
 
 def make(options: TaskOptions) -> DataTask:
@@ -45,9 +38,15 @@ def make(options: TaskOptions) -> DataTask:
         options.dtype,
         batch_size=options.reward_batch_size,
     )
-    reading = Reading(settings.data, settings.test_data, settings.revision)
-    return DataTask("tldr", _SOURCE, _problem, scoring, reading)
+    source = Reading(settings.data, settings.test_data).of(_SOURCE)
+    return DataTask("tldr", source, draft, problem, scoring, settings.revision)
 
 
-def _problem(draft: Draft, name: str) -> Problem:
-    return Problem(name, draft.question, tuple(f" {answer}" for answer in draft.answers))
+def draft(row: Mapping[str, Any]) -> Draft:
+    """The post, up to its ``TL;DR:``, with the summary that somebody wrote."""
+    return Draft(row["prompt"], row["completion"])
+
+
+def problem(found: Checked) -> Problem:
+    """The post is the prompt; the summary, behind a space, is what is imitated."""
+    return Problem(found.id, found.question.rstrip(), tuple(f" {each.strip()}" for each in found.answers))
