@@ -144,10 +144,13 @@ class _Loaded:
 
     def at(self, policy: Policy) -> Sampler:
         """A sampler of this policy."""
-        if self._sampler is None or self._policy != policy:
+        held, guide = self._policy, policy.guide
+        if self._sampler is None or held is None or guide is None or held.at(guide.eta) != policy:
             self._sampler = None  # one model at a time
             self._sampler = self.fresh(policy)
-            self._policy = policy
+        elif self._sampler.model.guidance is not None:
+            self._sampler.model.guidance = self._sampler.model.guidance.at(guide.eta)
+        self._policy = policy
         return self._sampler
 
     def release(self) -> None:
