@@ -81,19 +81,18 @@ def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Conso
     from gpuherd.posttrain.rounds.settling import settled
 
     simulate = args.simulate is not None
-    given = said(args.overrides)
-    place = options.resume
-    if given.get("resume_from") is not None:
-        if place is not None and place != given["resume_from"]:
+    goes_on = [word for word in args.overrides if word.startswith("resume_from=")]
+    if options.resume is not None or goes_on:
+        given = said(args.overrides)
+        place = options.resume or str(given["resume_from"])
+        if str(given.get("resume_from", place)) != place:
             raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
-        place = str(given["resume_from"])
-    if place is not None:
         folder = RoundsDirectory(place)
         settings = resumed(folder, given).settings
         return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
     settings = settled(settings_of(compose(args.overrides, options.config)))
     if settings.resume_from is not None:
-        raise UsageError(f"{options.config}: resume_from stands on the command line, or --resume does")
+        raise UsageError(f"{options.config}: resume_from belongs on the command line")
     return RoundsExperiment(settings, options, console=console, simulate=simulate)
 
 
