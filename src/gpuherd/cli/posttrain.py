@@ -97,8 +97,26 @@ def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Conso
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:
-    from gpuherd.posttrain.rounds.setup_test import test_setup
+    """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
+    if args.overrides or options.resume or options.config or options.dry_run:
+        raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
+    from gpuherd.gpus.nvml import machine
+    from gpuherd.gpus.own_view import visible_now
+    from gpuherd.posttrain.rounds.setup_check import check_setup
 
-    if args.overrides or options.resume or options.config:
-        raise UsageError("--test-setup has a small experiment of its own; leave overrides, --config and --resume out")
-    return ExitCode.OK if test_setup(options, console, simulate=args.simulate is not None) else ExitCode.FAILED
+    gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None
+    if not gpus and not simulate:
+        from gpuherd.standin import activate
+
+        activate("2x40GB")
+        gpus, simulate = visible_now(machine(processes=False).gpus), True
+    checks = check_setup(options, gpus, console, simulate=simulate)
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({"simulated": simulate, "checks": [asdict(each) for each in checks]}, indent=2))
+    else:
+        for each in checks:
+            print(f"{'ok    ' if each.passed else 'FAILED'}  {each.what}: {each.seen}")
+    return ExitCode.OK if all(each.passed for each in checks) else ExitCode.FAILED

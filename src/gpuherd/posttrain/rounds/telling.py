@@ -94,6 +94,8 @@ def result_lines(found: Gathered, width: int) -> list[str]:
     if not found.rows:
         return []
     measures = [name for name in _MEASURES if any(name in row.figures for row in found.summary)]
+    if all(row.figures.get("pass@1") == row.figures["reward"] for row in found.summary):
+        measures.remove("reward")
     majority = sorted({name for row in found.summary for name in row.figures if name.startswith("maj@")})
     measures[1:1] = majority[-1:]
     columns = [
@@ -129,5 +131,9 @@ def _figure(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     if figure.interval is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} [{figure.interval.low:.3f}, {figure.interval.high:.3f}]"
+        return _number(figure.value)
+    return f"{_number(figure.value)} [{_number(figure.interval.low)}, {_number(figure.interval.high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # no minus before a zero
