@@ -18,12 +18,27 @@ ConfigT = TypeVar("ConfigT")
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown."""
+    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown.
+
+    Attributes:
+        intermixed: flags may stand between the arguments (``key=value --dry-run key=value``).
+    """
+
+    intermixed = False
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.intermixed:
+            return super().parse_known_args(args, namespace)
+        self.intermixed = False  # argparse's way for such words calls this method again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.intermixed = True
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")

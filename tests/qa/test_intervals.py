@@ -16,6 +16,7 @@ from gpuherd.qa.intervals import (
     auroc_interval,
     cohen_kappa,
     hanley_mcneil,
+    holm,
     mcnemar_p,
     wilson,
     z_of,
@@ -140,3 +141,16 @@ def test_a_perfect_auroc_of_few_has_a_wide_interval() -> None:
     mirrored = auroc_interval(0.0, 8, 392)
     assert mirrored.low == 0
     assert mirrored.high == pytest.approx(1 - auroc_interval(1.0, 8, 392).low, abs=1e-9)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=20))
+def test_holm_by_its_definition(values: list[float | None]) -> None:
+    found = holm(values)
+    known = sorted(p for p in values if p is not None)
+    assert [each is None for each in found] == [each is None for each in values]
+    for p, corrected in zip(values, found, strict=True):
+        if p is not None and corrected is not None:
+            # Equal p values share the correction of the first of them.
+            steps = [min((len(known) - rank) * each, 1.0) for rank, each in enumerate(known) if each <= p]
+            assert corrected == max(steps)
+            assert p <= corrected <= 1

@@ -18,6 +18,7 @@ SUMMARIES: Mapping[str, str] = {
     "score": "uncertainty measures of the answers of a run",
     "evaluate": "which measure of uncertainty tells wrong answers from right ones",
     "runs": "the runs of answers, and what was made of each",
+    "posttrain": "train and compare policies in rounds: algorithms x data sets x models",
     "report": "one HTML page of a run's results",
     "batch": "run the commands of a file, each as a job",
     "run": "wait for free GPUs and run a command on them",

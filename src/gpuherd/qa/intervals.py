@@ -1,12 +1,12 @@
-"""Shares, agreement and AUROC with their intervals in closed form: what a handful of counts can and can't say.
+"""A figure with its interval; shares, agreement and AUROC with theirs in closed form; Holm's correction.
 
-Standard library alone, so that light commands can use it. Intervals by resampling are ``evaluation.bootstrap``'s.
+Standard library alone, so that light commands can use it. Intervals by resampling are ``bootstrap``'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -25,6 +25,23 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its interval.
+
+    Attributes:
+        value: None where it is not defined.
+        interval: None where there is none.
+        note: why either is missing, or in which other way the interval was found.
+        dropped: resamples that the figure is not defined for (one class only), which could not be used.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    note: str | None = None
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +142,21 @@ def mcnemar_p(only_first: int, only_second: int) -> float | None:
         math.exp(log_all - math.lgamma(k + 1) - math.lgamma(n - k + 1)) for k in range(min(only_first, only_second) + 1)
     )
     return min(2 * tail, 1.0)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p values corrected for their number (Holm 1979), at most 1; None stays None and is not counted.
+
+    >>> holm([0.01, 0.04, None, 0.03])
+    [0.03, 0.06, None, 0.06]
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min((len(known) - rank) * p, 1.0))
+        corrected[place] = largest
+    return corrected
 
 
 def hanley_mcneil(auroc: float, wrong: int, right: int) -> float:

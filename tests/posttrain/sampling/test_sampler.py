@@ -12,6 +12,8 @@ from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.guidance.classifier import new_classifier
+from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.algos.interface import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split
@@ -165,3 +167,40 @@ def test_draws_in_parts_are_the_same_as_all_together(sampler: Sampler) -> None:
         [prompt], Decoding(greedy=False, samples=2, first_sample=2, max_new_tokens=5, end_ids=(0,))
     )
     assert [each.token_ids for each in rest[0].samples] == [each.token_ids for each in whole[0].samples[2:]]
+
+
+@pytest.fixture
+def guided(policy_model: Path, value_model: Path, tmp_path: Path) -> Policy:
+    """A policy whose classifier has a head of random numbers."""
+    classifier = new_classifier(value_model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        classifier.module.head.weight.normal_(std=3.0)
+    classifier.save(tmp_path / "classifier")
+    return Policy(str(policy_model), guide=Guide(str(tmp_path / "classifier"), eta=0.05, top_k=5))
+
+
+def test_a_guided_policy_answers_by_its_guide(sampler: Sampler, guided: Policy) -> None:
+    strong = Sampler(guided, Precision(), "cpu", HOW)
+    prefixes = [Prefix(each.id, strong.prompt_ids(each)) for each in PROBLEMS]
+    plain, steered = sampler.continuations(prefixes, samples=2), strong.continuations(prefixes, samples=2)
+
+    assert [each.ids for group in plain for each in group] != [each.ids for group in steered for each in group]
+    assert all(each.kl is None for group in plain for each in group)
+    for group in steered:
+        for each in group:
+            assert each.kl is not None and len(each.kl) == len(each.ids) == len(each.log_probs)
+            assert all(kl is not None and kl >= 0 for kl in each.kl)
+
+
+def test_another_eta_takes_the_same_weights(guided: Policy, sampler: Sampler) -> None:
+    strong = Sampler(guided, Precision(), "cpu", HOW)
+    weak = strong.at(1e6)
+    assert weak.model.module is strong.model.module
+    prefixes = [Prefix(each.id, strong.prompt_ids(each)) for each in PROBLEMS]
+
+    fresh = Sampler(guided.at(1e6), Precision(), "cpu", HOW).continuations(prefixes)
+    assert [each.ids for (each,) in weak.continuations(prefixes)] == [each.ids for (each,) in fresh]
+    assert [each.ids for (each,) in strong.continuations(prefixes)] != [each.ids for (each,) in fresh]
+    with pytest.raises(UsageError, match="the policy is not guided"):
+        sampler.at(1.0)

@@ -26,7 +26,8 @@ class Block(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """The next values."""
-        return values + self.dropout(torch.tanh(self.linear(values)))
+        moved: Tensor = self.dropout(torch.tanh(self.linear(values)))
+        return values + moved
 
 
 class Net(nn.Module):
@@ -68,7 +69,10 @@ def items(count: int, seed: int = 0) -> list[Item]:
     drawn = torch.Generator().manual_seed(seed)
     values = torch.randn(count, WIDTH, generator=drawn).tolist()
     labels = torch.randint(5, (count,), generator=drawn).tolist()
-    return [Item(tuple(each), label, 1.0 + number % 3) for number, (each, label) in enumerate(zip(values, labels))]
+    return [
+        Item(tuple(each), label, 1.0 + number % 3)
+        for number, (each, label) in enumerate(zip(values, labels, strict=True))
+    ]
 
 
 def loss_of(module: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from sklearn.calibration import _SigmoidCalibration, calibration_curve
 from sklearn.isotonic import IsotonicRegression
 
-from gpuherd.qa.evaluation.bootstrap import NO_SPREAD, Plan
+from gpuherd.qa.bootstrap import NO_SPREAD, Plan
 from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece, ece_figure, folds, isotonic, platt
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from gpuherd.qa.evaluation.bootstrap import NO_SPREAD
+from gpuherd.qa.bootstrap import NO_SPREAD
 from gpuherd.qa.evaluation.measuring import (
     BY_DELONG,
     CLOSED_FORM,

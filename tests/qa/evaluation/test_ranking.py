@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from gpuherd.qa.bootstrap import as_they_are
 from gpuherd.qa.evaluation.ranking import (
-    as_they_are,
     auprc,
     auroc,
     grouped,

@@ -18,7 +18,6 @@ from gpuherd.qa.evaluation.result import (
     ByJudge,
     Difference,
     Evaluation,
-    Figure,
     Histogram,
     MeasureResult,
     Point,
@@ -26,7 +25,7 @@ from gpuherd.qa.evaluation.result import (
     Settings,
 )
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.intervals import Interval, auroc_interval
+from gpuherd.qa.intervals import Figure, Interval, auroc_interval
 from gpuherd.qa.judging.agreement import Counts
 from gpuherd.qa.judging.agreement import Judged as Labelled
 from gpuherd.qa.judging.audit import Audit, audit

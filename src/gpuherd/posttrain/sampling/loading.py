@@ -10,6 +10,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.lm.end_tokens import end_tokens
 from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.sampling.keeping import kept
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ def load_causal(model: str, precision: Precision, device: str, *, adapter: str |
     """
     if precision.attention not in ATTENTIONS:
         raise UsageError(f"attention {precision.attention!r} is none of {', '.join(ATTENTIONS)}")
+    return kept((model, precision, device, adapter), lambda: _loaded(model, precision, device, adapter))
+
+
+def _loaded(model: str, precision: Precision, device: str, adapter: str | None) -> LoadedModel:
     from gpuherd.models.load.loading import load_model
 
     loaded = load_model(model, device_map=device_map_of(device), dtype=precision.dtype, adapter=adapter)

@@ -18,6 +18,7 @@ from gpuherd.posttrain.algos.interface import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Task
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.sampling.keeping import kept
 from gpuherd.posttrain.sampling.prompting import Prompting
 from gpuherd.posttrain.sampling.scoring import scored
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import Shuffled, first_problems
-from gpuherd.posttrain.tasks.settings import settings_of
 
 _MOST_TRAINING = 20_000  # problems, where no number is said
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)")
@@ -47,16 +47,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.digits <= 18:
-            raise UsageError(f"arithmetic: digits={self.digits}; from 1 to 18")
+            raise UsageError(f"digits={self.digits}; from 1 to 18")
         if not 2 <= self.operands <= 10:
-            raise UsageError(f"arithmetic: operands={self.operands}; from 2 to 10")
+            raise UsageError(f"operands={self.operands}; from 2 to 10")
         if not self.operations or set(self.operations) - set("+-*") or len(set(self.operations)) < len(self.operations):
-            raise UsageError(f"arithmetic: operations={self.operations!r}; some of +-*, each once")
+            raise UsageError(f"operations={self.operations!r}; some of +-*, each once")
         if not 0 <= self.wrong_labels <= 1:
-            raise UsageError(f"arithmetic: wrong_labels={self.wrong_labels}; a share from 0 to 1")
+            raise UsageError(f"wrong_labels={self.wrong_labels}; a share from 0 to 1")
         for name in ("train", "heldout", "test"):
             if (value := getattr(self, name)) is not None and value < 0:
-                raise UsageError(f"arithmetic: {name}={value}; 0 or more")
+                raise UsageError(f"{name}={value}; 0 or more")
 
     @property
     def size(self) -> int:
@@ -97,7 +97,7 @@ class Arithmetic:
 
 def make(options: TaskOptions) -> Arithmetic:
     """The task with these settings. Raises UsageError."""
-    return Arithmetic(settings_of(Settings, options.settings, "arithmetic"))
+    return Arithmetic(read(Settings, options.settings, "arithmetic"))
 
 
 def value_of(text: str) -> int:

@@ -6,9 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.problem import Problem, Split
-
-HELDOUT_SHARE = 10  # one in so many training problems is held out: the last ones
+from gpuherd.posttrain.problem import Problem
 
 
 def first_problems(problems: Sequence[Problem], count: int | None, seed: int, where: str) -> list[Problem]:
@@ -28,10 +26,10 @@ def first_problems(problems: Sequence[Problem], count: int | None, seed: int, wh
     return sorted(problems, key=drawn)[:count]
 
 
-def without_heldout(problems: Sequence[Problem], split: Split) -> Sequence[Problem]:
-    """Of all problems that may be trained on: the last tenth for HELDOUT, the others for TRAIN."""
-    first = len(problems) - len(problems) // HELDOUT_SHARE
-    return problems[first:] if split is Split.HELDOUT else problems[:first]
+def without_last_tenth(problems: Sequence[Problem]) -> tuple[Sequence[Problem], Sequence[Problem]]:
+    """All problems but the last tenth, rounded up where there are two or more; and the last tenth."""
+    first = len(problems) - (-(-len(problems) // 10) if len(problems) > 1 else 0)
+    return problems[:first], problems[first:]
 
 
 class Shuffled(Sequence[int]):

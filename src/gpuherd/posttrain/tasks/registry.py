@@ -15,10 +15,21 @@ from gpuherd.posttrain.tasks.options import TaskOptions
 TASKS: Mapping[str, str] = {
     "arithmetic": "arithmetic:make",
     "star_graph": "star_graph:make",
+    "sentiment": "sentiment:make",
     "tree_mdp": "tree_mdp:make",
+    "gsm8k": "gsm8k:make",
+    "math": "math500:make",
+    "aime22to24": "aime:make_22_to_24",
+    "aime2024": "aime:make_2024",
+    "aime2025": "aime:make_2025",
+    "tldr": "tldr:make",
+    "imdb": "imdb:make",
+    "code": "code:make",
+    "mbpp": "code:make_mbpp",
+    "humaneval": "code:make_humaneval",
 }
 _FILES = "files:make_of_file"  # Path, TaskOptions -> Task
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import first_problems
-from gpuherd.posttrain.tasks.settings import settings_of
 
 EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 _SIGNS = ("|", "=", "/", "$")
@@ -53,16 +53,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.degree < 2 or self.length < 2:
-            raise UsageError(f"star_graph: degree={self.degree}, length={self.length}; each is at least 2")
+            raise UsageError(f"degree={self.degree}, length={self.length}; each is at least 2")
         if self.nodes < self.used:
-            raise UsageError(f"star_graph: a graph has {self.used} nodes; nodes={self.nodes} labels are too few")
+            raise UsageError(f"a graph has {self.used} nodes; nodes={self.nodes} labels are too few")
         for split in Split:
             wanted = getattr(self, split.value)
             if wanted < 0:
-                raise UsageError(f"star_graph: {split}={wanted}; 0 or more")
+                raise UsageError(f"{split}={wanted}; 0 or more")
             if 2 * wanted > (most := self.texts * len(_SHARES[split]) // 10):
                 raise UsageError(
-                    f"star_graph: {split}={wanted}; there are about {most} such problems and at most half of them are "
+                    f"{split}={wanted}; there are about {most} such problems and at most half of them are "
                     f"drawn; ask for fewer, or for more nodes"
                 )
 
@@ -143,7 +143,7 @@ class StarGraphs:
 
 def make(options: TaskOptions) -> StarGraphs:
     """The task with these settings. Raises UsageError."""
-    return StarGraphs(settings_of(Settings, options.settings, "star_graph"))
+    return StarGraphs(read(Settings, options.settings, "star_graph"))
 
 
 def graph_of(prompt: str) -> StarGraph:

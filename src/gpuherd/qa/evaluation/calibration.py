@@ -9,10 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuherd.qa.evaluation.bootstrap import NO_SPREAD, Plan, Weights, resamples
-from gpuherd.qa.evaluation.ranking import Floats, as_they_are
-from gpuherd.qa.evaluation.result import Figure
-from gpuherd.qa.intervals import Interval
+from gpuherd.qa.bootstrap import NO_SPREAD, Floats, Plan, Weights, as_they_are, resamples
+from gpuherd.qa.intervals import Figure, Interval
 
 FOLDS = 5
 BINS = 10

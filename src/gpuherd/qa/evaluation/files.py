@@ -12,9 +12,10 @@ from typing import Any
 
 from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, Figure, MeasureResult
+from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult
 from gpuherd.qa.evaluation.result_json import BadEvaluation, evaluation_of, values_of
 from gpuherd.qa.folder import QADirectory
+from gpuherd.qa.intervals import Figure
 
 # A spreadsheet takes a cell that begins so for a formula; the last four are wide forms of the first.
 _FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")

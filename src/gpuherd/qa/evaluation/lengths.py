@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuherd.qa.bootstrap import Floats
 from gpuherd.qa.evaluation.measuring import Labels, auroc_figure
-from gpuherd.qa.evaluation.ranking import Floats
-from gpuherd.qa.evaluation.result import AtPosition, Figure, Prefix, Settings
-from gpuherd.qa.intervals import Interval
+from gpuherd.qa.evaluation.result import AtPosition, Prefix, Settings
+from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.qa.measures.evidence import Answer
 from gpuherd.qa.measures.positions import places, prefix
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuherd.qa.bootstrap import Floats, Plan, Statistics, Weights, as_they_are, figures
 from gpuherd.qa.evaluation import ranking
-from gpuherd.qa.evaluation.bootstrap import Plan, Statistics, Weights, figures
 from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece_figure
-from gpuherd.qa.evaluation.paired import compared, holm
-from gpuherd.qa.evaluation.ranking import Floats, Ranked
-from gpuherd.qa.evaluation.result import AtCoverage, Difference, Figure, Histogram, MeasureResult, Point, Settings
-from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Interval, auroc_interval, wilson
+from gpuherd.qa.evaluation.paired import compared
+from gpuherd.qa.evaluation.ranking import Ranked
+from gpuherd.qa.evaluation.result import AtCoverage, Difference, Histogram, MeasureResult, Point, Settings
+from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, auroc_interval, holm, wilson
 
 Scores = Sequence[float | None]
 Labels = Sequence[bool | None]
@@ -135,7 +135,7 @@ def histogram(values: Floats, labels: NDArray[np.bool_]) -> Histogram:
 
 def grouped_as_they_are(values: Floats, labels: NDArray[np.bool_]) -> ranking.Grouped:
     """The answers by score, each counted once."""
-    return ranking.grouped(ranking.ranked(values, labels), ranking.as_they_are(values.size))
+    return ranking.grouped(ranking.ranked(values, labels), as_they_are(values.size))
 
 
 def _figures(

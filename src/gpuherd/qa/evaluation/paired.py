@@ -1,14 +1,13 @@
-"""Is one measure better than another on the same answers? DeLong's test of two AUROCs, and Holm's correction."""
+"""Is one measure better than another on the same answers? DeLong's test of two AUROCs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuherd.qa.evaluation.ranking import Floats
+from gpuherd.qa.bootstrap import Floats
 from gpuherd.qa.intervals import Interval
 
 
@@ -73,18 +72,3 @@ def compared(one: ArrayLike, other: ArrayLike, wrong: ArrayLike) -> Compared | N
     if variance < 1e-24:
         return None
     return Compared(difference, variance**0.5, variance**2 / sum(part**2 / freedom for part, freedom in parts))
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p values corrected for their number (Holm 1979), at most 1; None stays None and is not counted.
-
-    >>> holm([0.01, 0.04, None, 0.03])
-    [0.03, 0.06, None, 0.06]
-    """
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min((len(known) - rank) * p, 1.0))
-        corrected[place] = largest
-    return corrected

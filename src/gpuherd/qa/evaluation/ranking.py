@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from gpuherd.qa.bootstrap import Floats
+
 Counts = NDArray[np.int64]
 
 
@@ -95,11 +96,6 @@ def ranked(scores: ArrayLike, wrong: ArrayLike) -> Ranked:
     in_order = values[order]
     starts = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
     return Ranked(order, starts, np.asarray(wrong, dtype=np.int64)[order])
-
-
-def as_they_are(n: int) -> Counts:
-    """The weighting in which each answer counts once, (1, n)."""
-    return np.ones((1, n), dtype=np.int64)
 
 
 def grouped(order: Ranked, weights: NDArray[np.integer]) -> Grouped:

@@ -10,30 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Interval
+from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval
 from gpuherd.qa.judging.agreement import Counts
 from gpuherd.qa.judging.doubts import Warned
 
 FORMAT = 1  # of an evaluation's JSON file
 AGAINST = "nll"  # what measures are compared with where nothing is said
 WEIGHTING = "weighted-nll:"  # how the names of the token weightings begin
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number with its interval.
-
-    Attributes:
-        value: None where it is not defined.
-        interval: None where there is none.
-        note: why either is missing, or in which other way the interval was found.
-        dropped: resamples that had one class only and could not be used.
-    """
-
-    value: float | None
-    interval: Interval | None = None
-    note: str | None = None
-    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gpuherd.columns import Column
 from gpuherd.errors import printable
-from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, Figure, MeasureResult, Settings
-from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Interval, Share
+from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult, Settings
+from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, Share
 
 Row = tuple[str, ...]
 

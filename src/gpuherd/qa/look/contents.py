@@ -11,11 +11,10 @@ from gpuherd.qa.evaluation.result import (
     ByJudge,
     Difference,
     Evaluation,
-    Figure,
     MeasureResult,
     Point,
 )
-from gpuherd.qa.intervals import Interval
+from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.qa.judging.agreement import Agreement
 from gpuherd.qa.judging.audit import Audit, Disagreement
 from gpuherd.qa.judging.verdict import Verdict

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuherd.qa.evaluation.ranking import Floats, as_they_are
-from gpuherd.qa.evaluation.result import Figure
-from gpuherd.qa.intervals import Interval
+from gpuherd.qa.intervals import Figure, Interval
 
+Floats = NDArray[np.float64]
 Weights = NDArray[np.int64]
 # A figure each: of one pass over the weightings come all that a measure needs.
 Statistics = Callable[[Weights], dict[str, Floats]]
@@ -36,6 +35,11 @@ class Plan:
     confidence: float = 0.95
     method: str = "bca"
     seed: int = 0
+
+
+def as_they_are(n: int) -> Weights:
+    """The weighting in which each answer counts once, (1, n)."""
+    return np.ones((1, n), dtype=np.int64)
 
 
 def resamples(n: int, count: int, seed: int, cells: int = _CELLS_AT_ONCE) -> Iterator[Weights]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuherd.qa.evaluation.bootstrap import NO_SPREAD, TOO_FEW_RESAMPLES, Plan, bca_tails, figures, left_out, resamples
-from gpuherd.qa.evaluation.ranking import Floats, auroc, grouped, ranked
+from gpuherd.qa.bootstrap import NO_SPREAD, TOO_FEW_RESAMPLES, Floats, Plan, bca_tails, figures, left_out, resamples
+from gpuherd.qa.evaluation.ranking import auroc, grouped, ranked
 
 
 def mean_of(values: np.ndarray):  # type: ignore[no-untyped-def]

@@ -1,0 +1,105 @@
+"""``gpuherd posttrain``: algorithms x data sets x models in rounds, on free GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.errors import ExitCode, UsageError
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.posttrain.rounds.options import RoundsOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
+
+DESCRIPTION = """\
+Post-training in rounds: every algorithm on every data set with every pair of models collects data, trains and is
+evaluated, round after round, as jobs on GPUs that are free. The same command again goes on with its unfinished run;
+what is done is not done twice.
+
+examples:
+  gpuherd posttrain experiment.name=first
+  gpuherd posttrain experiment.name=sums 'algos=[GRPO,QSharp]' 'datasets=[arithmetic]' models=gpt2 rounds_of_training=1
+  gpuherd posttrain experiment.name=mine --config mine.yaml algos.PITA.lr=1e-5 --max-gpus 8
+  gpuherd posttrain experiment.name=first --dry-run       the jobs as a tree, with GPUs and memory
+  gpuherd posttrain --resume outputs/first/2026-11-22_04-30-00
+  gpuherd posttrain --test-setup                          are GPUs found, and do jobs get one each?
+  gpuherd --simulate 4x80GB posttrain experiment.name=try models=gpt2 --dry-run
+
+A word is an override in Hydra's grammar: key=value, +key=value, ~key, group=choice (algos, datasets, models).
+docs/posttrain.md tells of every key. Then: gpuherd report DIR.
+Exit codes: 0 all done, 1 some jobs failed, 2 wrong usage, 65 and 66 bad or missing data or model, 130 stopped.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "posttrain", DESCRIPTION)
+    parser.intermixed = True
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
+    add_options(parser, RoundsOptions)
+    parser.add_argument(
+        "--test-setup",
+        action="store_true",
+        help="look for GPUs, collect a little data on two of them (pretended ones, where there are none), say which "
+        "worker had which",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs it. Returns its exit code."""
+    load_for(args, RoundsOptions)
+    options = build(RoundsOptions, args)
+
+    from rich.console import Console
+
+    # With --json standard output belongs to the JSON alone.
+    console = Console(stderr=args.json)
+    if args.test_setup:
+        return _test_setup(args, options, console)
+    experiment = _experiment(args, options, console)
+    outcome = experiment.run()
+    if args.json:
+        from gpuherd.posttrain.rounds.experiment import as_json
+
+        print(as_json(experiment))
+    return outcome.exit_code
+
+
+def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Console) -> RoundsExperiment:
+    """The experiment that the words ask for: a run that goes on, or a composed configuration."""
+    from gpuherd.posttrain.config.composing import compose, said
+    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
+    from gpuherd.posttrain.rounds.folder import RoundsDirectory
+    from gpuherd.posttrain.rounds.resuming import resumed
+    from gpuherd.posttrain.rounds.settings import settings_of
+    from gpuherd.posttrain.rounds.settling import settled
+
+    simulate = args.simulate is not None
+    given = said(args.overrides)
+    place = options.resume
+    if given.get("resume_from") is not None:
+        if place is not None and place != given["resume_from"]:
+            raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
+        place = str(given["resume_from"])
+    if place is not None:
+        folder = RoundsDirectory(place)
+        settings = resumed(folder, given).settings
+        return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
+    settings = settled(settings_of(compose(args.overrides, options.config)))
+    if settings.resume_from is not None:
+        raise UsageError(f"{options.config}: resume_from stands on the command line, or --resume does")
+    return RoundsExperiment(settings, options, console=console, simulate=simulate)
+
+
+def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:
+    from gpuherd.posttrain.rounds.setup_test import test_setup
+
+    if args.overrides or options.resume or options.config:
+        raise UsageError("--test-setup has a small experiment of its own; leave overrides, --config and --resume out")
+    return ExitCode.OK if test_setup(options, console, simulate=args.simulate is not None) else ExitCode.FAILED

@@ -1,0 +1,74 @@
+"""PITA: the reference guided by a classifier that has learnt from preferences alone.
+
+Bobbili et al. 2025, "PITA: Preference-Guided Inference-Time Alignment" (arXiv 2507.20067), and its code. The policy is
+proportional to pi_ref(y|x) E[exp(Psi(P(y > y_ref)) / eta)], Psi the logit under Bradley and Terry, so that a preference
+over the reference's greedy completion y_ref takes the place of a reward. Each round:
+
+    the policy of the round before answers greedily; the answer is cut; the reference ends it greedily and by a draw;
+    one of the two ends is preferred; its tokens are labelled 1, the other's 0; the classifier of the round before is
+    trained on with the data of all rounds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.value.comparing import Preferring, comparisons
+from gpuherd.posttrain.value.data import of_comparisons
+from gpuherd.posttrain.value.options import ValueOptions
+from gpuherd.posttrain.value.training import guided_policy, train_guide
+
+
+@dataclass(frozen=True, kw_only=True)
+class PITAOptions(ValueOptions):
+    """PITA's. Raises UsageError.
+
+    Attributes:
+        bradley_terry_sampling: preferences are drawn with the probability sigmoid(bradley_terry_beta (score_a -
+            score_b)); else the higher score is preferred, and equal scores prefer none.
+        bradley_terry_beta: how sharply.
+        correct_bonus: what a right completion scores beside its reward.
+        warm_start: the classifier of the round before is trained on.
+    """
+
+    bradley_terry_sampling: bool = True
+    bradley_terry_beta: float = 1.0
+    correct_bonus: float = 5.0
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.preferring()
+
+    def preferring(self) -> Preferring:
+        """How comparisons are made."""
+        return Preferring(
+            self.samples_per_example, self.bradley_terry_sampling, self.bradley_terry_beta, self.correct_bonus
+        )
+
+
+class PITA:
+    """See the module."""
+
+    name: ClassVar[str] = "PITA"
+    guided: ClassVar[bool] = True
+    Options = PITAOptions
+
+    def __init__(self, options: PITAOptions | None = None):
+        self.options = options or PITAOptions()
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """Comparisons of two ends of the policy's greedy answers."""
+        return comparisons(work, self.options.preferring())
+
+    def train(self, work: Training) -> Policy:
+        """Fits the classifier on the data of all rounds."""
+        return train_guide(of_comparisons(work.rows, self.options, work.seed), work, self.options)
+
+    def policy(self, work: Training) -> Policy:
+        """The reference, guided by the classifier."""
+        return guided_policy(work, self.options)

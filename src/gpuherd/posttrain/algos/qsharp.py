@@ -1,0 +1,54 @@
+"""Q#: the reference guided by a classifier that predicts the law of what the reference goes on to earn.
+
+Zhou et al. 2025, "Q#: Provably Optimal Distributional RL for LLM Post-Training" (arXiv 2502.20548). The optimum of
+E[r] - eta KL(pi || pi_ref) is pi(y|x) proportional to pi_ref(y|x) E[exp(Z/eta)], Z the reward-to-go under pi_ref: so Z
+is learnt by maximum likelihood on the reference's completions, with no bootstrapping. Algorithm 1:
+
+    for round k: draw h; pi_k writes h - 1 tokens, pi_ref the others; the tokens from h on are labelled with the reward;
+                 fit Z on the data of all rounds; pi_(k+1) is pi_ref guided by Z
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.value.data import of_rollouts
+from gpuherd.posttrain.value.options import Loss, ValueOptions
+from gpuherd.posttrain.value.switching import switched_rollouts
+from gpuherd.posttrain.value.training import guided_policy, train_guide
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSharpOptions(ValueOptions):
+    """Q#'s: the loss is ``bce`` where completions are right or wrong, else ``mle``; each round's classifier starts
+    from the value model anew. (The paper: 5 epochs, lr 2e-5, weight_decay 0.01, 16 samples, 2 rounds.)"""
+
+    loss_type: Loss | None = None
+
+
+class QSharp:
+    """See the module."""
+
+    name: ClassVar[str] = "QSharp"
+    guided: ClassVar[bool] = True
+    Options = QSharpOptions
+
+    def __init__(self, options: QSharpOptions | None = None):
+        self.options = options or QSharpOptions()
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """Rollouts, rolled in by the policy of the round before and out by the reference."""
+        return switched_rollouts(work, self.options.samples_per_example)
+
+    def train(self, work: Training) -> Policy:
+        """Fits the classifier on the data of all rounds."""
+        reward_range = None if work.task is None else work.task.reward_range
+        return train_guide(of_rollouts(work.rows, self.options, work.seed, reward_range), work, self.options)
+
+    def policy(self, work: Training) -> Policy:
+        """The reference, guided by the classifier."""
+        return guided_policy(work, self.options)

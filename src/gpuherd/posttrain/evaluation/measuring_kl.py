@@ -1,0 +1,125 @@
+"""Which way the divergence of an evaluation's completions is had, and its file: a line a problem, resumed like answers.
+
+A guided decode has recorded it; the reference itself has none; all others are read again by teacher forcing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuherd.engines.progress import report
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
+from gpuherd.posttrain.evaluation.options import Divergence
+from gpuherd.posttrain.evaluation.result import Estimator
+from gpuherd.qa.working.shardfile import ShardFile
+from gpuherd.qa.working.sharding import Shard
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.sampling.sampler import Sampler
+
+Table = tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A divergence a completion, (problems, samples), None where it was not measured, and how; or None both."""
+
+    kl: Table | None
+    estimator: Estimator | None
+
+
+def measured_kl(
+    answered: Sequence[AnsweredProblem],
+    *,
+    guided: bool,
+    is_reference: bool,
+    how: Divergence,
+    most: int | None,
+    temperature: float,
+    rows: int,
+    path: Path,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> Measured:
+    """The divergences of all completions.
+
+    Args:
+        guided: the decode recorded them.
+        is_reference: the policy is the reference: they are 0.
+        how: EXACT, K1 or K3, where they must be measured.
+        most: of how many completions a problem; None: of all.
+        temperature: of the draws; the estimators are of the laws at it.
+        rows: completions that are read at once.
+        path: their file.
+        policy, reference: load the models, when they are needed.
+        release: lets the policy go.
+    """
+    if guided:
+        return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
+    if is_reference:
+        return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
+    estimator = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}[how]
+    taken = [row.completions[:most] for row in answered]
+    at_once = max(1, rows // max(map(len, taken)))
+    shard = Shard(tuple(tuple(range(at, min(at + at_once, len(taken)))) for at in range(0, len(taken), at_once)))
+    with ShardFile(path, shard) as file:
+        if file.todo:
+            measure = _measure(estimator, temperature, policy, release, reference)
+            for batch in file.todo:
+                report(batch[0], len(taken), "divergence from the reference")
+                file.append([json.dumps({"kl": row}) for row in _rows(answered, taken, batch, measure)])
+    read = [json.loads(line)["kl"] for line in path.read_text(encoding="ascii").splitlines()]
+    samples = len(answered[0].completions)
+    return Measured(tuple((*row, *[None] * (samples - len(row))) for row in read), estimator)
+
+
+Measure = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[float | None]]
+
+
+def _measure(
+    estimator: Estimator,
+    temperature: float,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> Measure:
+    """Prompts and completions -> their divergences."""
+    from gpuherd.lm.guidance.tokens import tokens_digest
+    from gpuherd.posttrain.evaluation.divergence import estimated, exact, forced_log_probs
+
+    if estimator is Estimator.EXACT:
+        mine, theirs = policy(), reference()
+        if tokens_digest(mine.tokenizer.get_vocab()) != tokens_digest(theirs.tokenizer.get_vocab()):
+            raise UsageError(
+                "evaluation: policy and reference have other tokenizers, so that their laws can't be compared; "
+                "name the model that the policy was made from as reference"
+            )
+        modules = mine.model.module, theirs.model.module
+        return lambda prompts, completions: exact(*modules, prompts, [each.ids for each in completions])
+    release()
+    only = reference().model.module
+
+    def by_estimator(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[float | None]:
+        told = forced_log_probs(only, prompts, [each.ids for each in completions], temperature)
+        pairs = zip(completions, told, strict=True)
+        return [estimated(each.log_probs, log_probs, estimator) for each, log_probs in pairs]
+
+    return by_estimator
+
+
+def _rows(
+    answered: Sequence[AnsweredProblem],
+    taken: Sequence[Sequence[Completion]],
+    batch: Sequence[int],
+    measure: Measure,
+) -> list[list[float | None]]:
+    """A list of divergences for each problem of the batch."""
+    prompts = [answered[item].prompt_ids for item in batch for _ in taken[item]]
+    values = iter(measure(prompts, [each for item in batch for each in taken[item]]))
+    return [[next(values) for _ in taken[item]] for item in batch]

@@ -1,0 +1,69 @@
+"""Figures of several runs that differ in their seed alone: the bootstrap over seeds and problems together. Pure; numpy.
+
+A resample draws runs, and problems in them. Of S runs S - 1 are drawn (Rao and Wu 1988, JASA 83:231): with S draws the
+variance between runs would come out too small by (S - 1) / S, a third of it at three seeds. Runs that were asked the
+same problems are resampled with the same draw of problems (problems and seeds are crossed: Owen 2007, "The pigeonhole
+bootstrap"), others each with their own.
+
+With as few as two or three seeds no interval can be trusted far: the runs' own values always stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpuherd.posttrain.evaluation.metrics import Ratio
+from gpuherd.qa.bootstrap import NO_SPREAD, Floats, Plan, resamples
+from gpuherd.qa.intervals import Figure, Interval
+
+Drawn = Callable[[int, int, int], Floats]
+
+
+def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure:
+    """The mean over the runs of a metric, with its percentile interval.
+
+    Args:
+        runs: two or more, a run's metric each; with ``same_problems`` the rows are of the same problems in one order.
+        plan: ``method`` is not looked at.
+    """
+    values = [each.value for each in runs]
+    if not np.all(np.isfinite(values)):
+        return Figure(None, note="not defined for every seed")
+    return summary(float(np.mean(values)), drawn_means(runs, same_problems, plan), plan.confidence)
+
+
+def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seed_draw: int = 1) -> Floats:
+    """The resampled means, (resamples,): of the runs that were drawn, on the problems that were drawn. NaN where one is
+    not defined. The draws depend on the plan's seed, the number of runs and the numbers of problems alone, so that two
+    methods with the same numbers of both are resampled alike; with another ``seed_draw`` the runs' are others."""
+    each = np.stack([_weighted(run, plan, 0 if same_problems else at + 1) for at, run in enumerate(runs)], axis=1)
+    if len(runs) == 1:
+        return np.asarray(each[:, 0])
+    return np.asarray((each * _seed_weights(len(runs), plan, seed_draw)).sum(axis=1) / (len(runs) - 1))
+
+
+def summary(value: float, spread: Floats, confidence: float) -> Figure:
+    """A value with the percentile interval of its resamples; those that are NaN are dropped, and counted."""
+    usable = spread[~np.isnan(spread)]
+    dropped = int(spread.size - usable.size)
+    if usable.size < max(spread.size // 2, 2):
+        return Figure(value, note="hardly any resample has this figure", dropped=dropped)
+    if np.ptp(usable) < 1e-12:
+        return Figure(value, note=NO_SPREAD, dropped=dropped)
+    low, high = (float(each) for each in np.quantile(usable, ((1 - confidence) / 2, (1 + confidence) / 2)))
+    return Figure(value, Interval(low, high), None, dropped)
+
+
+def _weighted(run: Ratio, plan: Plan, place: int) -> Floats:
+    """A run's metric under each draw of problems; place 0: the draw that all runs share."""
+    blocks = resamples(run.top.size, plan.resamples, plan.seed + 7919 * place)
+    return np.concatenate([run.weighted(weights) for weights in blocks])
+
+
+def _seed_weights(runs: int, plan: Plan, seed_draw: int) -> Floats:
+    """How often each run was drawn, (resamples, runs); each row sums to runs - 1."""
+    draw = np.random.default_rng([plan.seed, runs, seed_draw])
+    drawn = draw.integers(0, runs, size=(plan.resamples, runs - 1))
+    return np.stack([np.sum(drawn == run, axis=1) for run in range(runs)], axis=1).astype(np.float64)

@@ -1,0 +1,108 @@
+"""Gathered results in words: the table that an experiment ends with, and the same as JSON values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuherd.columns import Column, Fitted, fitted
+from gpuherd.errors import printable
+from gpuherd.posttrain.evaluation.gathering import Gathered, Row
+from gpuherd.posttrain.evaluation.result import FORMAT
+from gpuherd.qa import typed_json
+from gpuherd.qa.intervals import Figure
+
+_COLUMNS = (
+    Column("algorithm", 0),
+    Column("data set", 1, middle=True),
+    Column("model", 2, middle=True),
+    Column("round", 4, right=True),
+    Column("eta", 6, right=True),
+    Column("pass@1", 0, right=True),
+    Column("majority", 5, right=True),
+    Column("reward", 0, right=True),
+    Column("KL (nats)", 3, right=True),
+    Column("problems", 7, right=True),
+    Column("seeds", 8, right=True),
+    Column("tok/s", 9, right=True),
+    Column("GPU-h", 10, right=True),
+)
+
+
+def summary_table(gathered: Gathered, width: int | None) -> Fitted:
+    """A line for each policy at its own eta, in so many columns; what there is no room for is named."""
+    return fitted(_COLUMNS, [_words(row) for row in gathered.summary], width)
+
+
+def headline(gathered: Gathered) -> str:
+    """What stands below the table: what its figures are."""
+    share = f"{100 * gathered.confidence:g} %"
+    kinds = {each.estimator for each in gathered.summary if each.estimator is not None}
+    how = f"; KL by {' and '.join(sorted(kinds))}" if kinds else ""
+    ties = {each.tie for each in gathered.summary if _majority(each) is not None}
+    tie = f"; a tie of a majority vote earns by the rule {' and '.join(sorted(ties))}" if ties else ""
+    return f"[low, high]: {share} intervals by resampling problems (and seeds, where there are several){how}{tie}"
+
+
+def clear_differences(gathered: Gathered) -> list[str]:
+    """A sentence for each two methods whose difference is beyond chance (Holm-corrected p below 5 %)."""
+    found = []
+    for comparison in gathered.comparisons:
+        where = f"{comparison.family}, {comparison.evaluated_on}"
+        for each in comparison.differences:
+            if each.p_holm is not None and each.p_holm < 0.05 and each.difference.value is not None:
+                more, less = (each.one, each.other) if each.difference.value > 0 else (each.other, each.one)
+                by = f"{abs(each.difference.value):.3f}"
+                found.append(
+                    printable(
+                        f"{where}: {more} is above {less} by {by} in {comparison.metric} "
+                        f"(p = {each.p_holm:.2g} by {each.unit}, corrected)"
+                    )
+                )
+    return found
+
+
+def json_values(gathered: Gathered) -> dict[str, Any]:
+    """All of it as JSON values."""
+    return {"format": FORMAT, **typed_json.plain(gathered)}
+
+
+def figure_words(figure: Figure | None, digits: int = 3) -> str:
+    """A figure with its interval: ``0.812 [0.790, 0.831]``; ``-`` where it is not known.
+
+    >>> from gpuherd.qa.intervals import Interval
+    >>> figure_words(Figure(0.5, Interval(0.25, 0.75))), figure_words(Figure(None)), figure_words(None)
+    ('0.500 [0.250, 0.750]', '-', '-')
+    """
+    if figure is None or figure.value is None:
+        return "-"
+    ends = figure.interval
+    tail = "" if ends is None else f" [{ends.low:.{digits}f}, {ends.high:.{digits}f}]"
+    return f"{figure.value:.{digits}f}{tail}"
+
+
+def _words(row: Row) -> Sequence[str]:
+    about, figures = row.about, row.figures
+    data = about.dataset if about.dataset == about.evaluated_on else f"{about.dataset} on {about.evaluated_on}"
+    hours = "-" if row.gpu_hours is None else f"{row.gpu_hours:.3g}"
+    return (
+        printable(about.algorithm),
+        printable(data),
+        printable(about.family),
+        "-" if about.round is None else str(about.round),
+        "-" if row.eta is None else f"{row.eta:g}",
+        figure_words(figures.get("pass@1")),
+        figure_words(_majority(row)),
+        figure_words(figures.get("reward")),
+        figure_words(figures.get("kl"), 2),
+        str(row.problems),
+        str(len(row.seeds)),
+        "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f}",
+        hours,
+    )
+
+
+def _majority(row: Row) -> Figure | None:
+    """maj@k of the largest k."""
+    ks = [int(name.removeprefix("maj@")) for name in row.figures if name.startswith("maj@")]
+    return row.figures[f"maj@{max(ks)}"] if ks else None

@@ -1,0 +1,283 @@
+"""Programs scored by tests: what share of them passes, each program run in the sandbox.
+
+A test is one of three: a statement that raises where something is wrong (``assert f(2) == 4``), a call whose result is
+compared with the right one, and an input whose output is. The last two are compared here, outside of the process that
+the program runs in, so that no program can say of itself that it is right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.rewards.sandbox import Limits, Outcome, Sandbox, Work
+
+TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
+_FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "py", "python3")
+_NEAR = 1e-6  # relative, of numbers with a point
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A test that is run in the program's module and raises where something is wrong."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the program is called; what it returns is the result, as JSON."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The program is run with an input; what it prints is the output, white space at the ends of lines aside."""
+
+    input: str
+    output: str
+
+
+Test = Statement | Call | Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What came of the tests.
+
+    Attributes:
+        passed, total: tests.
+        error: something else than a wrong result went wrong somewhere: an exception, a limit, a crash.
+        notes: of each test that did not pass, why, in their order.
+    """
+
+    passed: int
+    total: int
+    error: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeScoring:
+    """What programs earn.
+
+    Attributes:
+        partial: the share of tests that pass; else 1 where all pass and 0 otherwise.
+        all_bonus: added where all tests pass.
+        error_penalty: taken off where something else than a wrong result went wrong.
+    """
+
+    partial: bool = True
+    all_bonus: float = 0.0
+    error_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("all_bonus", "error_penalty"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name)}; 0 or more")
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the largest reward."""
+        return -self.error_penalty, 1.0 + self.all_bonus
+
+    def reward(self, tested: Tested) -> Reward:
+        """What a program earns whose tests came out like this."""
+        right = tested.passed == tested.total
+        share = tested.passed / tested.total if self.partial else float(right)
+        parts = {"tests": share, "all": self.all_bonus * right, "error": -self.error_penalty * tested.error}
+        return Reward(math.fsum(parts.values()), right, parts, "; ".join(tested.notes) or None)
+
+
+class CodeRewards:
+    """Scores programs by the tests in the hidden part of their problems."""
+
+    def __init__(
+        self,
+        scoring: CodeScoring | None = None,
+        limits: Limits | None = None,
+        *,
+        processes: int | None = None,
+        allow_unconfined: bool = False,
+    ):
+        """The sandbox is made when it is first needed."""
+        self.scoring = scoring or CodeScoring()
+        self.verifiable = self.scoring == CodeScoring(partial=False)
+        self.reward_range = self.scoring.reward_range
+        self._limits, self._processes, self._allow = limits or Limits(), processes, allow_unconfined
+        self._sandbox: Sandbox | None = None
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """What each completion earns; several are run at once. Raises NoProtection, UsageError for broken tests."""
+        return [self.scoring.reward(each) for each in self.tested(problems, completions)]
+
+    def tested(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
+        """How the tests of each completion came out."""
+        if self._sandbox is None:
+            self._sandbox = Sandbox(self._limits, processes=self._processes, allow_unconfined=self._allow)
+        return tested(self._sandbox, problems, completions)
+
+    def close(self) -> None:
+        """Nothing stays behind a run."""
+        self._sandbox = None
+
+
+def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
+    """How the tests of each completion's program came out, all runs side by side as far as the sandbox goes."""
+    planned = [
+        _works(program_of(completion, problem.hidden), tests_of(problem), problem.hidden.get(SETUP, ""))
+        for problem, completion in zip(problems, completions, strict=True)
+    ]
+    outcomes = iter(sandbox.run_all([work for works in planned for work, _ in works]))
+    return [_together([_verdicts(next(outcomes), tests) for _, tests in works]) for works in planned]
+
+
+def tests_of(problem: Problem) -> tuple[Test, ...]:
+    """The tests in a problem's hidden part. Raises UsageError."""
+    try:
+        return read_tests(json.loads(problem.hidden[TESTS]))
+    except (KeyError, ValueError) as trouble:
+        raise UsageError(f"problem {problem.id} has no tests: {trouble}") from None
+
+
+def read_tests(values: Any) -> tuple[Test, ...]:
+    """Tests as they stand in JSON: a text, ``{"call", "args", "result"}`` or ``{"input", "output"}`` each.
+
+    Raises ValueError, which says which is none.
+    """
+    if not isinstance(values, list) or not values:
+        raise ValueError("the tests are no list of one or more")
+    return tuple(_test(value, number) for number, value in enumerate(values, start=1))
+
+
+def program_of(completion: str, hidden: Mapping[str, str]) -> str:
+    """The program in a completion: its last fenced block (of Python, where one says so), else all of it.
+
+    Where the prompt is the beginning of a program (``prefix``), that is put in front, unless the completion defines the
+    asked function itself.
+
+    >>> program_of("Here:\\n```python\\nx = 1\\n```\\nDone.", {})
+    'x = 1\\n'
+    """
+    blocks = _FENCED.findall(completion)
+    marked = [body for language, body in blocks if language.lower() in _PYTHON]
+    program = (marked or [body for _, body in blocks] or [completion])[-1]
+    prefix, entry = hidden.get(PREFIX, ""), hidden.get(ENTRY, "")
+    if not prefix:
+        return str(program)
+    defines = entry and re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(entry)}\b", program, re.MULTILINE)
+    # What a prompt's program imports and defines besides may be used by the answer too.
+    return f"{prefix.rstrip()}\n    pass\n\n{program}" if defines else prefix + program
+
+
+def _works(program: str, tests: Sequence[Test], setup: str) -> list[tuple[Work, tuple[Test, ...]]]:
+    """The runs that the tests need: one for all that look into the program's module, one for each input."""
+    inside = tuple(each for each in tests if isinstance(each, Statement))
+    calls = tuple(each for each in tests if isinstance(each, Call))
+    works: list[tuple[Work, tuple[Test, ...]]] = []
+    if inside or calls:
+        sources = tuple(each.source for each in inside)
+        called = tuple((each.name, each.arguments) for each in calls)
+        works.append((Work(program, tests=sources, calls=called, before=setup, as_main=False), (*inside, *calls)))
+    for each in tests:
+        if isinstance(each, Stream):
+            works.append((Work(program, input=each.input, before=setup), (each,)))
+    return works
+
+
+def _verdicts(outcome: Outcome, tests: Sequence[Test]) -> list[tuple[bool, bool, str]]:
+    """Of each test whether it passed, whether something else than a wrong result went wrong, and why."""
+    if isinstance(tests[0], Stream):
+        return [_printed(outcome, tests[0])]
+    return [_reported(outcome, place, test) for place, test in enumerate(tests)]
+
+
+def _printed(outcome: Outcome, test: Stream) -> tuple[bool, bool, str]:
+    if outcome.limit or outcome.exit_code:
+        return False, True, _ended(outcome)
+    if _lines(outcome.stdout) == _lines(test.output):
+        return True, False, ""
+    return False, False, f"printed {_quoted(outcome.stdout)} instead of {_quoted(test.output)}"
+
+
+def _reported(outcome: Outcome, place: int, test: Test) -> tuple[bool, bool, str]:
+    if place not in outcome.reports:
+        return False, True, _ended(outcome)
+    report = outcome.reports[place]
+    kind, message = report or (None, "")
+    if isinstance(test, Call):
+        if kind != "value":
+            return False, True, f"{test.name}: {message}"
+        got = json.loads(message)
+        if same(got, test.result):
+            return True, False, ""
+        return False, False, f"{test.name} returned {_quoted(message)} instead of {_quoted(json.dumps(test.result))}"
+    if kind is None:
+        return True, False, ""
+    return False, kind != "assertion", f"{_quoted(getattr(test, 'source', ''))}: {message or kind}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal, numbers with a point up to a relative 1e-6.
+
+    >>> same([0.1 + 0.2, "a"], [0.3, "a"]), same(1, True)
+    (True, False)
+    """
+    if isinstance(one, bool) or isinstance(other, bool) or one is None or other is None:
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        if isinstance(one, int) and isinstance(other, int):
+            return one == other
+        return math.isclose(one, other, rel_tol=_NEAR, abs_tol=_NEAR**2)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _together(found: Sequence[Sequence[tuple[bool, bool, str]]]) -> Tested:
+    verdicts = [each for some in found for each in some]
+    notes = tuple(dict.fromkeys(note for passed, _, note in verdicts if not passed))
+    passed = sum(each[0] for each in verdicts)
+    return Tested(passed, len(verdicts), any(error for _, error, _ in verdicts), notes)
+
+
+def _ended(outcome: Outcome) -> str:
+    """Why a run came to no result."""
+    if outcome.limit:
+        return "out of time" if outcome.limit == "time" else "too much output"
+    loading = outcome.reports.get(-1)
+    if loading is not None:
+        return loading[1]
+    return f"ended early (exit code {outcome.exit_code})"
+
+
+def _test(value: Any, number: int) -> Test:
+    if isinstance(value, str) and value.strip():
+        return Statement(value)
+    if isinstance(value, Mapping):
+        if isinstance(value.get("call"), str) and isinstance(value.get("args"), list) and "result" in value:
+            return Call(value["call"], tuple(value["args"]), value["result"])
+        if isinstance(value.get("input"), str) and isinstance(value.get("output"), str):
+            return Stream(value["input"], value["output"])
+    raise ValueError(f"test {number} is no text, no call with args and result, and no input with output")
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

@@ -1,0 +1,95 @@
+"""Answers to sums and formulas: right or wrong, by the rules of ``qa.judging.math_answers``.
+
+A batch is judged twice. The first time no two formulas are compared, only those noted that would have to be: numbers
+and formulas that are written alike decide most cases at once. Each different pair is then compared once, in processes
+side by side (``qa.judging.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.qa.judging.formula_process import FormulaProcess
+from gpuherd.qa.judging.lexical import Ruling
+from gpuherd.qa.judging.math_answers import math_judge
+from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.record import Question
+
+VALUE = "value"  # the hidden part of a problem that has its bare result
+_MOST_PROCESSES = 4
+_MOST_KEPT = 100_000  # compared pairs that are remembered
+
+Pair = tuple[str, str]
+
+
+class MathRewards:
+    """Scores completions by their results: 1 or 0.
+
+    The right results of a problem are its hidden ``value`` where it has one, else its answers. Processes start when a
+    formula has first to be compared.
+    """
+
+    verifiable = True
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, processes: int | None = None):
+        """``processes``: how many compare formulas; None: one a core, four at most."""
+        count = min(_MOST_PROCESSES, os.cpu_count() or 1) if processes is None else processes
+        self._idle = [FormulaProcess() for _ in range(count)]
+        self._all = tuple(self._idle)
+        self._known: dict[Pair, bool | None] = {}
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """What each completion earns. Raises MissingExtra where formulas are compared without math-verify."""
+        asked = [(completion, _question(problem)) for problem, completion in zip(problems, completions, strict=True)]
+        wanted: dict[Pair, None] = {}
+
+        def noted(reference: str, answer: str) -> bool | None:
+            if (reference, answer) not in self._known:
+                wanted[reference, answer] = None
+            return self._known.get((reference, answer))
+
+        first = [math_judge(completion, question, noted) for completion, question in asked]
+        if not wanted:
+            return [_reward(each) for each in first]
+        self._compare(list(wanted))
+        known = dict(self._known)
+        if len(self._known) > _MOST_KEPT:
+            self._known.clear()
+        return [_reward(math_judge(*each, lambda *pair: known[pair])) for each in asked]
+
+    def close(self) -> None:
+        """Ends the processes; they start again where they are needed again."""
+        for process in self._all:
+            process.close()
+
+    def _compare(self, pairs: Sequence[Pair]) -> None:
+        """Finds out about all pairs, each process one after the other."""
+        workers = min(len(self._all), len(pairs))
+        if workers == 1:
+            found = [self._one(pair) for pair in pairs]
+        else:
+            with ThreadPoolExecutor(workers) as pool:
+                found = list(pool.map(self._one, pairs))
+        self._known.update(zip(pairs, found, strict=True))
+
+    def _one(self, pair: Pair) -> bool | None:
+        process = self._idle.pop()  # as many as threads, so there is one
+        try:
+            return process.equal(*pair)
+        finally:
+            self._idle.append(process)
+
+
+def _question(problem: Problem) -> Question:
+    value = problem.hidden.get(VALUE)
+    return Question(problem.id, problem.prompt, problem.answers if value is None else (value,))
+
+
+def _reward(ruling: Ruling) -> Reward:
+    right = ruling.verdict is Verdict.CORRECT
+    note = ruling.note or ("nothing is answered" if ruling.verdict is Verdict.NOT_ATTEMPTED else None)
+    return Reward(float(right), right, note=note)

@@ -1,0 +1,79 @@
+"""Which algorithms an experiment has, and with which options: names become classes, values their options.
+
+An algorithm's module is imported here, and is light: none imports torch with its options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import algorithm_class, canonical
+from gpuherd.posttrain.config.typed import read
+
+# Keys of a block under ``algos`` that are the experiment's and not the algorithm's.
+_OURS = ("enabled", "algorithm")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm of an experiment.
+
+    Attributes:
+        name: its key under ``algos``; what its jobs and results are called by.
+        algorithm: the name in the registry.
+        options: of its ``Options``, checked.
+        guided: its policies are the reference with a classifier.
+        collects: whether it learns from rows that are collected before (``collects`` of an algorithm says otherwise
+            where it samples while it trains, or learns from given answers).
+    """
+
+    name: str
+    algorithm: str
+    options: Any
+    guided: bool
+    collects: bool
+
+    def make(self) -> Any:
+        """The algorithm itself."""
+        return algorithm_class(self.algorithm)(self.options)
+
+
+def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """The enabled algorithms of ``algos`` in order.
+
+    Args:
+        shared: options for all algorithms that have one of this name and were not told themselves.
+
+    Raises UsageError: a name that is no algorithm, an option that is none; something shared that no algorithm reads.
+    """
+    found = []
+    read_by: set[str] = set()
+    for name, block in blocks.items():
+        where = f"algos.{name}"
+        if not isinstance(block, Mapping):
+            raise UsageError(f"{where} should be a mapping of options, as in {where}.enabled=true")
+        ours = read(_Block, {key: block[key] for key in _OURS if key in block}, where)
+        algorithm = canonical(name if ours.algorithm is None else ours.algorithm)
+        kind = algorithm_class(algorithm)
+        given = {key: value for key, value in block.items() if key not in _OURS}
+        fields = {each.name for each in dataclasses.fields(kind.Options)}
+        also = {key: value for key, value in shared.items() if key in fields}
+        options = read(kind.Options, {**also, **given}, where)
+        if ours.enabled:
+            read_by |= fields
+            collects = bool(getattr(kind(options), "collects", True))
+            found.append(Choice(name, algorithm, options, bool(kind.guided), collects))
+    for key in shared:
+        if found and key not in read_by:
+            raise UsageError(f"data_collection.{key}: none of {', '.join(each.name for each in found)} reads it")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    enabled: bool = True
+    algorithm: str | None = None

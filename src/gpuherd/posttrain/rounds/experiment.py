@@ -1,0 +1,294 @@
+"""An experiment from its settings to done.json: what is looked at first, which jobs run, what is told at the end.
+
+Knows the order of things. What a round is, what algorithms do and what runs when are other modules' business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from gpuherd.errors import ExitCode
+from gpuherd.gpus.nvml import machine
+from gpuherd.jobs import clock
+from gpuherd.jobs.durable import atomic_write, remove_strays
+from gpuherd.jobs.live import display
+from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.run import run_jobs
+from gpuherd.models.plan.demand import idle_cards
+from gpuherd.posttrain.rounds.dividing import combinations_of
+from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
+from gpuherd.posttrain.rounds.gpu_watch import GpuWatcher
+from gpuherd.posttrain.rounds.jobs import PlannedStep, make_jobs, planned, result_of
+from gpuherd.posttrain.rounds.memory import Memory
+from gpuherd.posttrain.rounds.options import RoundsOptions
+from gpuherd.posttrain.rounds.plan import Step
+from gpuherd.posttrain.rounds.prepared import Prepared, prepare
+from gpuherd.posttrain.rounds.priority import priority_named
+from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
+from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
+from gpuherd.posttrain.rounds.runlog import run_log
+from gpuherd.posttrain.rounds.settings import Settings
+from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines
+from gpuherd.posttrain.rounds.work import versions
+from gpuherd.qa.working.model_jobs import having
+from gpuherd.qa.working.running import failure_lines
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.evaluation.gathering import Gathered
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoundsOutcome:
+    """How an experiment's run ended.
+
+    Attributes:
+        jobs: how its jobs ended; None when none was started.
+        complete: all is there.
+    """
+
+    jobs: Outcome | None
+    complete: bool
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 only when the run is complete, or nothing was to be started."""
+        return ExitCode.OK if self.jobs is None else self.jobs.exit_code
+
+
+class RoundsExperiment:
+    """Runs an experiment's rounds on free GPUs.
+
+    Args:
+        settings: what to do, paths absolute (``settling.settled``); of a run that goes on its own.
+        options: how jobs run.
+        console: where progress and the summary go; standard output by default.
+        simulate: the GPUs are pretended: all is computed on the CPU.
+        going_on: the folder of a run that goes on. None: the newest unfinished one of the same experiment, or a new one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RoundsOptions,
+        *,
+        console: Console | None = None,
+        simulate: bool = False,
+        going_on: RoundsDirectory | None = None,
+    ):
+        self.settings, self.simulate = settings, simulate
+        self.options = options if settings.system.use_parallel_execution else replace(options, max_concurrent=1)
+        self.console = Console() if console is None else console
+        self.now = datetime.now()
+        found = unfinished(settings) if going_on is None else going_on
+        self.goes_on = found is not None
+        self.folder = future_folder(settings, self.now) if found is None else found
+        self.prepared: Prepared | None = None
+        self.plan: list[PlannedStep] = []
+        self.outcome: RoundsOutcome | None = None
+
+    def run(self) -> RoundsOutcome:
+        """Runs to the end, or goes on with a run that was stopped.
+
+        Raises:
+            UsageError: settings that make no sense, or name what is not there.
+            MissingModel, BadModel: a model is not to be had. JobCannotFit: one fits on no GPU here. NoSuchGpu.
+            CannotWrite, QueueBusy, BadRun; what reading data raises.
+        """
+        if self.goes_on and self.folder.done.exists():
+            return self._complete()
+        self.prepared = prepare(self.settings)
+        record = self._record()
+        self.plan = self._plan(record.steps())
+        if self.options.dry_run:
+            self._tell_plan()
+            self.outcome = RoundsOutcome(None, complete=False)
+            return self.outcome
+        if not self.goes_on:
+            self.folder = new_folder(self.settings, self.now)
+        self.folder.create()
+        record = replace(begin(self.folder, record), settings=self.settings)
+        with run_log(self.folder.run_log):
+            self.outcome = self._run(record)
+        self._tell_end()
+        return self.outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan or outcome as plain JSON values, for ``--json``."""
+        done = self._done()
+        told: dict[str, Any] = {
+            "experiment": self.settings.experiment.name,
+            "folder": str(self.folder.root),
+            "goes_on": self.goes_on,
+            "jobs": [
+                {
+                    "name": each.step.name,
+                    "phase": each.step.phase.value,
+                    "algorithm": each.step.algorithm,
+                    "dataset": each.step.dataset,
+                    "family": each.step.family,
+                    "round": each.step.round,
+                    "needs": list(each.step.needs),
+                    "priority": each.priority,
+                    "done": each.step.name in done,
+                    **asdict(each.asked),
+                }
+                for each in self.plan
+            ],
+        }
+        if self.outcome is not None and not self.options.dry_run:
+            jobs = self.outcome.jobs
+            told |= {
+                "exit_code": int(self.outcome.exit_code),
+                "complete": self.outcome.complete,
+                "failures": []
+                if jobs is None
+                else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
+                "results": [_row(row) for row in self._gathered().rows],
+            }
+        return told
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def _record(self) -> RunRecord:
+        """The run's record: as it was begun, or as it would begin now."""
+        assert self.prepared is not None  # noqa: S101 - run() has made it
+        if self.goes_on:
+            return replace(read_record(self.folder), settings=self.settings)
+        have = having(self.options)
+        places = min(self.options.max_gpus, len(have.gpus)) or self.options.cpu_jobs or have.cores // 2
+        if self.options.max_concurrent is not None:
+            places = min(places, self.options.max_concurrent)
+        return RunRecord(
+            self.settings,
+            combinations_of(self.settings, self.prepared, max(1, places)),
+            self.settings.identity(),
+            os.getcwd(),  # noqa: PTH109 - a record
+            {
+                "command": sys.argv,
+                "host": socket.gethostname(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "versions": versions(),
+            },
+        )
+
+    def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
+        assert self.prepared is not None  # noqa: S101 - as above
+        cards = idle_cards(having(self.options).gpus)
+        memory = Memory(self.settings, self.prepared.choices, cards, self.prepared.prompt_tokens)
+        priority = priority_named(self.settings.job_priority)
+        return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
+
+    def _run(self, record: RunRecord) -> RoundsOutcome:
+        """The jobs, and what is written when they have ended."""
+        began = clock.wall()
+        logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
+        self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
+        jobs = make_jobs(
+            self.plan,
+            self.folder,
+            identity=record.identity,
+            cwd=record.cwd,
+            retries=self.options.retries,
+            heartbeat_s=self.options.heartbeat,
+            simulate=self.simulate,
+        )
+        phases = {each.step.name: each.step.phase.value for each in self.plan}
+        with display(self.console) as shown:
+            watcher = GpuWatcher(self.folder, phases, shown, lambda: machine(processes=False).gpus)
+            outcome = run_jobs(jobs, self.options, self.folder, display=watcher)
+        memory = watcher.write()
+        self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
+        logger.info("%s", outcome)
+        self._tidy(began)
+        complete = outcome.exit_code is ExitCode.OK
+        if complete:
+            rows = [_row(row) for row in self._gathered().summary]
+            text = json.dumps({"format": FORMAT, "jobs": len(self.plan), "results": rows}, indent=1, allow_nan=False)
+            atomic_write(self.folder.done, text.encode() + b"\n")
+        return RoundsOutcome(outcome, complete)
+
+    def _complete(self) -> RoundsOutcome:
+        said = f"run {self.folder.root} is complete; nothing is left to do"
+        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._tell_results()
+        self.outcome = RoundsOutcome(None, complete=True)
+        return self.outcome
+
+    def _gathered(self) -> Gathered:
+        from gpuherd.posttrain.evaluation.gathering import gather
+
+        return gather(self.folder.results)
+
+    def _done(self) -> set[str]:
+        """Names of the jobs whose results are there."""
+        if not self.goes_on and self.outcome is None:
+            return set()
+        return {each.step.name for each in self.plan if result_of(each.step, self.folder).exists()}
+
+    def _tidy(self, began: float) -> None:
+        """Removes half-written files of workers that were killed before this start; not while a job runs."""
+        with closing(Queue(self.folder.queue)) as queue:
+            if queue.running():
+                return
+        for place in (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage):
+            for folder in [self.folder.root, *(path for path in place.rglob("*") if path.is_dir())]:
+                remove_strays(folder, began)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def _tell_plan(self) -> None:
+        assert self.prepared is not None  # noqa: S101 - as above
+        done = self._done()
+        title = headline(self.settings, self.prepared, self.plan, done)
+        self.console.print(plan_tree(title, self.plan, done, self.prepared), soft_wrap=True)
+        goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
+        self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
+
+    def _tell_end(self) -> None:
+        assert self.outcome is not None and self.outcome.jobs is not None  # noqa: S101 - as above
+        self._tell_results()
+        lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(self.outcome.jobs)]
+        if self.outcome.jobs.interrupted:
+            lines.append("stopped: the same command goes on from here")
+        elif not self.outcome.complete:
+            lines.append(f"not all is done: the same command, or --resume {self.folder.root}, goes on from here")
+        lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
+        for line in lines:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _tell_results(self) -> None:
+        for line in result_lines(self._gathered(), self.console.width):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """A row of results as JSON values."""
+    return {
+        **{name: getattr(row.about, name) for name in ("algorithm", "dataset", "evaluated_on", "family", "round")},
+        "eta": row.eta,
+        "own": row.own,
+        "problems": row.problems,
+        "samples": row.samples,
+        "tokens_per_second": row.tokens_per_second,
+        "gpu_hours": row.gpu_hours,
+        "figures": {name: asdict(figure) for name, figure in row.figures.items()},
+    }
+
+
+def as_json(experiment: RoundsExperiment) -> str:
+    """What ``--json`` prints."""
+    return json.dumps(experiment.to_dict(), indent=2, allow_nan=False)

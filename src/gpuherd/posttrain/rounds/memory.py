@@ -1,0 +1,147 @@
+"""What a job of an experiment asks its queue for: one GPU, and so much of its memory by the plans of its models.
+
+Every job computes on one GPU, where the models that it holds lie whole. Which those are depends on its phase: a
+collection has the policy (a guided one is two models), a training what the algorithm trains, an evaluation both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuherd.errors import JobCannotFit
+from gpuherd.models.plan.asking import in_precision
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.demand import demand_of
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.training import make_training_plan
+from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_result import TrainingRefusal
+from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.posttrain.rounds.plan import Phase, Step
+from gpuherd.posttrain.rounds.settings import Family, Settings
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.rounds.choices import Choice
+
+# How each algorithm's training step is counted; those that train a classifier train the value model on given texts.
+_METHODS: Mapping[str, Method] = {
+    "SFT": Method.SFT,
+    "DPO": Method.DPO,
+    "GRPO": Method.GRPO,
+    "REINFORCE": Method.GRPO,
+    "GRPO-HF": Method.GRPO,
+    "PPO": Method.PPO,
+}
+# Of models whose GPU is not known there is no end of room.
+_BOUNDLESS = Card("0", "", total=0, free=1 << 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a job asks for.
+
+    Attributes:
+        gpus: 1.
+        memory_mb: free memory that it needs there.
+        sentence: what for, in words.
+    """
+
+    gpus: int
+    memory_mb: int
+    sentence: str
+
+
+class Memory:
+    """What each step of an experiment asks for on a machine with these GPUs; each model is read once.
+
+    Args:
+        cards: as idle as jobs will find them; () on a machine without GPUs.
+        prompt_tokens: of the longest prompt of each data set, at most.
+    """
+
+    def __init__(
+        self, settings: Settings, choices: Sequence[Choice], cards: Sequence[Card], prompt_tokens: Mapping[str, int]
+    ):
+        self._settings, self._cards, self._prompts = settings, tuple(cards), prompt_tokens
+        self._choices = {each.name: each for each in choices}
+        self._known: dict[tuple[object, ...], Asked] = {}
+
+    def of(self, step: Step) -> Asked:
+        """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
+        guided = step.algorithm in self._choices and self._choices[step.algorithm].guided
+        asks_guided = guided and step.policy_round is not None
+        name = step.evaluated_on if step.evaluated_on is not None else step.dataset
+        key = (step.phase, step.family, name, asks_guided, step.algorithm if step.phase is Phase.TRAIN else None)
+        if key not in self._known:
+            family = self._settings.families()[step.family]
+            if step.phase is Phase.TRAIN:
+                self._known[key] = self._training(step, family)
+            else:
+                models = [family.reference, *([family.value] if asks_guided and family.value else [])]
+                self._known[key] = self._decoding(models, name)
+        return self._known[key]
+
+    def _decoding(self, models: Sequence[str], dataset: str) -> Asked:
+        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free once."""
+        told = self._settings.generation
+        load = Workload(told.batch_size, self._prompts[dataset], told.max_new_tokens)
+        demands = [
+            demand_of(
+                *in_precision(model, self._settings.system.dtype),
+                load,
+                self._cards,
+                parallel="replica",
+                gpus=(1, 1),
+                most=1,
+            )
+            for model in models
+        ]
+        twice = Reserve()
+        total = sum(each.memory_mb for each in demands) - (len(demands) - 1) * (twice.context + twice.fixed) // MIB
+        said = "; beside it ".join(each.sentence.partition(":")[0] for each in demands)
+        self._refuse(total, said)
+        return Asked(1, total, f"{said}: {gib(total * MIB)}")
+
+    def _training(self, step: Step, family: Family) -> Asked:
+        choice = self._choices[step.algorithm]
+        model = family.value if choice.guided and family.value is not None else family.reference
+        architecture, precision = in_precision(model, self._settings.system.dtype)
+        told = self._settings
+        job = TrainingJob(
+            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
+            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
+            batch=told.training.micro_batch_size,
+            prompt_tokens=self._prompts[step.dataset],
+            new_tokens=told.generation.max_new_tokens,
+            checkpointing=told.training.gradient_checkpointing,
+            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
+        )
+        roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
+        found = make_training_plan(architecture, [roomiest], job, gpus=1)
+        if isinstance(found, TrainingRefusal):
+            raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
+        memory = -(-found.loads[0].usage.total // MIB)
+        said = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+        return Asked(1, memory, f"{said}: {gib(memory * MIB)}")
+
+    def _refuse(self, memory_mb: int, said: str) -> None:
+        most = max((card.free for card in self._cards), default=_BOUNDLESS.free)
+        if memory_mb * MIB > most:
+            raise JobCannotFit(
+                f"{said} together take {gib(memory_mb * MIB)} on one GPU, and the roomiest here has {gib(most)}; lower "
+                "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
+            )
+
+
+def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecision:
+    if precision is Precision.FP32:
+        return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
+    return TrainingPrecision.BF16
+
+
+def _what_helps(refusal: TrainingRefusal) -> str:
+    told = [each.sentence for each in refusal.alternatives[:3]]
+    return f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"

@@ -1,0 +1,97 @@
+"""What is looked at before any GPU is taken: tasks and their problems, models and whether their tokens are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.errors import UsageError
+from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.rounds.choices import Choice
+from gpuherd.posttrain.rounds.settings import Settings
+from gpuherd.posttrain.rounds.tasks import evaluation_problems, make_dataset, training_problems
+from gpuherd.qa.working.model_files import model_files
+
+# What a chat template adds to a message, at most, in tokens.
+_TEMPLATE = 64
+_MOST_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An experiment that can begin.
+
+    Attributes:
+        choices: its algorithms.
+        problems: how many are trained on, by data set.
+        evaluated: how many are evaluated on, by data set.
+        prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+    """
+
+    choices: tuple[Choice, ...]
+    problems: Mapping[str, int]
+    evaluated: Mapping[str, int]
+    prompt_tokens: Mapping[str, int]
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel, and what reading data raises."""
+    choices = settings.choices()
+    problems: dict[str, int] = {}
+    evaluated: dict[str, int] = {}
+    longest: dict[str, int] = {}
+    asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
+    for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
+        task = make_dataset(settings, name)
+        try:
+            if name in settings.trained_on():
+                found = training_problems(settings, name, task)
+                problems[name] = len(found)
+                longest[name] = _longest(found, settings)
+            if name in asked_on:
+                found = evaluation_problems(settings, name, task)
+                evaluated[name] = len(found)
+                longest[name] = max(longest.get(name, 0), _longest(found, settings))
+        finally:
+            task.close()
+    if any(choice.guided for choice in choices):
+        for name, family in settings.families().items():
+            if family.value is not None:
+                _refuse_other_tokens(name, family.reference, family.value)
+    return Prepared(choices, problems, evaluated, longest)
+
+
+def _longest(problems: Sequence[Problem], settings: Settings) -> int:
+    most = max(len(each.prompt.encode("utf-8", "replace")) for each in problems)
+    return max(1, most + (_TEMPLATE if settings.generation.use_chat_template else 2))
+
+
+def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
+    """Raises UsageError where both tokenizers can be read and differ; what can't be read here, the training looks at."""
+    ours, theirs = vocabulary(reference), vocabulary(value)
+    if ours is not None and theirs is not None:
+        try:
+            refuse_other_tokens(ours, theirs, value)
+        except UsageError as problem:
+            raise UsageError(f"models.{name}: {problem}") from None
+
+
+def vocabulary(model: str) -> dict[str, int] | None:
+    """Token -> id of a model's tokenizer.json, added tokens included; None where it has none of a form known here.
+
+    Raises MissingModel, BadModel.
+    """
+    path = Path(model_files(model).tokenizer_folder) / "tokenizer.json"
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+        words = found["model"]["vocab"]
+        tokens = dict(words) if isinstance(words, dict) else {word: number for number, (word, _) in enumerate(words)}
+        tokens |= {each["content"]: each["id"] for each in found.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return tokens

@@ -1,0 +1,124 @@
+"""An experiment in words: its plan as a tree, its end. Pure; rich draws."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from gpuherd.columns import Column, fitted
+from gpuherd.errors import printable
+from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.workload import MIB
+from gpuherd.posttrain.evaluation.result import REFERENCE
+from gpuherd.posttrain.rounds.jobs import PlannedStep
+from gpuherd.posttrain.rounds.plan import Phase
+from gpuherd.posttrain.rounds.prepared import Prepared
+from gpuherd.posttrain.rounds.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from gpuherd.posttrain.evaluation.gathering import Gathered
+    from gpuherd.qa.intervals import Figure
+
+
+def headline(settings: Settings, prepared: Prepared, plan: Sequence[PlannedStep], done: Collection[str]) -> str:
+    """The experiment in one line."""
+    counts = [
+        (len(prepared.choices), "algorithm", "algorithms"),
+        (len(settings.trained_on()), "data set", "data sets"),
+        (len(settings.families()), "pair of models", "pairs of models"),
+        (settings.rounds_of_training, "round", "rounds"),
+    ]
+    words = " x ".join(f"{number} {one if number == 1 else more}" for number, one, more in counts)
+    finished = f", {len(done)} of them done" if done else ""
+    return f"{settings.experiment.name}: {words}: {len(plan)} jobs{finished}"
+
+
+def plan_tree(title: str, plan: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> Tree:
+    """The plan as a tree: combination, round, jobs with what they ask for."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    tree = Tree(Text(title))
+    by_combination = sorted(plan, key=lambda each: (each.step.algorithm == REFERENCE, _combination(each)))
+    for combination, steps in groupby(by_combination, _combination):
+        branch = tree.add(Text(printable(" / ".join(combination))))
+        for number, of_round in groupby(sorted(steps, key=_round), _round):
+            place = branch if number is None or number < 0 else branch.add(f"round {number}")
+            for phase, of_phase in groupby(of_round, lambda each: each.step.phase):
+                for line in _lines(phase, list(of_phase), done, prepared):
+                    place.add(Text(line))
+    return tree
+
+
+def _combination(each: PlannedStep) -> tuple[str, str, str]:
+    return each.step.algorithm, each.step.dataset, each.step.family
+
+
+def _round(each: PlannedStep) -> int:
+    return -1 if each.step.round is None else each.step.round
+
+
+def _lines(
+    phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared
+) -> list[str]:
+    """The jobs of one phase of a round: shards together, evaluations each."""
+    if phase is Phase.COLLECT:
+        many = "1 job" if len(steps) == 1 else f"{len(steps)} jobs"
+        problems = prepared.problems.get(steps[0].step.dataset)
+        return [f"collect: {problems} problems, {many}, each {_asks(steps[0])}{_state(steps, done)}"]
+    if phase is Phase.TRAIN:
+        return [f"train: {_asks(each)}{_state([each], done)}" for each in steps]
+    return [
+        f"evaluate on {printable(str(each.step.evaluated_on))}: "
+        f"{prepared.evaluated.get(str(each.step.evaluated_on))} problems, {_asks(each)}{_state([each], done)}"
+        for each in steps
+    ]
+
+
+def _asks(each: PlannedStep) -> str:
+    gpus = "1 GPU" if each.asked.gpus == 1 else f"{each.asked.gpus} GPUs"
+    return f"{gpus} with {gib(each.asked.memory_mb * MIB)}, priority {each.priority}"
+
+
+def _state(steps: Sequence[PlannedStep], done: Collection[str]) -> str:
+    finished = sum(each.step.name in done for each in steps)
+    return "" if not finished else ", done" if finished == len(steps) else f", {finished} done"
+
+
+_MEASURES = ("pass@1", "reward", "kl")
+
+
+def result_lines(found: Gathered, width: int) -> list[str]:
+    """The table of what the policies came to, each at its own eta, with intervals."""
+    if not found.rows:
+        return []
+    measures = [name for name in _MEASURES if any(name in row.figures for row in found.summary)]
+    majority = sorted({name for row in found.summary for name in row.figures if name.startswith("maj@")})
+    measures[1:1] = majority[-1:]
+    columns = [Column("algorithm", 0), Column("trained on", 4), Column("on", 1), Column("models", 3), Column("round", 2)]
+    columns += [Column(name, 0, right=True) for name in measures]
+    rows = [
+        (
+            printable(row.about.algorithm),
+            printable(row.about.dataset),
+            printable(row.about.evaluated_on),
+            printable(row.about.family),
+            "-" if row.about.round is None else str(row.about.round),
+            *(_figure(row.figures.get(name)) for name in measures),
+        )
+        for row in found.summary
+    ]
+    table = fitted(columns, rows, width)
+    left_out = [f"no room for {', '.join(table.left_out)}: a wider window shows them"] if table.left_out else []
+    return [*table.lines, f"intervals: {found.confidence:.0%}", *left_out, *(f"damaged: {each}" for each in found.damaged)]
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None or figure.value is None:
+        return "-"
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.3f}"
+    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"

@@ -1,0 +1,104 @@
+"""Does one job of an experiment: ``python -m gpuherd.posttrain.rounds.worker --folder outputs/… --job …``.
+
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher, and knows nothing of
+queues. What it is to do stands in the run's folder as JSON; killed at any instant, it goes on from there. Its exit code
+(``ExitCode``) says whether another try can help.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuherd.errors import GpuherdError, printable
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.options import option
+from gpuherd.posttrain.rounds.folder import RoundsDirectory
+from gpuherd.posttrain.rounds.record import read_record
+from gpuherd.posttrain.rounds.work import Work, do, step_named
+from gpuherd.qa.working.worker import run_worker, unbuffered
+
+MODULE = "gpuherd.posttrain.rounds.worker"
+DESCRIPTION = """\
+Does one job of an experiment that gpuherd posttrain has begun: collects a shard, trains, or evaluates.
+
+example:
+  CUDA_VISIBLE_DEVICES=0 python -m gpuherd.posttrain.rounds.worker --folder outputs/first/2026-11-22_04-30-00 \\
+    --job PITA_gsm8k_llama32_r0_train
+"""
+
+
+class NoCuda(GpuherdError):
+    """The job was given a GPU, and torch finds none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a worker is told."""
+
+    folder: str = option(help="the run's folder, which has its run.json", metavar="DIR")
+    job: str = option(help="the job's name", metavar="NAME")
+    simulate: bool = option(False, help="the GPUs are pretended: all is computed on the CPU")
+
+
+def work(options: JobOptions, _: Sequence[str]) -> None:
+    """Does the job."""
+    folder = RoundsDirectory(options.folder)
+    record = read_record(folder)
+    step = step_named(record, options.job)
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    print(f"Job: {printable(step.name)}")
+    print(f"CUDA_VISIBLE_DEVICES: {'not set' if given is None else given}")
+    device = device_here(given, simulate=options.simulate)
+    print(f"Device: {device}")
+    figures = do(Work(folder, record, step, device))
+    usage = memory_used(device)
+    print(json.dumps({**figures, **usage}))
+    folder.usage.mkdir(exist_ok=True)
+    atomic_write(folder.usage_of(step.name), json.dumps({"visible": given, **usage}).encode() + b"\n")
+
+
+def device_here(visible: str | None, *, simulate: bool) -> str:
+    """Where this job computes: on the GPU that it was given, else on the CPU.
+
+    Raises NoCuda where it was given one and torch can't use it: it would compute on the CPU without a word.
+    """
+    if simulate or not visible:
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NoCuda(
+            f"CUDA_VISIBLE_DEVICES={visible}, and torch {torch.__version__} finds no CUDA: install a torch for it, or "
+            "run without GPUs (CUDA_VISIBLE_DEVICES=)"
+        )
+    return "cuda:0"
+
+
+def memory_used(device: str) -> dict[str, Any]:
+    """The most that torch has held on the GPU so far, in bytes; None on the CPU."""
+    names = ("peak_allocated", "peak_reserved", "total")
+    if device == "cpu":
+        return dict.fromkeys(names)
+    import torch
+
+    values = (
+        torch.cuda.max_memory_allocated(),
+        torch.cuda.max_memory_reserved(),
+        torch.cuda.get_device_properties(0).total_memory,
+    )
+    return dict(zip(names, values, strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker. Returns its exit code; what went wrong is on standard error."""
+    return run_worker(MODULE, DESCRIPTION, JobOptions, work, argv)
+
+
+if __name__ == "__main__":
+    unbuffered()
+    sys.exit(main())

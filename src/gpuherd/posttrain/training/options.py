@@ -1,0 +1,129 @@
+"""How weights are changed: plain frozen data, checked, no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuherd.errors import UsageError
+
+
+class Optimizer(StrEnum):
+    """Which optimiser."""
+
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"  # bitsandbytes': a quarter of AdamW's memory
+    SGD = "sgd"  # without momentum
+
+
+class Scheduler(StrEnum):
+    """How the learning rate goes down after the warm-up."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
+class Strategy(StrEnum):
+    """How several processes train one model."""
+
+    SINGLE = "single"  # one process
+    DDP = "ddp"  # each holds the whole model
+    FSDP = "fsdp"  # each holds its part of each layer (torch's fully_shard)
+
+
+class Sharding(StrEnum):
+    """What FSDP keeps whole, in the words of FSDP1 that configs use."""
+
+    FULL_SHARD = "full_shard"  # weights are sharded again after each layer's forward pass
+    SHARD_GRAD_OP = "shard_grad_op"  # they stay whole between the forward pass and the backward pass
+    NO_SHARD = "no_shard"  # the same as DDP
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserOptions:
+    """An optimiser and its learning rate. Raises UsageError.
+
+    Attributes:
+        learning_rate: the highest, reached after the warm-up.
+        weight_decay: decoupled (arXiv 1711.05101), of matrices; biases and norms have none.
+        betas, eps: of AdamW.
+        max_grad_norm: gradients are scaled down to this norm over all weights; None: never.
+        scheduler: to 0 at the last step, linearly or along half a cosine; or constant.
+        warmup_steps: so many first steps in which the learning rate rises linearly.
+    """
+
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    scheduler: Scheduler = Scheduler.CONSTANT
+    warmup_steps: int = 0
+    optimizer: Optimizer = Optimizer.ADAMW
+
+    def __post_init__(self) -> None:
+        _named(Scheduler, "scheduler", self.scheduler)
+        _named(Optimizer, "optimizer", self.optimizer)
+        _check("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
+        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or above")
+        _check("betas", self.betas[0], 0 <= self.betas[0] < 1, "from 0 to under 1")
+        _check("betas", self.betas[1], 0 <= self.betas[1] < 1, "from 0 to under 1")
+        _check("eps", self.eps, self.eps > 0, "above 0")
+        if self.max_grad_norm is not None:
+            _check("max_grad_norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0, or null for none")
+        _check("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or above")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is fitted into memory and divided among processes; none of it changes results beyond rounding.
+
+    Attributes:
+        micro_batch_size: items whose activations lie in memory together, in each process.
+        gradient_checkpointing: activations of layers are computed again in the backward pass: less memory, more time.
+        clear_cache_interval: the GPU's allocator gives back what it keeps, every so many steps; None: never.
+        dynamic_batch_size: where memory runs out, the micro-batch is halved, and grows back after steps that went well;
+            without it the error is raised. Not with FSDP, whose processes can't leave a step alone.
+        strategy: for several processes.
+        fsdp_sharding_strategy: see Sharding.
+        fsdp_cpu_offload: weights, gradients and the optimiser's states lie in the computer's memory.
+    """
+
+    micro_batch_size: int = 4
+    gradient_checkpointing: bool = False
+    clear_cache_interval: int | None = None
+    dynamic_batch_size: bool = False
+    strategy: Strategy = Strategy.SINGLE
+    fsdp_sharding_strategy: Sharding = Sharding.FULL_SHARD
+    fsdp_cpu_offload: bool = False
+
+    def __post_init__(self) -> None:
+        _named(Strategy, "strategy", self.strategy)
+        _named(Sharding, "fsdp_sharding_strategy", self.fsdp_sharding_strategy)
+        _check("micro_batch_size", self.micro_batch_size, self.micro_batch_size >= 1, "1 or above")
+        if self.clear_cache_interval is not None:
+            _check("clear_cache_interval", self.clear_cache_interval, self.clear_cache_interval >= 1, "1 or above")
+        if self.dynamic_batch_size and self.shards:
+            raise UsageError(
+                "dynamic_batch_size with strategy fsdp: a process whose memory runs out can't leave a step that all do "
+                "together; use a smaller micro_batch_size, or strategy ddp"
+            )
+        if self.fsdp_cpu_offload and not self.shards:
+            raise UsageError("fsdp_cpu_offload is for strategy fsdp with full_shard or shard_grad_op alone")
+
+    @property
+    def shards(self) -> bool:
+        """Whether each process holds only a part of the weights."""
+        return self.strategy == Strategy.FSDP and self.fsdp_sharding_strategy != Sharding.NO_SHARD
+
+
+def _named(kind: type[StrEnum], name: str, word: str) -> None:
+    if word not in set(kind):
+        raise UsageError(f"{name}={word!r}; it is one of {', '.join(kind)}")
+
+
+def _check(name: str, value: float, right: bool, wanted: str) -> None:
+    if not (right and math.isfinite(value)):
+        raise UsageError(f"{name}={value}; it is {wanted}")

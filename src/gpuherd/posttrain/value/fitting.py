@@ -1,0 +1,186 @@
+"""Trains a classifier on lessons, in one process or several, and goes on exactly where it was killed.
+
+The batches of all epochs are fixed before the first (``batches.planned``), so the number of a step says which lessons
+come next. After each epoch the classifier is checked on problems that it does not learn from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.engines import progress
+from gpuherd.errors import UsageError
+from gpuherd.lm.guidance.form import FILE, Head
+from gpuherd.posttrain.algos.interface import Training
+from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.value import tensors
+from gpuherd.posttrain.value.batches import planned
+from gpuherd.posttrain.value.checking import checked
+from gpuherd.posttrain.value.data import Data, digest
+from gpuherd.posttrain.value.objective import Objective
+from gpuherd.posttrain.value.options import ValueOptions
+
+if TYPE_CHECKING:
+    from gpuherd.lm.guidance.classifier import Classifier
+    from gpuherd.posttrain.training.checkpoints import Checkpoints
+    from gpuherd.posttrain.training.curves import Curves
+    from gpuherd.posttrain.training.trainee import Trainee
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A training from its first step to its last.
+
+    Attributes:
+        batches: of all epochs, places in ``data.lessons``.
+        ends: steps with which an epoch ends.
+    """
+
+    data: Data
+    options: ValueOptions
+    work: Training
+    batches: tuple[tuple[int, ...], ...]
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, data: Data, options: ValueOptions, work: Training) -> Course:
+        """All of it follows from these three."""
+        epochs = planned(
+            data.lessons,
+            rows=options.batch_size,
+            most_tokens=options.max_batch_num_tokens,
+            epochs=options.epochs,
+            seed=work.seed,
+        )
+        batches = tuple(batch for epoch in epochs for batch in epoch)
+        return cls(data, options, work, batches, frozenset(accumulate(map(len, epochs))))
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with this training."""
+        chosen = self.options
+        return {
+            "algorithm": "value classifier",
+            "value_model": self.work.value_model,
+            "begins_from": None if self.work.policy.guide is None else self.work.policy.guide.classifier,
+            "round": self.work.round,
+            "seed": self.work.seed,
+            "loss": str(self.data.loss),
+            "classifier_type": str(chosen.classifier_type),
+            "atoms": list(self.data.atoms),
+            "lr": chosen.lr,
+            "weight_decay": chosen.weight_decay,
+            "grad_clip": chosen.grad_clip,
+            "batch_size": chosen.batch_size,
+            "max_batch_num_tokens": chosen.max_batch_num_tokens,
+            "epochs": chosen.epochs,
+            "steps": len(self.batches),
+            "data": digest((*self.data.lessons, *self.data.held_out)),
+        }
+
+
+def trained_classifier(folder: Path) -> Path | None:
+    """The classifier that a finished training in a folder has left, None where it is not finished."""
+    model = folder / "model"
+    return model if (model / FILE).exists() else None
+
+
+def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str], Classifier]) -> None:
+    """Trains and writes ``work.folder/model``; does nothing where it is there already.
+
+    Args:
+        begin: makes or loads the classifier that the training starts from, on a device.
+
+    Raises UsageError where the classifier can't read the lessons, and what Trainee and Checkpoints raise.
+    """
+    if trained_classifier(work.folder) is not None:
+        return
+    from gpuherd.posttrain.training.checkpoints import Checkpoints
+    from gpuherd.posttrain.training.curves import Curves
+    from gpuherd.posttrain.training.trainee import Trainee
+    from gpuherd.posttrain.training.world import World
+
+    course = Course.of(data, options, work)
+    with World.from_environment(work.device) as world:
+        _seed(work.seed, world.rank)
+        classifier = begin(world.device)
+        _refuse_unreadable(data, classifier)
+        trainee = Trainee(
+            classifier.module,
+            OptimiserOptions(options.lr, options.weight_decay, max_grad_norm=options.grad_clip),
+            work.steps or StepOptions(),
+            world,
+            total_steps=len(course.batches),
+            amp_dtype=work.precision.amp_dtype,
+        )
+        checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=course.identity())
+        if checkpoints.restore(trainee) is not None:
+            logger.info("going on behind step %d of %d", trainee.steps_done, len(course.batches))
+        with Curves(work.folder, world, work.extra.get("report_to", ()), step=trainee.steps_done) as curves:
+            _train(course, trainee, checkpoints, curves)
+        _save(course, classifier, trainee)
+
+
+def _train(course: Course, trainee: Trainee, checkpoints: Checkpoints, curves: Curves) -> None:
+    options, amp_dtype, last = course.options, course.work.precision.amp_dtype, len(course.batches)
+    objective = _objective(course.data, trainee.world.device)
+    mine = [list(trainee.world.share(batch)) for batch in course.batches[trainee.steps_done :]]
+    for materials in tensors.loaded(course.data.lessons, mine, options.num_workers):
+        done = trainee.step(materials, lambda some: objective.total(trainee.module, some), objective.weight)
+        step = trainee.steps_done
+        told: dict[str, float | None] = {
+            "value_loss": done.loss,
+            "grad_norm": done.grad_norm,
+            "learning_rate": done.learning_rate,
+        }
+        if step in course.ends and course.data.held_out:
+            told |= checked(trainee, course.data.held_out, objective, options, amp_dtype)
+        curves.log(step, told)
+        progress.report(step, last, "training the classifier")
+        if step % options.save_every == 0 and step < last:
+            checkpoints.save(step, trainee, {})
+
+
+def _objective(data: Data, device: str) -> Objective:
+    import torch
+
+    atoms = torch.tensor(data.atoms, dtype=torch.float32, device=device) if data.atoms else None
+    return Objective(data.loss, atoms, device)
+
+
+def _save(course: Course, classifier: Classifier, trainee: Trainee) -> None:
+    """Writes the classifier: the main process does, when all have given their part of the weights."""
+    state = trainee.full_state()
+    if trainee.world.is_main:
+        told = {**course.data.told, "round": course.work.round, "steps": len(course.batches), "seed": course.work.seed}
+        target = course.work.folder / "model"
+        classifier.save(target, state=state, loss=str(course.data.loss), trained=told)
+    trainee.world.barrier()
+
+
+def _refuse_unreadable(data: Data, classifier: Classifier) -> None:
+    if (classifier.form.head is Head.ATOMS) != bool(data.atoms) or classifier.form.atoms != data.atoms:
+        raise UsageError(
+            f"classifier {classifier.name} predicts {classifier.form.head} {list(classifier.form.atoms)}, and what is "
+            f"to be learnt is {list(data.atoms) or 'one probability'}; set warm_start=false, or keep the loss and atoms"
+        )
+    longest = max(len(each.ids) for lesson in (*data.lessons, *data.held_out) for each in lesson)
+    room = classifier.most_positions
+    if room is not None and longest > room:
+        raise UsageError(
+            f"value model {classifier.name} reads {room} tokens, and a prompt with its completion has {longest}; lower "
+            "generation.max_new_tokens, or take another value model"
+        )
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Of dropout, where the body has any: each process draws its own."""
+    import torch
+
+    torch.manual_seed(seed * 1009 + rank)

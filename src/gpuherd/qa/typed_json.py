@@ -1,0 +1,69 @@
+"""Frozen dataclasses as JSON values, and back.
+
+Equal data give equal text, and what is read is equal to what was written. The form is that of the dataclasses, field by
+field. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from math import isfinite
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
+    """``value`` as JSON values: dataclasses as objects, of the kinds in ``as_lists`` as lists of their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        if type(value) in as_lists:
+            return [plain(getattr(value, each.name), as_lists) for each in fields(value)]
+        return {each.name: plain(getattr(value, each.name), as_lists) for each in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each, as_lists) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, as_lists) for each in value]
+    return value
+
+
+def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
+    """``value`` as what the annotation ``kind`` says: a dataclass, an enum, ``tuple[X, ...]``, ``Mapping[str, X]``,
+    ``X | None``, ``Any`` or a plain type. Raises TypeError, ValueError or KeyError where it is not that; numbers are
+    finite."""
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _read_dataclass(kind, value, as_lists)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (wanted,) = (each for each in arguments if each is not type(None))
+        return None if value is None else read(wanted, value, as_lists)
+    if origin is tuple:
+        return tuple(read(arguments[0], each, as_lists) for each in _of(list, value))
+    if origin is Mapping:
+        return {key: read(arguments[1], each, as_lists) for key, each in _of(dict, value).items()}
+    if issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _of(kind, value)
+
+
+def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
+    hints = get_type_hints(kind)
+    if kind in as_lists:
+        parts = _of(list, value)
+        return kind(*(read(hints[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True)))
+    parts = _of(dict, value)
+    return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in fields(kind)})
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    if isinstance(value, float) and not isfinite(value):  # Python's reader knows NaN and Infinity, JSON doesn't
+        raise ValueError(f"{value!r} is no figure")
+    return value

@@ -1,0 +1,166 @@
+"""Several seeds, equal KL and paired differences: by hand, by simulation, and by what must not be claimed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gpuherd.posttrain.evaluation.equal_kl import SweepPoint, at_equal_kl, common_kls
+from gpuherd.posttrain.evaluation.metrics import Ratio
+from gpuherd.posttrain.evaluation.over_seeds import drawn_means, over_seeds
+from gpuherd.posttrain.evaluation.paired import Run, differences
+from gpuherd.qa.bootstrap import Floats, Plan
+
+PLAN = Plan(resamples=400, confidence=0.95, method="percentile")
+
+
+def ratio(values: object) -> Ratio:
+    top: Floats = np.asarray(values, dtype=np.float64)
+    return Ratio(top, np.ones_like(top))
+
+
+def test_the_interval_over_seeds_knows_that_seeds_differ() -> None:
+    problems = np.random.default_rng(0).random(400)
+    alike = [ratio(problems), ratio(problems), ratio(problems)]
+    apart = [ratio(problems - 0.2), ratio(problems), ratio(problems + 0.2)]
+    narrow, wide = over_seeds(alike, True, PLAN), over_seeds(apart, True, PLAN)
+    assert narrow.value == pytest.approx(wide.value) == pytest.approx(problems.mean())
+    assert narrow.interval is not None and wide.interval is not None
+    assert wide.interval.high - wide.interval.low > 5 * (narrow.interval.high - narrow.interval.low)
+
+
+def test_variance_between_seeds_is_not_too_small() -> None:
+    # Every problem of a run says the same, so that all variance is between the three runs.
+    draw = np.random.default_rng(1)
+    for runs in (2, 3, 5):
+        values = draw.normal(size=runs)
+        drawn = drawn_means([ratio(np.full(5, value)) for value in values], True, Plan(resamples=20_000))
+        assert np.var(drawn) == pytest.approx(np.var(values, ddof=1) / runs, rel=0.05)
+        assert drawn.mean() == pytest.approx(values.mean(), abs=0.03)
+
+
+def test_problems_of_their_own_are_drawn_apart() -> None:
+    values = np.random.default_rng(0).random(300)
+    shared, own = (over_seeds([ratio(values)] * 4, same, PLAN) for same in (True, False))
+    assert shared.interval is not None and own.interval is not None
+    # Independent draws average out; one draw that all share does not.
+    assert own.interval.high - own.interval.low < 0.75 * (shared.interval.high - shared.interval.low)
+
+
+def point(kl: float, metric: float) -> SweepPoint:
+    return SweepPoint([ratio(np.full(50, kl))], [ratio(np.full(50, metric))])
+
+
+def test_curves_are_read_between_their_points_and_never_beyond() -> None:
+    sweeps = {"a": [point(0, 0.2), point(2, 0.6), point(4, 0.7)], "b": [point(0, 0.2), point(1, 0.6)]}
+    figures, apart = at_equal_kl(sweeps, [0.5, 1.0, 3.0], PLAN)
+    read = {(each.method, each.kl): each.metric.value for each in figures}
+    assert read == {
+        ("a", 0.5): pytest.approx(0.3),
+        ("a", 1.0): pytest.approx(0.4),
+        ("a", 3.0): pytest.approx(0.65),
+        ("b", 0.5): pytest.approx(0.4),
+        ("b", 1.0): pytest.approx(0.6),
+        ("b", 3.0): None,
+    }
+    assert [each.difference.value for each in apart] == [pytest.approx(-0.1), pytest.approx(-0.2), None]
+    assert apart[2].p is None and "does not reach" in (apart[2].difference.note or "")
+
+
+def test_a_sweep_may_turn_back_in_kl() -> None:
+    order = [point(2, 0.6), point(0, 0.2), point(1, 0.5)]
+    figures, _ = at_equal_kl({"a": order}, [0.5], PLAN)
+    assert figures[0].metric.value == pytest.approx(0.35)
+
+
+def test_at_equal_kl_the_better_method_is_found_and_an_equal_one_not() -> None:
+    draw = np.random.default_rng(2)
+    base = draw.random(300)
+
+    def sweep(gain: float, noise: float) -> list[SweepPoint]:
+        return [
+            SweepPoint(
+                [ratio(kl * draw.gamma(9, 1 / 9, 300))], [ratio(base + gain * kl + noise * draw.normal(size=300))]
+            )
+            for kl in (0.0, 1.0, 2.0, 4.0)
+        ]
+
+    sweeps = {"good": sweep(0.2, 0.1), "poor": sweep(0.1, 0.1), "same": sweep(0.1, 0.1)}
+    _, apart = at_equal_kl(sweeps, [2.0], PLAN)
+    found = {(each.one, each.other): each for each in apart}
+    better = found["good", "poor"]
+    assert better.p_holm is not None and better.p_holm < 0.05
+    assert better.difference.interval is not None and better.difference.interval.low > 0
+    assert better.difference.value == pytest.approx(0.2, abs=0.06)
+    same = found["poor", "same"]
+    assert same.p is not None and same.p_holm is not None and same.p_holm >= same.p
+    assert same.difference.interval is not None and 0 in same.difference.interval
+
+
+def test_common_values_of_kl_are_reached_by_all() -> None:
+    sweeps = {"a": [point(0, 0), point(4.37, 1)], "b": [point(0, 0), point(2.58, 1)]}
+    found = common_kls(sweeps)
+    assert found == (0.64, 1.2, 1.9, 2.5)
+    assert common_kls({}) == () and common_kls({"a": [point(1, 0)]}) == ()
+    figures, _ = at_equal_kl(sweeps, found, PLAN)
+    assert all(each.metric.value is not None for each in figures)
+
+
+@given(st.lists(st.lists(st.floats(0, 50), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_common_values_lie_within_every_sweep(kls: list[list[float]]) -> None:
+    sweeps = {str(at): [point(kl, 0) for kl in row] for at, row in enumerate(kls)}
+    for found in common_kls(sweeps):
+        assert all(min(row) <= found <= max(row) for row in kls)
+
+
+def test_one_run_each_is_the_paired_t_test_over_problems() -> None:
+    draw = np.random.default_rng(4)
+    one, other = draw.random(40), draw.random(40)
+    ids = tuple(map(str, range(40)))
+    (found,) = differences({"a": [Run(0, ids, ratio(one))], "b": [Run(0, ids, ratio(other))]}, PLAN)
+    expected = stats.ttest_rel(one, other)
+    assert found.unit == "problems" and found.problems == 40
+    assert found.difference.value == pytest.approx(one.mean() - other.mean())
+    assert found.p == pytest.approx(expected.pvalue) and found.p_holm == found.p
+    interval = expected.confidence_interval(0.95)
+    assert found.difference.interval is not None
+    assert found.difference.interval.low == pytest.approx(interval.low, abs=0.03)
+
+
+def test_only_common_problems_count_in_whatever_order() -> None:
+    mine = Run(0, ("a", "b", "c"), ratio([1, 2, 9]))
+    theirs = Run(0, ("b", "x", "a"), ratio([1, 50, 1]))
+    (found,) = differences({"one": [mine], "other": [theirs]}, PLAN)
+    assert found.problems == 2 and found.difference.value == pytest.approx(0.5)
+    assert differences({"one": [mine], "other": [Run(0, ("z",), ratio([1]))]}, PLAN) == []
+
+
+def test_with_several_seeds_the_runs_are_the_unit() -> None:
+    draw = np.random.default_rng(5)
+    ids = tuple(map(str, range(2000)))
+    base = draw.random(2000)
+    # Ten thousand problems would call a tenth of a point different; three runs that scatter by as much do not.
+    mine = [Run(seed, ids, ratio(base + shift)) for seed, shift in enumerate((0.0, 0.1, 0.2))]
+    theirs = [Run(seed, ids, ratio(base + shift)) for seed, shift in enumerate((0.1, -0.1, 0.0))]
+    (found,) = differences({"a": mine, "b": theirs}, PLAN)
+    assert found.unit == "seeds"
+    assert found.p == pytest.approx(stats.ttest_1samp([-0.1, 0.2, 0.2], 0).pvalue)
+    others = [Run(seed + 10, run.problems, run.metric) for seed, run in enumerate(theirs)]
+    (apart,) = differences({"a": mine, "b": others}, PLAN)
+    assert apart.p == pytest.approx(stats.ttest_ind([0.0, 0.1, 0.2], [0.1, -0.1, 0.0], equal_var=False).pvalue)
+
+
+def test_nothing_is_tested_where_nothing_differs() -> None:
+    ids = ("a", "b", "c")
+    same = [Run(0, ids, ratio([1, 0, 1]))]
+    (found,) = differences({"a": same, "b": same}, PLAN)
+    assert found.p is None and found.p_holm is None and found.difference.value == 0
+    (lone,) = differences({"a": [Run(0, ("a",), ratio([1]))], "b": [Run(0, ("a",), ratio([0]))]}, PLAN)
+    assert lone.p is None and lone.difference.interval is None
+    # One run against several of other seeds: no variance of the one is known.
+    several = [Run(seed + 1, ids, ratio([seed, 0, 1])) for seed in range(3)]
+    (mixed,) = differences({"a": same, "b": several}, PLAN)
+    assert mixed.unit == "seeds" and mixed.p is None

@@ -1,0 +1,73 @@
+"""Curves: a line a step, none twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.posttrain.training.curves import Curves, read_curves
+from gpuherd.posttrain.training.world import World
+
+WORLD = World.single()
+
+
+def test_lines_are_read_back(tmp_path: Path) -> None:
+    with Curves(tmp_path, WORLD) as curves:
+        curves.log(1, {"loss": 0.5, "reward": None})
+        curves.log(2, {"loss": 0.25})
+    assert read_curves(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    assert read_curves(tmp_path / "none") == []
+
+
+def test_going_on_cuts_later_steps_off(tmp_path: Path) -> None:
+    with Curves(tmp_path, WORLD) as curves:
+        for step in range(1, 5):
+            curves.log(step, {"loss": float(step)})
+    with (tmp_path / "curves.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # a kill
+    with Curves(tmp_path, WORLD, step=2) as curves:
+        curves.log(3, {"loss": 9.0})
+    assert [(line["step"], line["loss"]) for line in read_curves(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 9.0)]
+
+
+def test_a_figure_that_is_none_is_refused(tmp_path: Path) -> None:
+    with Curves(tmp_path, WORLD) as curves, pytest.raises(ValueError, match="reward of step 1 is nan"):
+        curves.log(1, {"reward": float("nan")})
+    with pytest.raises(ValueError, match="closed"):
+        curves.log(1, {"reward": 1.0})
+
+
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "curves.jsonl").write_text("dear diary\n")
+    with pytest.raises(UsageError, match="line 1"):
+        Curves(tmp_path, WORLD)
+    assert (tmp_path / "curves.jsonl").read_text() == "dear diary\n"
+
+
+def test_only_the_main_process_writes(tmp_path: Path) -> None:
+    with Curves(tmp_path / "new", World(1, 2, 1, "cpu", "gloo")) as curves:
+        curves.log(1, {"loss": 1.0})
+    assert not (tmp_path / "new").exists()
+
+
+def test_reporters(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="mlflow"):
+        Curves(tmp_path, WORLD, report_to=("mlflow",))
+    try:
+        import wandb  # noqa: F401
+    except ModuleNotFoundError:
+        with pytest.raises(MissingExtra, match="pip install wandb"):
+            Curves(tmp_path, WORLD, report_to=("wandb",))
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_its_files(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Curves(tmp_path, WORLD, report_to=("tensorboard",)) as curves:
+        curves.log(1, {"loss": 0.5})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, 0.5)]
