@@ -197,7 +197,7 @@ class GRPOFromHumanFeedback:
                     temperature=work.sampling.temperature,
                     beta=options.kl_coef,
                     num_iterations=1,
-                    loss_type=options.loss_type.value,
+                    loss_type=str(options.loss_type),
                     scale_rewards="group",
                     use_bias_correction_kl=False,
                     mask_truncated_completions=False,

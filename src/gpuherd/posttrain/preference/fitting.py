@@ -42,7 +42,9 @@ def is_finished(folder: Path, identity: Mapping[str, Any]) -> bool:
     record = model_folder(folder) / RECORD
     if not record.exists():
         return False
-    checkpoints.check_identity(model_folder(folder), json.loads(record.read_text(encoding="utf-8")), identity)
+    checkpoints.check_identity(
+        model_folder(folder), json.loads(record.read_text(encoding="utf-8")).get("identity"), identity
+    )
     return True
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -77,7 +77,9 @@ class RoundsExperiment:
         options: how jobs run.
         console: where progress and the summary go; standard output by default.
         simulate: the GPUs are pretended: all is computed on the CPU.
-        going_on: the folder of a run that goes on. None: the newest unfinished one of the same experiment, or a new one.
+        going_on: the folder of a run that goes on. None: the newest unfinished one of the experiment, or a new one.
+        only: the steps that are done now, such that none needs one that is not among them; a later start without it
+            goes on with the others. None: all.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class RoundsExperiment:
         console: Console | None = None,
         simulate: bool = False,
         going_on: RoundsDirectory | None = None,
+        only: Callable[[Step], bool] | None = None,
     ):
         self.settings, self.simulate = settings, simulate
         self.options = options if settings.system.use_parallel_execution else replace(options, max_concurrent=1)
         self.console = Console() if console is None else console
+        self.only = only
         self.now = datetime.now()
         found = unfinished(settings) if going_on is None else going_on
         self.goes_on = found is not None
@@ -112,7 +116,7 @@ class RoundsExperiment:
             return self._complete()
         self.prepared = prepare(self.settings)
         record = self._record()
-        self.plan = self._plan(record.steps())
+        self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
             self._tell_plan()
             self.outcome = RoundsOutcome(None, complete=False)
@@ -214,7 +218,7 @@ class RoundsExperiment:
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
         logger.info("%s", outcome)
         self._tidy(began)
-        complete = outcome.exit_code is ExitCode.OK
+        complete = outcome.exit_code is ExitCode.OK and self.only is None
         if complete:
             rows = [_row(row) for row in self._gathered().summary]
             text = json.dumps({"format": FORMAT, "jobs": len(self.plan), "results": rows}, indent=1, allow_nan=False)
@@ -264,9 +268,10 @@ class RoundsExperiment:
         lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(self.outcome.jobs)]
         if self.outcome.jobs.interrupted:
             lines.append("stopped: the same command goes on from here")
-        elif not self.outcome.complete:
+        elif not self.outcome.complete and self.only is None:
             lines.append(f"not all is done: the same command, or --resume {self.folder.root}, goes on from here")
-        lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
+        if self.only is None:
+            lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
         for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

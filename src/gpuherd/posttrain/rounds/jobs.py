@@ -42,7 +42,9 @@ def result_of(step: Step, folder: RoundsDirectory) -> Path:
         return folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, number), step.shard)
     if step.phase is Phase.TRAIN:
         return folder.policy(folder.model(step.algorithm, step.dataset, step.family, number))
-    return folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
+    return (
+        folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
+    )
 
 
 def make_jobs(

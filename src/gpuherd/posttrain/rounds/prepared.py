@@ -38,7 +38,7 @@ class Prepared:
 
 
 def prepare(settings: Settings) -> Prepared:
-    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel, and what reading data raises."""
+    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel; what reading data raises."""
     choices = settings.choices()
     problems: dict[str, int] = {}
     evaluated: dict[str, int] = {}
@@ -70,7 +70,7 @@ def _longest(problems: Sequence[Problem], settings: Settings) -> int:
 
 
 def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
-    """Raises UsageError where both tokenizers can be read and differ; what can't be read here, the training looks at."""
+    """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
     ours, theirs = vocabulary(reference), vocabulary(value)
     if ours is not None and theirs is not None:
         try:

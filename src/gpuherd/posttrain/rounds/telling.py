@@ -61,9 +61,7 @@ def _round(each: PlannedStep) -> int:
     return -1 if each.step.round is None else each.step.round
 
 
-def _lines(
-    phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared
-) -> list[str]:
+def _lines(phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> list[str]:
     """The jobs of one phase of a round: shards together, evaluations each."""
     if phase is Phase.COLLECT:
         many = "1 job" if len(steps) == 1 else f"{len(steps)} jobs"
@@ -96,9 +94,17 @@ def result_lines(found: Gathered, width: int) -> list[str]:
     if not found.rows:
         return []
     measures = [name for name in _MEASURES if any(name in row.figures for row in found.summary)]
+    if all(row.figures.get("pass@1") == row.figures["reward"] for row in found.summary):
+        measures.remove("reward")
     majority = sorted({name for row in found.summary for name in row.figures if name.startswith("maj@")})
     measures[1:1] = majority[-1:]
-    columns = [Column("algorithm", 0), Column("trained on", 4), Column("on", 1), Column("models", 3), Column("round", 2)]
+    columns = [
+        Column("algorithm", 0),
+        Column("trained on", 4),
+        Column("on", 1),
+        Column("models", 3),
+        Column("round", 2),
+    ]
     columns += [Column(name, 0, right=True) for name in measures]
     rows = [
         (
@@ -113,12 +119,21 @@ def result_lines(found: Gathered, width: int) -> list[str]:
     ]
     table = fitted(columns, rows, width)
     left_out = [f"no room for {', '.join(table.left_out)}: a wider window shows them"] if table.left_out else []
-    return [*table.lines, f"intervals: {found.confidence:.0%}", *left_out, *(f"damaged: {each}" for each in found.damaged)]
+    return [
+        *table.lines,
+        f"intervals: {found.confidence:.0%}",
+        *left_out,
+        *(f"damaged: {each}" for each in found.damaged),
+    ]
 
 
 def _figure(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    if figure.interval is None:
+        return _number(figure.value)
+    return f"{_number(figure.value)} [{_number(figure.interval.low)}, {_number(figure.interval.high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # no minus before a zero
