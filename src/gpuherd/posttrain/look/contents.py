@@ -1,4 +1,4 @@
-"""What the page's script is told: tables, comparisons, curves, jobs; as JSON values. And the completions, in chunks. Pure."""
+"""What the page's script is told: tables, comparisons, curves and jobs as JSON values, completions in chunks. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVELS = (Limits(40, 8, 4000), Limits(40, 4, 1500), Limits(20, 4, 800), Limits(1
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The completions of each policy, packed; a text each, in the order of ``Shown.samples``; fewer where no more fit."""
+    """The completions of each policy, packed; a text each, in the order of ``Shown.samples``; as many as fit."""
 
     texts: tuple[str, ...]
     limits: Limits

@@ -1,7 +1,7 @@
-"""The page of a run of post-training: one HTML file with all that it shows inside it, which asks nothing of any network.
+"""The page of a run of post-training: one HTML file with all that it shows inside it, which asks nothing of a network.
 
-What strangers wrote (problems, completions, names) enters the page deflated and in base64, or through Jinja's autoescape,
-and the script puts it on the screen as text only, with the signs that can't be seen written out.
+What strangers wrote (problems, completions, names) enters the page deflated and in base64, or through Jinja's
+autoescape, and the script puts it on the screen as text only, with the signs that can't be seen written out.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,34 +11,13 @@ from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.gathering import Found, Gathered, find_results, gathered
 from gpuherd.posttrain.look.jobs_seen import read_timeline
+from gpuherd.posttrain.look.kinds import CONFIG, Made, json_object, made_by
 from gpuherd.posttrain.look.shown import Samples, Shown, Timeline
 from gpuherd.posttrain.look.trainings import find_trainings
-from gpuherd.posttrain.rounds.folder import KIND, RoundsDirectory
-from gpuherd.posttrain.training.curves import FILE
+from gpuherd.posttrain.rounds.folder import RoundsDirectory
 
 SHOWN_PROBLEMS = 40  # of an evaluation
-_CONFIG = "config.yaml"
-_DONE = "done.json"
 _MOST_SETTINGS = 400
-
-
-class Made(StrEnum):
-    """By what a folder was made."""
-
-    ROUNDS = "gpuherd posttrain"
-    TRAINING = "gpuherd train"
-
-
-def made_by(folder: Path) -> Made | None:
-    """Which kind of output a folder is; None where it is none of ours."""
-    record = _json(folder / "run.json")
-    if record.get("kind") == KIND:
-        return Made.ROUNDS
-    if "kind" in record:
-        return None
-    if (folder / FILE).is_file() and ((folder / _CONFIG).is_file() or (folder / _DONE).is_file()):
-        return Made.TRAINING
-    return None
 
 
 def read_run(folder: Path) -> Shown:
@@ -58,7 +35,7 @@ def read_run(folder: Path) -> Shown:
     timeline, queue_note = _timeline(place)
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
         raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
-    record = _json(place.run_json)
+    record = json_object(place.run_json)
     samples, cut = _samples(found, tables)
     seeds = {seed for row in tables.rows for seed in row.seeds}
     own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
@@ -128,7 +105,7 @@ def _settings(made: Made, folder: Path, record: Mapping[str, Any]) -> list[tuple
         from gpuherd.posttrain.config.yaml_strict import read_yaml
 
         try:
-            told = read_yaml(folder / _CONFIG)
+            told = read_yaml(folder / CONFIG)
         except (UsageError, OSError):
             told = {}
     command = record.get("command")
@@ -146,12 +123,3 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _flat(each, f"{key}[{number}]")
     else:
         yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none that can be read."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
