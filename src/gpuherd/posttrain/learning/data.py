@@ -46,9 +46,7 @@ def demonstrations_of(config: TrainConfig, algorithm: Any, device: str) -> list[
     policy = Policy(model_of(config))
     try:
         problems = task.problems(Split.TRAIN, problems_wanted(config), config.training.seed)
-        work = Collecting(
-            task, problems, policy, policy, 0, sampling_of(config), precision_of(config), device
-        )
+        work = Collecting(task, problems, policy, policy, 0, sampling_of(config), precision_of(config), device)
         return list(algorithm.collect(work))
     finally:
         task.close()

@@ -89,7 +89,9 @@ def discounted(rollout: Rollout, gamma: float) -> Rollout:
     that the policy chose."""
     if gamma == 1 or len(rollout.turn_rewards) < 2:
         return rollout
-    begins = [place for place, own in enumerate(rollout.by_policy) if own and not (place and rollout.by_policy[place - 1])]
+    begins = [
+        place for place, own in enumerate(rollout.by_policy) if own and not (place and rollout.by_policy[place - 1])
+    ]
     told = tuple(
         (place, reward * gamma ** max(0, sum(begin <= place for begin in begins) - 1))
         for place, reward in rollout.turn_rewards
@@ -136,4 +138,3 @@ class Evaluation:
         """Ends what scoring has started."""
         for _, environments, _, _ in self._envs:
             environments.close()
-

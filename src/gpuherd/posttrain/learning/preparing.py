@@ -29,7 +29,9 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> Non
     if folder.config.exists():
         if not resume:
             state = "has ended" if folder.done.exists() else "was begun"
-            raise UsageError(f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output")
+            raise UsageError(
+                f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
+            )
         refuse_another(folder, config)
     else:
         folder.create()

@@ -134,15 +134,18 @@ def _device_word(config: TrainConfig) -> str:
 
 
 def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:
+    from transformers.utils import logging as of_transformers
+
     from gpuherd.posttrain.learning.work import train
 
+    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
     if world.device == "cpu" and config.training.use_fp16:
         raise UsageError("training.use_fp16 on a CPU: float16 is slow and overflows there; use_bf16, or neither")
     logger.info("process %d of %d on %s", world.rank, world.size, world.device)
     try:
         summary = train(config, folder, world, asked.stopping)
     except GpuherdError as problem:
-        logger.error("%s", problem)  # noqa: TRY400 - a sentence for people
+        logger.error("%s", problem)
         raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")

@@ -34,9 +34,7 @@ logger = logging.getLogger(__name__)
 _NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 
 
-def train(
-    config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]
-) -> Mapping[str, Any]:
+def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
     """Trains to the end, or from a checkpoint on. Returns the summary that done.json holds; all processes call it.
 
     Args:
