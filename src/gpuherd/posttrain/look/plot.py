@@ -105,7 +105,9 @@ def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[
 
 def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None:
     for training, (colour, stroke) in zip(trainings, _LINES, strict=False):
-        points = training.series.get(name, ())
+        points = training.series.get(name)
+        if not points:
+            continue
         label = plain_text(training.name, 32)
         axes.plot(
             [x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, linewidth=1.2, label=label

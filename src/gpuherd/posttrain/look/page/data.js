@@ -58,6 +58,14 @@ function spread(values) {
   return [low === 0 ? 0 : low - room, high + room];
 }
 
+// The figures that are shown where not all are wanted: those that say most, and of pass@k and maj@k the largest k.
+function mainFigures(rows) {
+  const all = figureNames(rows);
+  const last = (start) => all.filter((name) => name.startsWith(start)).at(-1);
+  const same = rows.every((row) => row.figures["pass@1"] && row.figures.reward?.value === row.figures["pass@1"].value);
+  return all.filter((name) => name === "pass@1" || name === "kl" || name === last("maj@") || name === last("pass@") || name === "reward" && !same);
+}
+
 // An algorithm has one colour and stroke everywhere.
 function algorithmLine(name) {
   const all = [...new Set(index.rows.map((row) => row.algorithm))].filter((each) => each !== index.reference).sort();
@@ -67,6 +75,12 @@ function algorithmLine(name) {
 function select(label, options, chosen, changed) {
   return make("label", { class: "together" }, label, make("select", { onchange: (event) => changed(event.target.value) },
     ...options.map(([value, word]) => make("option", { value, selected: String(value) === String(chosen) }, word))));
+}
+
+// A number on an axis: as short as can be.
+function axisWords(value) {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential().replace(/(\.\d)\d+/, "$1").replace("e+", "e") : String(Number(value.toPrecision(6)));
 }
 
 // p values as people read them.

@@ -24,7 +24,7 @@ function scatter(series, metric, title) {
   const every = series.flatMap((each) => each.rows);
   const x = spread([0, ...every.flatMap((row) => [row.figures.kl.value, ...(row.figures.kl.ends ?? [])])]);
   const y = isShare(metric) ? [0, 1] : span(every.map((row) => row.figures[metric]), metric);
-  const made = frame({ x, y, xTicks: ticks(...x, 6), yTicks: ticks(...y, 5), xWord: "KL(policy || reference), nats", yWord: metric, tell: figure, tellY: figure, label: `${metric} against KL: ${title}` });
+  const made = frame({ x, y, xTicks: ticks(...x, 6), yTicks: ticks(...y, 5), xWord: "KL(policy || reference), nats", yWord: metric, tell: axisWords, tellY: axisWords, label: `${metric} against KL: ${title}` });
   const { root, X, Y } = made;
   const marks = [];
   for (const { word, colour: tint, dash, rows } of series) {
@@ -65,11 +65,20 @@ function equalKl(comparison) {
   const kls = [...new Set(comparison.atKl.map((each) => each.kl))].sort((a, b) => a - b);
   const methods = [...new Set(comparison.atKl.map((each) => each.method))];
   const cell = (method, kl) => { const found = comparison.atKl.find((each) => each.method === method && each.kl === kl)?.figure; return make("td", { class: "num", title: found?.note }, fixed(found?.value), make("span", { class: "ends" }, found?.ends ? `${fixed(found.ends[0])} to ${fixed(found.ends[1])}` : "")); };
-  const read = make("table", { "aria-label": "at equal KL" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "at KL ="), ...kls.map((kl) => make("th", { class: "num", scope: "col" }, figure(kl))))),
+  const read = make("table", { "aria-label": "at equal KL" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "at KL ="), ...kls.map((kl) => make("th", { class: "num", scope: "col" }, axisWords(kl))))),
     make("tbody", {}, ...methods.map((method) => make("tr", {}, make("td", { class: "name" }, mark(method), method), ...kls.map((kl) => cell(method, kl))))));
   const clear = comparison.differencesAtKl.filter((each) => present(each.holm) && each.holm < 0.05);
-  const sentence = (each) => { const [more, less] = each.figure.value > 0 ? [each.one, each.other] : [each.other, each.one]; return `At ${figure(each.kl)} nats ${more} is above ${less} by ${fixed(Math.abs(each.figure.value))} (p corrected ${probabilityWords(each.holm)}).`; };
+  const pairs = groups(clear, (each) => each.figure.value > 0 ? `${each.one} is above ${each.other}` : `${each.other} is above ${each.one}`);
   return make("div", {}, make("h3", {}, `${comparison.metric} at equal KL`), make("div", { class: "scroll" }, read),
     make("p", { class: "note" }, "Read off by straight lines between a method's own policies; nothing beyond its ends."),
-    ...(clear.length ? clear.map((each) => make("p", { class: "clear" }, sentence(each))) : [make("p", { class: "soft" }, comparison.differencesAtKl.length ? "No difference at equal KL is beyond chance." : "")]));
+    ...(pairs.length ? pairs.map((pair) => make("p", { class: "clear" }, clearWords(pair))) : [make("p", { class: "soft" }, comparison.differencesAtKl.length ? "No difference at equal KL is beyond chance." : "")]));
+}
+
+// One method above another: at which KL, by how much, how surely.
+function clearWords([pair, found]) {
+  const kls = found.map((each) => axisWords(each.kl));
+  const gains = found.map((each) => Math.abs(each.figure.value));
+  const [least, most] = [Math.min(...gains), Math.max(...gains)].map((each) => fixed(each));
+  const p = Math.max(...found.map((each) => each.holm));
+  return `${pair} at ${kls.length > 1 ? `${kls.slice(0, -1).join(", ")} and ` : ""}${kls.at(-1)} nats, by ${least === most ? least : `${least} to ${most}`} (p corrected ${p < 0.001 ? "" : found.length > 1 ? "at most " : ""}${probabilityWords(p)}).`;
 }

@@ -33,6 +33,6 @@ function learningCharts() {
     if (x[0] === x[1]) { x[0] -= 0.5; x[1] += 0.5; }
     const single = series.every((each) => each.points.length === 1);
     return make("section", { class: "card" }, make("h3", {}, name),
-      lines({ series, x, y, xTicks: ticks(...x, 5), yTicks: ticks(...y, 4), xWord: "step", yWord: name, tell: figure, tickX: (at) => figure(at), tickY: (at) => figure(at), label: `${name} by step`, height: 220, dots: single }));
+      lines({ series, x, y, xTicks: ticks(...x, 5), yTicks: ticks(...y, 4), xWord: "step", yWord: name, tell: figure, tickX: axisWords, tickY: axisWords, label: `${name} by step`, height: 220, dots: single }));
   });
 }

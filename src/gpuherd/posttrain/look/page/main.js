@@ -1,7 +1,7 @@
 // Views by the address behind the #, the theme, and the start.
 
 // What is looked at; kept from view to view.
-const state = { every: false, figure: "pass@1", drawn: null, sample: 0, beside: null, kind: "all", problem: 0 };
+const state = { every: false, figures: false, figure: "pass@1", drawn: null, sample: null, beside: null, kind: "all", problem: 0 };
 
 const VIEWS = [
   ["summary", "Summary", () => summaryView()],

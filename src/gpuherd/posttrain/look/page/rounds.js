@@ -33,6 +33,6 @@ function roundsCard(title, rows) {
   const longest = [...series].sort((a, b) => b.points.length - a.points.length);
   if (!series.length) return make("section", { class: "card" }, make("h2", {}, title), make("p", {}, "not measured"));
   return make("section", { class: "card" }, make("h2", {}, title),
-    lines({ series: longest, x, y, xTicks: Array.from({ length: last + 1 }, (_, at) => at).filter((at) => last < 12 || at % Math.ceil(last / 10) === 0), yTicks: ticks(...y, 5), xWord: "round", yWord: name, tell: figure, tickX: String, tickY: (at) => figure(at), label: `${name} by round: ${title}`, level, dots: true,
+    lines({ series: longest, x, y, xTicks: Array.from({ length: last + 1 }, (_, at) => at).filter((at) => last < 12 || at % Math.ceil(last / 10) === 0), yTicks: ticks(...y, 5), xWord: "round", yWord: name, tell: figure, tickX: String, tickY: axisWords, label: `${name} by round: ${title}`, level, dots: true,
       note: present(level) ? `dotted: the reference, ${fixed(level)}` : null }));
 }

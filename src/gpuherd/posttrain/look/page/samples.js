@@ -3,7 +3,8 @@
 async function samplesView() {
   if (!index.samples.length) return [make("section", { class: "card" }, make("p", {}, "No completions are there to look at."))];
   const options = index.samples.map((each, at) => [at, policyWords(index.rows[each.row])]);
-  state.sample = Math.min(state.sample ?? 0, index.samples.length - 1);
+  const first = index.samples.findIndex((each) => index.rows[each.row].own && index.rows[each.row].algorithm !== index.reference);
+  state.sample = Math.min(state.sample ?? Math.max(0, first), index.samples.length - 1);
   const mine = await completions(state.sample);
   const other = state.beside === null || state.beside === undefined ? null : await completions(state.beside);
   const kept = mine.map((_, at) => at).filter((at) => state.kind === "all" || mine[at].completions.some((each) => each[2] === (state.kind === "right")));

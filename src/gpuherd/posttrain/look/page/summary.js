@@ -8,10 +8,11 @@ function summaryView() {
     const rows = index.rows.filter((row) => row.own || state.every);
     holder.replaceChildren(table({ columns: summaryColumns(rows), rows, label: "policies", words: policyWords }).root);
   };
+  const figures = make("label", { class: "together" }, make("input", { type: "checkbox", checked: state.figures, onchange: (event) => { state.figures = event.target.checked; fill(); } }), "all figures");
   const every = others ? make("label", { class: "together" }, make("input", { type: "checkbox", checked: state.every, onchange: (event) => { state.every = event.target.checked; fill(); } }), `with ${others} at other etas`) : null;
   fill();
   const share = `${Number((100 * index.confidence).toPrecision(3))} %`;
-  return [make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Policies"), every), holder,
+  return [make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Policies"), every, figures), holder,
     make("p", { class: "note" }, `Below a figure its ${share} interval, by resampling the problems, and the seeds where there are several. Of a guided policy the row is at its own eta, which was set before anything was evaluated.`),
     meanings()), ...index.comparisons.map(differencesCard)];
 }
@@ -38,7 +39,7 @@ function summaryColumns(rows) {
     { word: "model", key: (row) => row.family, cell: (row) => row.family, rare: true },
     { word: "round", num: true, key: (row) => row.round, cell: (row) => present(row.round) ? row.round : "–" },
     { word: "eta", why: "of the papers: small guides strongly", num: true, key: (row) => row.eta, cell: (row) => figure(row.eta) },
-    ...figureNames(rows).map(own),
+    ...(state.figures ? figureNames(rows) : mainFigures(rows)).map(own),
     { word: "n", why: "problems × samples of each, and seeds", num: true, rare: true, key: (row) => row.problems * row.samples * row.seeds.length, cell: (row) => `${row.problems} × ${row.samples}${row.seeds.length > 1 ? ` × ${row.seeds.length} seeds` : ""}` },
     { word: "tokens/s", why: "while it was evaluated", num: true, rare: true, key: (row) => row.speed, cell: (row) => present(row.speed) ? row.speed.toFixed(0) : "–" },
     { word: "GPU-h", why: "of its evaluation", num: true, rare: true, key: (row) => row.gpuHours, cell: (row) => figure(row.gpuHours) },
