@@ -51,7 +51,7 @@ def made_result(
     about: About,
     rates: Mapping[float | None, tuple[float, float]],
     *,
-    problems: int = 60,
+    problems: int = 40,
     samples: int = 4,
     own: float | None = None,
     texts: Callable[[int, int], str] = lambda problem, sample: f"answer {problem}.{sample}",

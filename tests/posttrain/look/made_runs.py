@@ -13,6 +13,8 @@ from tests.posttrain.evaluation.made import made_experiment
 
 from gpuherd.jobs import Job, JobState, Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
+from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.rounds.folder import FORMAT, KIND, RoundsDirectory
 
 
@@ -109,3 +111,14 @@ def made_queue(place: RoundsDirectory) -> None:
     attempt(names[6], "1", 181, 200, *failed)
     attempt("PITA_star_tiny_r0_train", "0", 351, None, *done)
     queue.close()
+
+
+def made_training(root: Path) -> Path:
+    """An output of ``gpuherd train`` that has ended."""
+    place = TrainDirectory(root)
+    place.create()
+    place.run_json.write_text(json.dumps({"format": 1, "kind": TRAIN_KIND, "name": "sums"}))
+    place.config.write_text("training:\n  algorithm: ppo\n  learning_rate: 0.001\npolicy_env:\n  env_type: math\n")
+    place.done.write_text(json.dumps({"steps": 60, "reward": 0.9}))
+    made_curves(root, ("loss", "reward", "value_loss"), steps=60)
+    return root

@@ -7,11 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gpuherd.posttrain.rounds.folder import KIND
-
-CONFIG = "config.yaml"
-CURVES = "curves.jsonl"
-_DONE = "done.json"
+from gpuherd.posttrain.learning.folder import KIND as TRAINING
+from gpuherd.posttrain.rounds.folder import KIND as ROUNDS
 
 
 class Made(StrEnum):
@@ -23,14 +20,8 @@ class Made(StrEnum):
 
 def made_by(folder: Path) -> Made | None:
     """Which kind of output a folder is; None where it is none of ours."""
-    record = json_object(folder / "run.json")
-    if record.get("kind") == KIND:
-        return Made.ROUNDS
-    if "kind" in record:
-        return None
-    if (folder / CURVES).is_file() and ((folder / CONFIG).is_file() or (folder / _DONE).is_file()):
-        return Made.TRAINING
-    return None
+    kind = json_object(folder / "run.json").get("kind")
+    return {ROUNDS: Made.ROUNDS, TRAINING: Made.TRAINING}.get(kind) if isinstance(kind, str) else None
 
 
 def json_object(path: Path) -> dict[str, Any]:

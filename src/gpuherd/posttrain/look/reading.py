@@ -10,8 +10,9 @@ from typing import Any
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.gathering import Found, Gathered, find_results, gathered
+from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.look.jobs_seen import read_timeline
-from gpuherd.posttrain.look.kinds import CONFIG, Made, json_object, made_by
+from gpuherd.posttrain.look.kinds import Made, json_object, made_by
 from gpuherd.posttrain.look.shown import Samples, Shown, Timeline
 from gpuherd.posttrain.look.trainings import find_trainings
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
@@ -40,7 +41,7 @@ def read_run(folder: Path) -> Shown:
     seeds = {seed for row in tables.rows for seed in row.seeds}
     own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
     return Shown(
-        title=str(record.get("experiment") or folder.absolute().name),
+        title=str(record.get("experiment") or record.get("name") or folder.absolute().name),
         facts=_facts(made, record, tables, len(trainings), len(seeds), timeline),
         settings=_settings(made, folder, record),
         gathered=tables,
@@ -104,10 +105,12 @@ def _settings(made: Made, folder: Path, record: Mapping[str, Any]) -> list[tuple
     if made is Made.TRAINING:
         from gpuherd.posttrain.config.yaml_strict import read_yaml
 
+        place = TrainDirectory(folder)
         try:
-            told = read_yaml(folder / CONFIG)
+            told = read_yaml(place.config)
         except (UsageError, OSError):
             told = {}
+        told = {**told, "ended with": json_object(place.done)}
     command = record.get("command")
     pairs = [("command", " ".join(map(str, command)))] if isinstance(command, list) else []
     pairs += [(key, value) for key, value in _flat(told, "") if value not in ("", "None")]

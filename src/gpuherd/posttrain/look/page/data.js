@@ -17,7 +17,7 @@ function completions(number) {
   return opened.get(number);
 }
 
-const policyWords = (row) => [row.algorithm, dataWords(row), row.family, present(row.round) ? `round ${row.round}` : null, present(row.eta) ? `eta ${figure(row.eta)}` : null].filter(Boolean).join(" · ");
+const policyWords = (row) => [row.algorithm, dataWords(row), row.family, present(row.round) ? `round ${row.round}` : null, present(row.eta) ? `eta ${axisWords(row.eta)}` : null].filter(Boolean).join(" · ");
 const dataWords = (row) => row.dataset === row.on ? row.dataset : `${row.dataset} on ${row.on}`;
 
 // The names of figures that rows have, the usual ones first.

@@ -35,7 +35,7 @@ function scatter(series, metric, title) {
       if (kl.ends) root.append(svg("line", { x1: X(kl.ends[0]), x2: X(kl.ends[1]), y1: Y(height.value), y2: Y(height.value), stroke: tint, "stroke-width": 1.2, opacity: 0.7 }));
       const reference = row.algorithm === index.reference;
       const mark = svg("circle", { cx: X(kl.value), cy: Y(height.value), r: row.own && !reference ? 5 : 3.5, fill: row.own ? reference ? "var(--soft)" : tint : "var(--card)", stroke: reference ? "var(--soft)" : tint, "stroke-width": 1.6 });
-      const told = [reference ? "reference" : `${word}${present(row.eta) ? `, eta ${figure(row.eta)}` : ""}${present(row.round) ? `, round ${row.round}` : ""}`, `${metric} ${words(height)}`, `KL ${words(kl, 2)} nats`];
+      const told = [reference ? "reference" : `${word}${present(row.eta) ? `, eta ${axisWords(row.eta)}` : ""}${present(row.round) ? `, round ${row.round}` : ""}`, `${metric} ${words(height)}`, `KL ${words(kl, 2)} nats`];
       mark.addEventListener("pointermove", (event) => showTip(event, told));
       mark.addEventListener("pointerleave", hideTip);
       root.append(mark);

@@ -38,7 +38,7 @@ function summaryColumns(rows) {
     { word: "data set", class: "name", key: dataWords, cell: dataWords, rare: true },
     { word: "model", key: (row) => row.family, cell: (row) => row.family, rare: true },
     { word: "round", num: true, key: (row) => row.round, cell: (row) => present(row.round) ? row.round : "–" },
-    { word: "eta", why: "of the papers: small guides strongly", num: true, key: (row) => row.eta, cell: (row) => figure(row.eta) },
+    { word: "eta", why: "of the papers: small guides strongly", num: true, key: (row) => row.eta, cell: (row) => present(row.eta) ? axisWords(row.eta) : "–" },
     ...(state.figures ? figureNames(rows) : mainFigures(rows)).map(own),
     { word: "n", why: "problems × samples of each, and seeds", num: true, rare: true, key: (row) => row.problems * row.samples * row.seeds.length, cell: (row) => `${row.problems} × ${row.samples}${row.seeds.length > 1 ? ` × ${row.seeds.length} seeds` : ""}` },
     { word: "tokens/s", why: "while it was evaluated", num: true, rare: true, key: (row) => row.speed, cell: (row) => present(row.speed) ? row.speed.toFixed(0) : "–" },
