@@ -186,9 +186,8 @@ def made(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
-        if name.startswith("datasets/") and path.suffix == ".jsonl":
-            found[name] = path.read_bytes()
-        elif path.name == "policy.json" or path.name.startswith("scores"):
+        rows = name.startswith("datasets/") and path.suffix == ".jsonl"
+        if rows or path.name == "policy.json" or path.name.startswith("scores"):
             found[name] = path.read_bytes()
         elif name.startswith("models/") and path.suffix == ".safetensors":
             found[name] = {key: value.tobytes() for key, value in load_file(path).items()}

@@ -37,8 +37,7 @@ def test_each_job_asks_for_one_gpu_and_its_memory(
     make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
 ) -> None:
     standin("4x40GB")
-    algos = {"QSharp": {}, "GRPO": {}}
-    experiment = dry(make_settings(algos=algos))
+    experiment = dry(make_settings(algos={"QSharp": {}, "GRPO": {}}))
     asked = {each.step.name: each.asked for each in experiment.plan}
     assert all(each.gpus == 1 and 2000 < each.memory_mb < 4000 for each in asked.values())
     # One that collects with a guided policy holds two models; the reserve is there once.
