@@ -89,11 +89,11 @@ class Options(FittingOptions):
             raise UsageError(f"beta={self.beta}; it is above 0")
         if not 0 <= self.label_smoothing < 0.5:
             raise UsageError(f"label_smoothing={self.label_smoothing}; it is from 0 to under 0.5")
-        if self.label_smoothing and self.loss_type is not LossType.SIGMOID:
+        if self.label_smoothing and self.loss_type != LossType.SIGMOID:
             raise UsageError(f"label_smoothing with loss_type={self.loss_type}: only sigmoid knows it; leave it out")
         if not 0 <= self.rpo_weight < float("inf"):
             raise UsageError(f"rpo_weight={self.rpo_weight}; it is 0 or above")
-        if self.pairing is Pairing.BEST_WORST and self.samples_per_example < 2:
+        if self.pairing == Pairing.BEST_WORST and self.samples_per_example < 2:
             raise UsageError(f"samples_per_example={self.samples_per_example}; a comparison takes 2 at least")
         if self.max_tries < 1:
             raise UsageError(f"max_tries={self.max_tries}; the least is 1")
@@ -106,7 +106,7 @@ class Options(FittingOptions):
         (1 - s) a + s b = a + s x = (2 - 2 s) a - (1 - 2 s) c.
         """
         smooth = self.label_smoothing
-        names, weights = [self.loss_type.value], [1.0]
+        names, weights = [str(self.loss_type)], [1.0]
         if smooth:
             names, weights = ["sigmoid", "robust"], [2 - 2 * smooth, 2 * smooth - 1]
         if self.rpo_weight:
@@ -129,7 +129,7 @@ class DPO:
         from gpuherd.posttrain.sampling.sampler import Sampler
 
         sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
-        if self.options.pairing is Pairing.ANSWER:
+        if self.options.pairing == Pairing.ANSWER:
             yield from against_answers(sampler, work, self.options.max_tries)
         else:
             yield from of_samples(sampler, work, self.options.samples_per_example)

@@ -60,15 +60,15 @@ class Options(FittingOptions):
             raise UsageError(f"samples_per_example={self.samples_per_example}; the least is 1")
         if not (0 <= self.bc_weight < float("inf") and 0 <= self.world_model_weight < float("inf")):
             raise UsageError("bc_weight and world_model_weight are 0 or above")
-        if self.mode is Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
+        if self.mode == Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
             raise UsageError("mode=combined with bc_weight and world_model_weight both 0: nothing is learnt from")
 
     @property
     def weights(self) -> Weights:
         """Of the policy's tokens and of the environment's."""
-        if self.mode is Imitated.COMBINED:
+        if self.mode == Imitated.COMBINED:
             return Weights(self.bc_weight, self.world_model_weight)
-        return Weights(1.0, 0.0) if self.mode is Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
+        return Weights(1.0, 0.0) if self.mode == Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SFT:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The demonstrations of this job's problems, or the policy's samples."""
-        if self.options.source is Source.ANSWERS:
+        if self.options.source == Source.ANSWERS:
             yield from _demonstrations(work)
             return
         from gpuherd.posttrain.sampling.sampler import Sampler
@@ -113,7 +113,7 @@ class SFT:
             loaded = trained_module(work, self.options, rows)
             words: dict[str, Any] = {}
             make, dataset = trainers.Supervised, trainers.dataset_of(rows, places)
-            if self.options.mode is Imitated.COMBINED:
+            if self.options.mode == Imitated.COMBINED:
                 make = trainers.Weighing
                 each_place = weighted(rollouts, places, run.batch_size, weights)
                 dataset = trainers.dataset_of(each_place, range(len(places)))
