@@ -131,7 +131,7 @@ class Learner:
     ) -> None:
         try:
             if kind is None:
-                save_policy(self.work.folder, self.trainee, self._policy, self.sampler.tokenizer)
+                save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
         finally:
             self._curves.close()
             self.world.close()

@@ -15,7 +15,7 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.forward import weighed
 from gpuherd.posttrain.policy_gradient.options import Lora
 from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.loading import LoadedModel, load_causal
+from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
-    loaded = load_causal(policy.model, precision, device)
+    loaded = load_anew(policy.model, precision, device)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
     elif lora is not None:
@@ -89,7 +89,7 @@ def reference_of(reference: Policy, policy: Policy, trained: Any, precision: Pre
     """The reference; no second model where only an adapter on the reference itself is trained."""
     if hasattr(trained, "peft_type") and reference.adapter is None and reference.model == policy.model:
         return Reference(trained, True, device)
-    loaded = load_causal(reference.model, precision, device, adapter=reference.adapter)
+    loaded = load_anew(reference.model, precision, device, adapter=reference.adapter)
     loaded.module.requires_grad_(False)
     return Reference(loaded.module, False, device)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import CannotWrite
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.training import folders
+from gpuherd.posttrain.training.saving import save_model
 from gpuherd.posttrain.training.trainee import Trainee
 
 MODEL = "model"
@@ -36,26 +36,15 @@ def critic_before(policy: Policy) -> Path | None:
     return critic if folder.name == MODEL and critic.is_dir() else None
 
 
-def save_policy(folder: Path, trainee: Trainee, policy: Any, tokenizer: Any) -> None:
+def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
     """Writes ``folder/model`` (as transformers or PEFT save it, with the tokenizer), and ``folder/critic`` before it
     where a value head was trained. All processes call it together. Raises CannotWrite."""
     from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy, save_value_head
 
-    state = trainee.full_state()
-    if trainee.world.is_main:
-        valued = isinstance(trainee.plain, ValuedPolicy)
-        weights = {
-            name.removeprefix("policy.") if valued else name: tensor
-            for name, tensor in state.items()
-            if not (valued and name.startswith("value_head."))
-        }
-        try:
-            if valued:
-                with folders.whole_folder(folder / CRITIC) as critic:
-                    save_value_head(critic, state)
-            with folders.whole_folder(folder / MODEL) as model:
-                policy.save_pretrained(model, state_dict=weights)
-                tokenizer.save_pretrained(model)
-        except OSError as problem:
-            raise CannotWrite(f"can't write the trained policy in {folder}: {problem.strerror or problem}") from None
-    trainee.world.barrier()
+    valued = isinstance(trainee.plain, ValuedPolicy)
+    if valued:
+        state = trainee.full_state()
+        if trainee.world.is_main:
+            with folders.whole_folder(folder / CRITIC) as critic:
+                save_value_head(critic, state)
+    save_model(trainee, folder / MODEL, tokenizer, part="policy" if valued else "")

@@ -54,12 +54,13 @@ def load_causal(model: str, precision: Precision, device: str, *, adapter: str |
     Where flash attention is not installed or does not know the model, sdpa is taken, and the log says so.
     Raises what ``models.load.load_model`` raises, UsageError for an attention or device that is none.
     """
+    return kept((model, precision, device, adapter), lambda: load_anew(model, precision, device, adapter=adapter))
+
+
+def load_anew(model: str, precision: Precision, device: str, *, adapter: str | None = None) -> LoadedModel:
+    """``load_causal`` for a model that will be changed: never one that somebody else holds."""
     if precision.attention not in ATTENTIONS:
         raise UsageError(f"attention {precision.attention!r} is none of {', '.join(ATTENTIONS)}")
-    return kept((model, precision, device, adapter), lambda: _loaded(model, precision, device, adapter))
-
-
-def _loaded(model: str, precision: Precision, device: str, adapter: str | None) -> LoadedModel:
     from gpuherd.models.load.loading import load_model
 
     loaded = load_model(model, device_map=device_map_of(device), dtype=precision.dtype, adapter=adapter)

@@ -287,6 +287,8 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
     """What guides a policy, loaded onto its device; None where nothing does."""
     if policy.guide is None:
         return None
+    from gpuherd.lm.guidance.classifier import load_classifier
     from gpuherd.lm.guidance.guidance import Guidance
 
-    return Guidance.load(policy.guide, device=device, dtype=precision.dtype)
+    folder, dtype = policy.guide.classifier, precision.dtype
+    return Guidance(kept((folder, device, dtype), lambda: load_classifier(folder, device, dtype)), policy.guide)
