@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import pytest
 from tests.posttrain.value import exact
 from tests.posttrain.value.letters import Letters, collecting, training
 
@@ -26,6 +27,7 @@ OPTIONS = CDOptions(
 )
 
 
+@pytest.mark.slow
 def test_the_expected_reward_is_learnt_and_guides(reference: Path, small: Path, tmp_path: Path) -> None:
     task = Letters()
     algorithm = ControlledDecoding(OPTIONS)
@@ -45,6 +47,8 @@ def test_a_second_round_is_of_the_reference_too(reference: Path, small: Path, tm
     algorithm = ControlledDecoding(replace(OPTIONS, samples_per_example=4, epochs=1))
     rows = list(algorithm.collect(collecting(reference, task)))
     policy = algorithm.train(training(reference, small, tmp_path, [rows]))
+    assert policy.guide is not None and policy.guide.mode is Mode.EXPECTATION
+    assert read_form(tmp_path / "model").loss == "mse"
     more = list(algorithm.collect(collecting(reference, task, policy=policy, number=1)))
     unguided = list(algorithm.collect(collecting(reference, task, number=1)))
     assert more == unguided

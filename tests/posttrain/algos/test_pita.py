@@ -37,7 +37,7 @@ def test_a_second_round_begins_answers_with_the_first_rounds_policy_and_learns_o
     reference: Path, small: Path, tmp_path: Path
 ) -> None:
     task = Letters()
-    algorithm = PITA(OPTIONS)
+    algorithm = PITA(replace(OPTIONS, samples_per_example=6, epochs=2))
     rows = list(algorithm.collect(collecting(reference, task, sampling=LONG)))
     first = algorithm.train(training(reference, small, tmp_path / "0", [rows]))
     assert first.guide is not None and first.guide.mode is Mode.BERNOULLI
@@ -54,17 +54,17 @@ def test_a_second_round_begins_answers_with_the_first_rounds_policy_and_learns_o
         assert row.context_ids == begun[row.problem][: len(row.context_ids)]
         ((ended,),) = plain.continuations([Prefix("any", row.prompt_ids, row.context_ids)], greedy=True)
         assert ended.ids in (row.chosen_ids, row.rejected_ids)
-    halves = [each for some in (work.problems[::2], work.problems[1::2]) for each in _collected(algorithm, work, some)]
+    halves = [
+        row
+        for some in (work.problems[::2], work.problems[1::2])
+        for row in algorithm.collect(replace(work, problems=some))
+    ]
     assert sorted(map(str, halves)) == sorted(map(str, more))
     second = algorithm.train(training(reference, None, tmp_path / "1", [rows, more], policy=first, number=1))
     assert second.guide is not None
     told = read_form(Path(second.guide.classifier)).trained
     assert told["warm_start"] is True
     assert told["comparisons"] == len(rows) + len(more)
-
-
-def _collected(algorithm: PITA, work: object, problems: object) -> list[Row]:
-    return list(algorithm.collect(replace(work, problems=problems)))  # type: ignore[type-var]
 
 
 @pytest.mark.slow
