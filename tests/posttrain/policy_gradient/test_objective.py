@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def by_hand(how: Objective, items: Sequence[Item], module: Any) -> Tensor:
                 loss = -min(ratio * advantage, ratio.clamp(low, high) * advantage)
             if how.kl_coef:
                 gap = item.reference[place] - now
-                loss = loss + how.kl_coef * (gap.exp() - gap - 1)
+                loss = loss + how.kl_coef * (gap.exp() - gap - 1) * (ratio if how.kl_correction else 1)
             loss = loss - how.entropy_coef * entropies[place]
             value = values[place]
             if how.value_coef and value is not None:
@@ -128,7 +129,9 @@ def check(how: Objective, some: Sequence[Item]) -> None:
 
 @pytest.mark.parametrize("kind", list(LossType))
 def test_the_loss_of_grpo_and_its_gradient(model: Any, kind: LossType) -> None:
-    check(Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.28), kl_coef=0.05, entropy_coef=0.01), items(model))
+    how = Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.28), kl_coef=0.05, entropy_coef=0.01)
+    check(how, items(model))
+    check(replace(how, kl_correction=True), items(model))
 
 
 def test_the_loss_of_reinforce_and_its_gradient(model: Any) -> None:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.models.locate import locate
+from gpuherd.models.names import parse_model
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.on_trl import (
@@ -182,9 +184,13 @@ class GRPOFromHumanFeedback:
             refuse_other_tokens(score, loaded.tokenizer)
             samples = StepSamples(run, places, problems, options.samples_per_prompt, work.sampling, loaded, world)
             if options.kl_coef and not shares_reference(work, loaded.module):
-                refuse_adapters(work)
+                if hasattr(loaded.module, "peft_type") or work.reference.adapter is not None:
+                    raise UsageError(
+                        "GRPO-HF with an adapter: the reference is the policy's model without it, and here it is "
+                        f"{work.reference.model}; merge the adapter first, train all weights, or set kl_coef=0"
+                    )
                 # TRL loads the reference from where the model's config says that it is from.
-                loaded.module.config.name_or_path = work.reference.model
+                loaded.module.config.name_or_path = str(locate(parse_model(work.reference.model), for_loading=True))
             pieces = cut(size, (work.steps or StepOptions()).micro_batch_size, world.size, run.stage)
             sized = {"per_device_train_batch_size": pieces.micro, "gradient_accumulation_steps": pieces.times}
             trainer = trainers.exploring(
@@ -294,11 +300,3 @@ def refuse_other_tokens(score: RewardModel, tokenizer: Any) -> None:
         f"GRPO-HF: the proxy's tokenizer is another than the policy's: token {name!r} is {its.get(name)} there and "
         f"{ours.get(name)} here; choose a proxy_model of the policy's family"
     )
-
-
-def refuse_adapters(work: Training) -> None:
-    """Raises UsageError where the reference can't be had from TRL."""
-    if work.reference.adapter is not None:
-        raise UsageError("GRPO-HF: a reference with an adapter; merge it, or set kl_coef=0")
-    if work.policy.adapter is not None:
-        raise UsageError("GRPO-HF: an adapter on another model than the reference; merge it, or set kl_coef=0")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
     from gpuherd.posttrain.preference.watching import Watching
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with World.from_environment(run.device) as world:
+    with _quiet(), World.from_environment(run.device) as world:
         if world.is_main:
             folders.settle(model_folder(run.folder))
         world.barrier()
@@ -88,6 +90,22 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
                 )
             _save(trainer, run, world, beside or {})
     return model_folder(run.folder)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers says of older names that TRL uses, and without progress bars of files."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+            yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _save(trainer: Any, run: Run, world: World, beside: Mapping[str, str]) -> None:

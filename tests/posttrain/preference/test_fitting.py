@@ -1,0 +1,150 @@
+"""A training goes on exactly where it was killed, stops when asked, refuses what is not its own, and leaves no half."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.posttrain.preference.vowels import comparisons, training
+
+from gpuherd.engines import progress
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.preference.fitting import RECORD, Stopped
+from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.trainee import NotFinite
+
+OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """To the bit, curves too."""
+    found = weights(other)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in weights(one).items())
+    assert read_curves(one) == read_curves(other)
+
+
+def test_stops_when_asked_and_goes_on_exactly(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "progress"))
+    dpo, rows = DPO(DPO.Options(**OPTIONS)), comparisons()
+    dpo.train(training(policy_model, rows, tmp_path / "whole"))
+    asked = iter([False, False, True])
+    hooks = SimpleNamespace(save_every=2, keep=2, report_to=(), stopping=lambda: next(asked))
+    halved = tmp_path / "halved"
+    with pytest.raises(Stopped, match="stopped after step 3 of 8; the same command goes on from there"):
+        dpo.train(training(policy_model, rows, halved, extra={"hooks": hooks}))
+    assert progress.read(tmp_path / "progress") == progress.Progress(3, 8, "DPO training")
+    assert sorted(path.name for path in (halved / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    (halved / "checkpoints" / "checkpoint-6").mkdir()  # as of a kill in the midst of writing
+    with pytest.raises(UsageError, match=r"checkpoint-3 is of another training: its seed is 0, and here it is 1"):
+        dpo.train(training(policy_model, rows, halved, seed=1))
+    dpo.train(training(policy_model, rows, halved))
+    assert_equal(tmp_path / "whole", halved)
+    assert not (halved / "checkpoints").exists()
+
+
+def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> None:
+    dpo, rows = DPO(DPO.Options(**{**OPTIONS, "max_steps": 1})), comparisons()
+    policy = dpo.train(training(policy_model, rows, tmp_path))
+    made = (tmp_path / "model" / RECORD).stat().st_mtime_ns
+    assert (
+        dpo.train(training(policy_model, rows, tmp_path)) == policy == dpo.policy(training(policy_model, [], tmp_path))
+    )
+    assert (tmp_path / "model" / RECORD).stat().st_mtime_ns == made
+    assert not (tmp_path / "model" / "training_args.bin").exists()
+    with pytest.raises(UsageError, match="is of another training: its data is"):
+        dpo.train(training(policy_model, rows[:4], tmp_path))
+
+
+def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
+    """Stops before anything is saved of it."""
+    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer="sgd", grad_clip=None, save_every=1))
+    with pytest.raises(NotFinite, match=r"DPO training: the (loss|grad_norm) of step \d is (nan|inf)"):
+        dpo.train(training(policy_model, comparisons(), tmp_path))
+    assert not (tmp_path / "model").exists()
+
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.posttrain.preference.vowels import comparisons, training
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.training.options import StepOptions
+model, folder, options, steps = sys.argv[1:5]
+work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**json.loads(steps)))
+DPO(DPO.Options(**json.loads(options))).train(work)
+"""
+
+
+def command(model: Path, folder: Path, options: dict[str, Any], *, processes: int = 0, **steps: Any) -> list[str]:
+    several = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--rdzv-backend=c10d"]
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    told = [str(script), str(model), str(folder), json.dumps(options), json.dumps(steps)]
+    return [sys.executable, *(several if processes else []), *told]
+
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."])}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_wherever_it_is_it_ends_as_if_undisturbed(policy_model: Path, tmp_path: Path) -> None:
+    """Killed at five moments of its work, by files that come and go; the last start ends."""
+    options = {**OPTIONS, "epochs": 12, "save_every": 1}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(policy_model, whole, options), check=True, env={**os.environ, **ENVIRONMENT})
+    for wanted in (1, 7, 13, 20, 30):
+        child = subprocess.Popen(command(policy_model, killed, options), env={**os.environ, **ENVIRONMENT})
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and child.poll() is None:
+            if list((killed / "checkpoints").glob(f"checkpoint-{wanted}")):
+                break
+            time.sleep(0.002)
+        assert child.poll() is None, "it ended before it could be killed"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    subprocess.run(command(policy_model, killed, options), check=True, env={**os.environ, **ENVIRONMENT})
+    assert_equal(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
+    """DDP by gloo: the same losses as one process, up to the order of additions."""
+    options = {"lr": 1e-3, "batch_size": 4, "epochs": 3}
+    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", {"processes": 2, "strategy": "ddp"})):
+        subprocess.run(
+            command(policy_model, folder, options, micro_batch_size=2, **words),
+            check=True,
+            env={**os.environ, **ENVIRONMENT},
+        )
+    one, two = ([line["loss"] for line in read_curves(tmp_path / name)] for name in ("one", "two"))
+    assert len(one) == 6
+    assert one == pytest.approx(two, rel=1e-4)
+    for name, tensor in weights(tmp_path / "one").items():
+        torch.testing.assert_close(tensor, weights(tmp_path / "two")[name], rtol=1e-3, atol=1e-4)
