@@ -51,7 +51,7 @@ def made_result(
     about: About,
     rates: Mapping[float | None, tuple[float, float]],
     *,
-    problems: int = 60,
+    problems: int = 40,
     samples: int = 4,
     own: float | None = None,
     texts: Callable[[int, int], str] = lambda problem, sample: f"answer {problem}.{sample}",
@@ -99,7 +99,12 @@ def _completions(scores: Scores, row: int, texts: Callable[[int, int], str]) -> 
     )
 
 
-def made_experiment(root: Path, *, seeds: Sequence[int] = (0,)) -> Path:
+def made_experiment(
+    root: Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    texts: Callable[[int, int], str] = lambda problem, sample: f"answer {problem}.{sample}",
+) -> Path:
     """Results of a reference and three methods in two rounds, as a run of ``gpuherd posttrain`` has them."""
     for seed in seeds:
         top = root / f"seed{seed}" if len(seeds) > 1 else root
@@ -115,12 +120,14 @@ def made_experiment(root: Path, *, seeds: Sequence[int] = (0,)) -> Path:
                 About("QSharp", "star", "star", "tiny", number, seed),
                 {1.0: (0.55 + more, 0.5), 0.1: (0.8 + more, 2.0)},
                 own=0.1,
+                texts=texts,
             )
             made_result(
                 top / "CD" / "tiny" / "star" / f"r{number}",
                 About("CD", "star", "star", "tiny", number, seed),
                 {1.0: (0.52, 0.4), 0.1: (0.6 + more, 3.0)},
                 own=0.1,
+                texts=texts,
             )
             made_result(
                 top / "DPO" / "tiny" / "star" / f"r{number}",
