@@ -18,8 +18,17 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
+from gpuherd.posttrain.training.options import Scheduler
 
-OPTIONS = QSharpOptions(samples_per_example=96, epochs=8, batch_size=64, lr=5e-3, validation_share=0.0)
+OPTIONS = QSharpOptions(
+    samples_per_example=96,
+    epochs=8,
+    batch_size=32,
+    lr=5e-3,
+    scheduler=Scheduler.LINEAR,
+    warmup_steps=10,
+    validation_share=0.0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def test_the_guided_policy_beats_the_reference(reference: Path, first: Policy, t
     )
     task = Letters()
     sampler = Sampler(first, Precision("float32"), "cpu", SAMPLING)
-    drawn = [each.reward for each in sampler.rollouts(task, task.problems(Split.TRAIN, None, 0), 40)]
+    drawn = [each.reward for each in sampler.rollouts(task, task.problems(Split.TRAIN, None, 0), 16)]
     assert abs(fmean(drawn) - guided) < 4 * stdev(drawn) / len(drawn) ** 0.5
 
 
@@ -75,7 +84,8 @@ def test_the_second_round_rolls_in_with_the_first_rounds_policy(
     work = collecting(reference, task, policy=first, number=1)
     rows = list(algorithm.collect(work))
     assert len(rows) == 54
-    assert {each.rolled_in for each in rows} == {0, 1, 2}
+    assert all(isinstance(each, Rollout) for each in rows)
+    assert {each.rolled_in for each in rows} == {0, 1, 2}  # type: ignore[union-attr]
     guided = Sampler(first, Precision("float32"), "cpu", SAMPLING)
     names = {each.id: guided.prompt_ids(each) for each in work.problems}
     begun = guided.continuations([Prefix(f"{name}\nroll-in 1", ids) for name, ids in names.items()], 6)
@@ -101,11 +111,12 @@ def test_the_second_round_rolls_in_with_the_first_rounds_policy(
     assert told["warm_start"] is False
 
 
+@pytest.mark.slow
 def test_rewards_of_a_range_are_learnt_as_a_histogram(
     reference: Path, small: Path, tmp_path: Path, trees: dict[str, exact.Tree]
 ) -> None:
     task = Letters(graded=True)
-    algorithm = QSharp(replace(OPTIONS, samples_per_example=48, epochs=6, num_atoms=4))
+    algorithm = QSharp(replace(OPTIONS, samples_per_example=32, epochs=6, num_atoms=4))
     rows = list(algorithm.collect(collecting(reference, task)))
     policy = algorithm.train(training(reference, small, tmp_path, [rows], task=task))
     assert policy.guide is not None and policy.guide.mode is Mode.DISTRIBUTIONAL
@@ -129,10 +140,10 @@ def _graded(tree: exact.Tree, task: Letters, reference: Path) -> exact.Tree:
 def test_with_enough_data_values_and_guidance_are_near_exact(
     reference: Path, small: Path, tmp_path: Path, trees: dict[str, exact.Tree]
 ) -> None:
-    algorithm = QSharp(replace(OPTIONS, samples_per_example=1024, epochs=12, batch_size=128, lr=3e-3))
+    algorithm = QSharp(replace(OPTIONS, samples_per_example=1024, epochs=10, batch_size=128))
     rows = list(algorithm.collect(collecting(reference, Letters())))
     policy = algorithm.train(training(reference, small, tmp_path, [rows], micro=128))
     assert policy.guide is not None
-    assert fmean(exact.error(policy.guide.classifier, tree) for tree in trees.values()) < 0.04
+    assert fmean(exact.error(policy.guide.classifier, tree) for tree in trees.values()) < 0.05
     best = fmean(tree.optimum(0.1) for tree in trees.values())
-    assert fmean(exact.guided_reward(policy.guide, tree) for tree in trees.values()) > 0.94 * best
+    assert fmean(exact.guided_reward(policy.guide, tree) for tree in trees.values()) > 0.95 * best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.preference.fitting import RECORD, Stopped
 from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.trainee import NotFinite
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
@@ -84,6 +86,34 @@ def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match=r"DPO training: the (loss|grad_norm) of step \d is (nan|inf)"):
         dpo.train(training(policy_model, comparisons(), tmp_path))
     assert not (tmp_path / "model").exists()
+
+
+def test_smaller_micro_batches_where_memory_runs_out(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step stays what it was; halved until it fits, going on from the last checkpoint. (What stands in for memory
+    here is how many rows torch embeds at once.)"""
+    rows = comparisons()
+    dpo = DPO(DPO.Options(lr=1e-2, batch_size=8, epochs=3, save_every=1))
+    dpo.train(training(policy_model, rows, tmp_path / "roomy", steps=StepOptions(micro_batch_size=8)))
+    embed = torch.nn.Embedding.forward
+
+    def scarce(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[0] > 4:  # a pair has two rows
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        dpo.train(training(policy_model, rows, tmp_path / "failing", steps=StepOptions(micro_batch_size=8)))
+    steps = StepOptions(micro_batch_size=8, dynamic_batch_size=True)
+    with caplog.at_level(logging.WARNING):
+        dpo.train(training(policy_model, rows, tmp_path / "scarce", steps=steps))
+    assert "out of memory with 8 rows at once; going on with 4" in caplog.text
+    assert "out of memory with 4 rows at once; going on with 2" in caplog.text
+    one, other = ([line["loss"] for line in read_curves(tmp_path / name)] for name in ("roomy", "scarce"))
+    assert one == pytest.approx(other, rel=1e-4)
+    assert len(other) == 3
 
 
 SCRIPT = """

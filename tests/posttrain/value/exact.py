@@ -91,13 +91,14 @@ def values(classifier: Path | str, tree: Tree, prefixes: Sequence[Ids]) -> list[
 
     from gpuherd.lm.guidance.classifier import load_classifier
 
-    found = []
     loaded = load_classifier(classifier)
+    found: dict[Ids, list[float]] = {}
     with torch.inference_mode():
-        for prefix in prefixes:
-            told = loaded.values(torch.tensor([(*tree.prompt, *prefix)]))[0, -1]
-            found.append(told.reshape(-1).tolist())
-    return found
+        for length in sorted({len(each) for each in prefixes}):
+            some = [each for each in prefixes if len(each) == length]
+            told = loaded.values(torch.tensor([(*tree.prompt, *each) for each in some]))[:, -1]
+            found |= dict(zip(some, told.reshape(len(some), -1).tolist(), strict=True))
+    return [found[each] for each in prefixes]
 
 
 def guided_reward(guide: Guide, tree: Tree, atoms: tuple[float, ...] = ()) -> float:

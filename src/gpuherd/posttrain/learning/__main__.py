@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from gpuherd.posttrain.learning.program import main
+from gpuherd.posttrain.learning.worker import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -89,9 +89,8 @@ def discounted(rollout: Rollout, gamma: float) -> Rollout:
     that the policy chose."""
     if gamma == 1 or len(rollout.turn_rewards) < 2:
         return rollout
-    begins = [
-        place for place, own in enumerate(rollout.by_policy) if own and not (place and rollout.by_policy[place - 1])
-    ]
+    own = rollout.by_policy
+    begins = [place for place, mine in enumerate(own) if mine and not (place and own[place - 1])]
     told = tuple(
         (place, reward * gamma ** max(0, sum(begin <= place for begin in begins) - 1))
         for place, reward in rollout.turn_rewards
@@ -120,7 +119,7 @@ class Evaluation:
     def __bool__(self) -> bool:
         return bool(self._envs)
 
-    def __call__(self, sampler: Sampler, step: int) -> Mapping[str, float]:
+    def __call__(self, sampler: Sampler, _step: int) -> Mapping[str, float]:
         """``eval/<name>/reward``, and ``/accuracy`` where the environment knows right and wrong."""
         found: dict[str, float] = {}
         for number, (name, _, problems, rolled) in enumerate(self._envs):

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.learning.checking import check
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.program import MODULE, STARTER
+from gpuherd.posttrain.learning.worker import MODULE, STARTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class TrainOptions:
     )
     device: str | None = option(
         None,
-        help="train on the CPU, whatever the configuration says, or on GPUs",
+        help="where, whatever the configuration says",
         choices=("cpu", "cuda"),
         group="GPUs",
     )
@@ -55,7 +55,7 @@ class TrainOptions:
     master_addr: str | None = option(None, help="address of machine 0", metavar="ADDRESS", group="GPUs")
     master_port: int | None = option(
         None,
-        help="a port that is free there (default: found, on one machine)",
+        help="a free port there (default: one is found)",
         parse=_port,
         metavar="PORT",
         group="GPUs",

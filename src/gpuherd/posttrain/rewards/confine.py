@@ -48,6 +48,7 @@ _COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of the
 
 def main(spec: dict[str, Any]) -> None:
     """Runs what the specification says and tells how it ended."""
+    os.set_inheritable(spec["told_by"], False)  # the code must not tell for us how it ended
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != spec["parent"]:  # it ended before we could be tied to it
         sys.exit(1)
@@ -103,13 +104,16 @@ def _become(spec: dict[str, Any]) -> NoReturn:
     try:
         _prctl(_NO_NEW_PRIVS, 1)
         if spec["mode"] == "namespaces":
-            if os.geteuid() == 0:  # not so for a user, whose capabilities end with exec
+            tasks = spec["limits"]["tasks"]
+            if os.geteuid() != 0:  # a user stays who he is, and both guards count too; his capabilities end with exec
+                tasks += 2
+            else:
                 os.setgroups([])
                 os.setresgid(_NOBODY, _NOBODY, _NOBODY)
                 os.setresuid(_NOBODY, _NOBODY, _NOBODY)
             os.chdir(_WORK)
             # Counted in this namespace; outside of one it would count all that the user runs.
-            resource.setrlimit(resource.RLIMIT_NPROC, (spec["limits"]["tasks"], spec["limits"]["tasks"]))
+            resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
         else:
             os.chdir(spec["folder"])
             if os.geteuid() == 0:

@@ -265,15 +265,13 @@ def _watched(
             for key, _ in ready.select(max(0.0, deadline - time.monotonic())):
                 if key.fd == stdin:
                     left = _fed(stdin, left)
-                    if not left:
-                        ready.unregister(stdin)
-                        _pipe_closed(process.stdin)
                 elif chunk := os.read(key.fd, _CHUNK):
                     read[key.fd] += chunk
                 else:
                     ready.unregister(key.fd)
-                    if key.fd in (stdout, told_by) and stdin in ready.get_map():
-                        ready.unregister(stdin)  # nobody reads any more
+            if stdin in ready.get_map() and (not left or told_by not in ready.get_map()):
+                ready.unregister(stdin)  # all is given, or nobody is there to read it
+                _pipe_closed(process.stdin)
             if not started and read[reported_by].startswith(nonce.encode()):
                 started, deadline = True, time.monotonic() + limits.seconds  # the harness's first word: now it runs
             if sum(map(len, (read[stdout], read[stderr], read[reported_by]))) > limits.output + len(given):
@@ -306,7 +304,7 @@ def _spec(limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: st
         "disk": limits.disk,
         "inodes": 1 + limits.disk // 4096,
         "open_files": limits.open_files,
-        "tasks": 64 if limits.children == 0 else 2 + limits.children,  # the guard and the code itself among them
+        "tasks": 64 if limits.children == 0 else 1 + limits.children,
     }
     environment = {
         "PATH": "/usr/bin:/bin",

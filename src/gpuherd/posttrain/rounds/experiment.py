@@ -27,6 +27,7 @@ from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.plan.demand import idle_cards
+from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.rounds.gpu_watch import GpuWatcher
@@ -161,7 +162,7 @@ class RoundsExperiment:
                 "failures": []
                 if jobs is None
                 else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
-                "results": [_row(row) for row in self._gathered().rows],
+                "results": json_values(self._gathered()),
             }
         return told
 
@@ -220,8 +221,8 @@ class RoundsExperiment:
         self._tidy(began)
         complete = outcome.exit_code is ExitCode.OK and self.only is None
         if complete:
-            rows = [_row(row) for row in self._gathered().summary]
-            text = json.dumps({"format": FORMAT, "jobs": len(self.plan), "results": rows}, indent=1, allow_nan=False)
+            values = {"format": FORMAT, "jobs": len(self.plan), "results": json_values(self._gathered())}
+            text = json.dumps(values, indent=1, allow_nan=False)
             atomic_write(self.folder.done, text.encode() + b"\n")
         return RoundsOutcome(outcome, complete)
 
@@ -278,20 +279,6 @@ class RoundsExperiment:
     def _tell_results(self) -> None:
         for line in result_lines(self._gathered(), self.console.width):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _row(row: Any) -> dict[str, Any]:
-    """A row of results as JSON values."""
-    return {
-        **{name: getattr(row.about, name) for name in ("algorithm", "dataset", "evaluated_on", "family", "round")},
-        "eta": row.eta,
-        "own": row.own,
-        "problems": row.problems,
-        "samples": row.samples,
-        "tokens_per_second": row.tokens_per_second,
-        "gpu_hours": row.gpu_hours,
-        "figures": {name: asdict(figure) for name, figure in row.figures.items()},
-    }
 
 
 def as_json(experiment: RoundsExperiment) -> str:
