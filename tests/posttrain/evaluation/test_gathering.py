@@ -132,12 +132,19 @@ def test_different_problems_are_not_compared_at_equal_kl(tmp_path: Path) -> None
     assert comparison.differences == () and comparison.at_equal_kl == ()
 
 
+def test_no_more_sentences_than_are_read(tables: Gathered) -> None:
+    found = clear_differences(tables, most=2)
+    assert len(found) == 3 and re.fullmatch(r"… and [3-9] more clear differences: .*", found[2])
+
+
 def test_the_table_and_the_json(tables: Gathered) -> None:
     wide = summary_table(tables, None)
     assert wide.left_out == () and len(wide.lines) == 8
+    assert "reward" not in wide.lines[0]  # it is pass@1 again
     assert "QSharp" in wide.lines[-1] and "[" in wide.lines[-1] and "0.1" in wide.lines[-1]
     narrow = summary_table(tables, 80)
-    assert all(len(line) <= 80 for line in narrow.lines) and narrow.left_out
+    assert all(len(line) <= 80 for line in narrow.lines) and "GPU-h" in narrow.left_out
+    assert all(word in narrow.lines[0] for word in ("algorithm", "round", "eta", "pass@1", "KL"))
     assert "95 %" in headline(tables) and "share" in headline(tables)
     values = json.loads(json.dumps(json_values(tables), allow_nan=False))
     assert len(values["rows"]) == 11 and values["comparisons"][0]["metric"] == "pass@1"
