@@ -55,8 +55,8 @@ def headline(gathered: Gathered) -> str:
 
 
 def clear_differences(gathered: Gathered, most: int = MOST_SENTENCES) -> list[str]:
-    """A sentence for each two methods whose difference is beyond chance (Holm-corrected p below 5 %); the first so many,
-    and how many there are more."""
+    """A sentence for each two methods whose difference is beyond chance (Holm-corrected p below 5 %); the first so
+    many, and how many there are more."""
     found = []
     for comparison in gathered.comparisons:
         where = f"{comparison.family}, {comparison.evaluated_on}"
@@ -70,8 +70,8 @@ def clear_differences(gathered: Gathered, most: int = MOST_SENTENCES) -> list[st
                         f"(p = {each.p_holm:.2g} by {each.unit}, corrected)"
                     )
                 )
-    more = len(found) - most
-    return [*found[:most], *([f"… and {more} more clear differences: gpuherd report shows them"] if more > 0 else [])]
+    left = len(found) - most
+    return [*found[:most], *([f"… and {left} more clear differences: gpuherd report shows them"] if left > 0 else [])]
 
 
 def json_values(gathered: Gathered) -> dict[str, Any]:
@@ -85,12 +85,15 @@ def figure_words(figure: Figure | None, digits: int = 3) -> str:
     >>> from gpuherd.qa.intervals import Interval
     >>> figure_words(Figure(0.5, Interval(0.25, 0.75))), figure_words(Figure(None)), figure_words(None)
     ('0.500 [0.250, 0.750]', '-', '-')
+    >>> figure_words(Figure(7.4e-7))
+    '7.4e-07'
     """
     if figure is None or figure.value is None:
         return "-"
+    form = f".{digits}f" if figure.value == 0 or abs(figure.value) >= 10**-digits else ".1e"
     ends = figure.interval
-    tail = "" if ends is None else f" [{ends.low:.{digits}f}, {ends.high:.{digits}f}]"
-    return f"{figure.value:.{digits}f}{tail}"
+    tail = "" if ends is None else f" [{ends.low:{form}}, {ends.high:{form}}]"
+    return f"{figure.value:{form}}{tail}"
 
 
 def _words(row: Row) -> Sequence[str]:
