@@ -113,6 +113,17 @@ def test_a_damaged_result_is_told_and_spoils_nothing(tmp_path: Path) -> None:
         read_result(star / "r0")
 
 
+def test_files_that_lie_elsewhere_or_are_of_other_figures_are_refused(tmp_path: Path) -> None:
+    made_result(tmp_path / "a", About("PITA", "a", "a", "c", 0), {None: (0.4, 1.0)})
+    text = (tmp_path / "a" / "result.json").read_text()
+    (tmp_path / "a" / "result.json").write_text(text.replace('"answers.jsonl"', '"../../secret.jsonl"'))
+    assert len(gather(tmp_path).damaged) == 1 and "elsewhere" in gather(tmp_path).damaged[0]
+    for old, new in (('"samples": 4', '"samples": 3'), ('"problems": 40', '"problems": 39'), ('"k": 4', '"k": 5')):
+        (tmp_path / "a" / "result.json").write_text(text.replace(old, new))
+        tables = gather(tmp_path)
+        assert tables.rows == () and "not of the figures" in tables.damaged[0], old
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     made = made_result(tmp_path, About("PITA", "a", "b", "c", 3, 7), {0.2: (0.4, 1.0), None: (0.5, 0.0)}, own=0.2)
     assert read_result(tmp_path / "result.json") == made

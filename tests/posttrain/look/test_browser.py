@@ -123,6 +123,8 @@ def test_jobs_and_failures(browser: Browser, page: Path) -> None:
     rows = opened.page.get_by_role("table", name="failures").locator("tbody tr")
     assert rows.count() == 2 and "no result" in rows.first.inner_text()
     assert opened.page.get_by_text("GPU-hours: collect").is_visible()
+    took = opened.page.get_by_role("table", name="what each took").locator("tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in took] == ["QSharp", "DPO"]
     assert opened.fine()
 
 
