@@ -15,10 +15,10 @@ from tests.posttrain.rounds.conftest import MakeSettings
 
 from gpuherd.errors import JobCannotFit, MissingModel, UsageError
 from gpuherd.posttrain.rounds.dividing import combinations_of
-from gpuherd.posttrain.rounds.experiment import RoundsExperiment
+from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.options import RoundsOptions
-from gpuherd.posttrain.rounds.prepared import prepare, vocabulary
+from gpuherd.posttrain.rounds.prepared import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.rounds.record import BadRun, RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import new_folder, resumed, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
@@ -161,3 +161,20 @@ def test_one_job_at_a_time_where_asked(make_settings: MakeSettings) -> None:
     assert RoundsExperiment(settings, DRY, console=Console(quiet=True)).options.max_concurrent == 1
     with pytest.raises(UsageError, match="--gpus-per-job"):
         RoundsOptions(gpus_per_job=2)
+
+
+def test_a_run_does_not_go_on_with_other_problems_or_models(make_settings: MakeSettings, tmp_path: Path) -> None:
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": f"p{number}", "prompt": f"{number}+1=", "answers": [str(number + 1)]} for number in range(20)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = make_settings(datasets={"mine": {"task": str(data)}}, data_collection={"max_examples": 4})
+    before = prepare(settings).inputs
+    refuse_others(before, prepare(settings).inputs, tmp_path)
+    data.write_text(data.read_text().replace("+1=", "+2="))
+    with pytest.raises(UsageError, match=r"other problems or model files .*: datasets\.mine, training, datasets\.mine"):
+        refuse_others(before, prepare(settings).inputs, tmp_path)
+
+
+def test_a_record_keeps_no_webhook() -> None:
+    words = ["gpuherd", "posttrain", "--webhook", "https://x/secret", "--webhook=https://x/secret", "a=1"]
+    assert without_webhook(words) == ["gpuherd", "posttrain", "--webhook", "...", "--webhook=...", "a=1"]
