@@ -12,7 +12,7 @@ import torch
 from tests.posttrain.preference.vowels import SAMPLING, Vowels, collecting, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.algos.dpo import DPO, Pairing
 from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.options import Lora
@@ -53,7 +53,7 @@ def test_all_alike_is_counted(policy_model: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_right_answers_against_wrong_samples(policy_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dpo = DPO(DPO.Options(pairing="answer", max_tries=5))
+    dpo = DPO(DPO.Options(pairing=Pairing.ANSWER, max_tries=5))
     rows = list(dpo.collect(collecting(policy_model, 3, task=Vowels(right=True))))
     assert [(each.problem, each.chosen) for each in rows if isinstance(each, Comparison)] == [
         ("p0", "aeiou0"),

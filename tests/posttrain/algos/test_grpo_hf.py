@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -16,13 +15,14 @@ from tests.posttrain.algos.test_dpo import reward_of
 from tests.posttrain.preference.vowels import collecting, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback
+from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import Stopped
 from gpuherd.posttrain.preference.options import Lora
+from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.options import StepOptions, Strategy
 
 Options = GRPOFromHumanFeedback.Options
 
@@ -35,7 +35,8 @@ def one_thread() -> None:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(folder / "model" / "model.safetensors")
+    found: dict[str, torch.Tensor] = load_file(folder / "model" / "model.safetensors")
+    return found
 
 
 def test_its_name() -> None:
@@ -68,7 +69,9 @@ def test_preferences_of_people(policy_model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"say {n}:", "chosen": "aeiou", "rejected": "xyz"} for n in range(6)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     algorithm = GRPOFromHumanFeedback(
-        Options(preferences=str(path), batch_size=4, max_steps=1, proxy_epochs=1, kl_coef=0.0, loss_type="dr_grpo")
+        Options(
+            preferences=str(path), batch_size=4, max_steps=1, proxy_epochs=1, kl_coef=0.0, loss_type=LossType.DR_GRPO
+        )
     )
     assert list(algorithm.collect(collecting(policy_model))) == []
     algorithm.train(training(policy_model, [], tmp_path / "run"))
@@ -81,12 +84,12 @@ def test_what_does_not_go_together(policy_model: Path, tmp_path: Path) -> None:
     rows = list(algorithm.collect(collecting(policy_model)))
     with pytest.raises(UsageError, match="batch_size 9 is more than the 8 problems of the round"):
         algorithm.train(training(policy_model, rows, tmp_path / "a"))
-    sharded = StepOptions(strategy="fsdp")
-    with pytest.raises(UsageError, match="GRPO-HF samples while it trains, .*; use ddp"):
+    sharded = StepOptions(strategy=Strategy.FSDP)
+    with pytest.raises(UsageError, match=r"GRPO-HF samples while it trains, .*; use ddp"):
         algorithm.train(training(policy_model, rows, tmp_path / "b", steps=sharded))
     other = tiny.tiny_llama(tmp_path / "other", characters="abc 0123456789:sy")
     algorithm = GRPOFromHumanFeedback(Options(batch_size=4, proxy_epochs=1, max_steps=1, proxy_model=str(other)))
-    small = [dataclasses.replace(rows[0], prompt_ids=(4,), chosen_ids=(3, 0), rejected_ids=(5, 0))]  # type: ignore[call-arg]
+    small = [Comparison("p0", (4,), (), (3, 0), (5, 0), "", "")]
     with pytest.raises(UsageError, match="the proxy's tokenizer is another than the policy's: token '0' is"):
         algorithm.train(training(policy_model, small, tmp_path / "c"))
 

@@ -13,8 +13,9 @@ from tests.posttrain.preference.vowels import SAMPLING, Vowels, collecting, comp
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Precision, Row
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.algos.sft import SFT, chosen
+from gpuherd.posttrain.algos.sft import SFT, Source, chosen
 from gpuherd.posttrain.preference.options import Lora
+from gpuherd.posttrain.preference.weighing import Imitated
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
@@ -54,7 +55,7 @@ def said(row: Row) -> tuple[str, tuple[int, ...], float]:
 
 
 def test_samples_are_the_same_in_any_division(policy_model: Path) -> None:
-    sft = SFT(SFT.Options(source="samples", samples_per_example=2))
+    sft = SFT(SFT.Options(source=Source.SAMPLES, samples_per_example=2))
     whole = list(sft.collect(collecting(policy_model, 4)))
     work = collecting(policy_model, 4)
     parts = [
@@ -73,7 +74,7 @@ def test_what_is_learnt_from() -> None:
     assert chosen(rows, SFT.Options()) == rows
     good = chosen(rows, SFT.Options(filter_low_reward=True, min_reward_threshold=0.5))
     assert [each.problem for each in good] == ["p2", "p3", "p4", "p5"]
-    assert len(chosen(rows, SFT.Options(mode="world_model"))) == 4
+    assert len(chosen(rows, SFT.Options(mode=Imitated.WORLD_MODEL))) == 4
     with pytest.raises(UsageError, match="nothing to learn from: of 6 rollouts: 6 earned too little"):
         chosen(rows, SFT.Options(filter_low_reward=True, min_reward_threshold=9.0))
 

@@ -22,7 +22,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.preference.fitting import RECORD, Stopped
 from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
 from gpuherd.posttrain.training.trainee import NotFinite
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
@@ -36,7 +36,8 @@ def one_thread() -> None:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(folder / "model" / "model.safetensors")
+    found: dict[str, torch.Tensor] = load_file(folder / "model" / "model.safetensors")
+    return found
 
 
 def assert_equal(one: Path, other: Path) -> None:
@@ -82,7 +83,7 @@ def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> N
 
 def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     """Stops before anything is saved of it."""
-    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer="sgd", grad_clip=None, save_every=1))
+    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer=Optimizer.SGD, grad_clip=None, save_every=1))
     with pytest.raises(NotFinite, match=r"DPO training: the (loss|grad_norm) of step \d is (nan|inf)"):
         dpo.train(training(policy_model, comparisons(), tmp_path))
     assert not (tmp_path / "model").exists()
@@ -123,7 +124,7 @@ import torch
 torch.set_num_threads(1)
 from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
 model, folder, options, steps = sys.argv[1:5]
 work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**json.loads(steps)))
 DPO(DPO.Options(**json.loads(options))).train(work)
@@ -167,7 +168,8 @@ def test_killed_wherever_it_is_it_ends_as_if_undisturbed(policy_model: Path, tmp
 def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
     """DDP by gloo: the same losses as one process, up to the order of additions."""
     options = {"lr": 1e-3, "batch_size": 4, "epochs": 3}
-    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", {"processes": 2, "strategy": "ddp"})):
+    several: dict[str, Any] = {"processes": 2, "strategy": "ddp"}
+    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", several)):
         subprocess.run(
             command(policy_model, folder, options, micro_batch_size=2, **words),
             check=True,
