@@ -16,11 +16,13 @@ from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.interface import Collecting, Precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.policy_gradient.advantages import Normalization
 from gpuherd.posttrain.policy_gradient.learner import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks, Lora
-from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
+from gpuherd.posttrain.training.options import Scheduler
 from gpuherd.posttrain.training.trainee import NotFinite
 
 FAST = GRPOOptions(lr=5e-3, kl_coef=0.01, epochs=3, batch_size=4, samples_per_prompt=8)
@@ -62,13 +64,19 @@ def test_it_learns_from_groups_that_share_their_prompt(policy_model: Path, tmp_p
 
 
 def test_a_training_that_was_stopped_goes_on_exactly(policy_model: Path, tmp_path: Path) -> None:
-    options = replace(FAST, reward_normalization="running", num_iterations=2, minibatch_size=16, scheduler="linear")
+    options = replace(
+        FAST,
+        reward_normalization=Normalization.RUNNING,
+        num_iterations=2,
+        minibatch_size=16,
+        scheduler=Scheduler.LINEAR,
+    )
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     GRPO(options).train(work(policy_model, straight))
     for steps in (1, 3):
-        asked = iter([False] * (steps - 1) + [True])
+        stopping = iter([False] * (steps - 1) + [True]).__next__
         with pytest.raises(Stopped, match=r"stopped after step \d of 6"):
-            GRPO(options).train(work(policy_model, broken, hooks=Hooks(stopping=lambda asked=asked: next(asked))))
+            GRPO(options).train(work(policy_model, broken, hooks=Hooks(stopping=stopping)))
         assert not (broken / "model").exists()
     GRPO(options).train(work(policy_model, broken))
 
@@ -144,9 +152,7 @@ def test_what_can_not_be_learnt_from_is_refused(policy_model: Path, tmp_path: Pa
 
 def test_groups_of_equal_rewards_change_nothing(policy_model: Path, tmp_path: Path) -> None:
     class Flat(Letters):
-        def rewards(self, problems: object, completions: Sequence[str]) -> list[object]:  # type: ignore[override]
-            from gpuherd.posttrain.problem import Reward
-
+        def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
             return [Reward(0.1, False) for _ in completions]
 
     options = replace(FAST, kl_coef=0.0, epochs=1)
