@@ -38,8 +38,16 @@ def _trouble(mode: Mode) -> str | None:
     return None
 
 
-@pytest.fixture(params=[Mode.NAMESPACES, Mode.LANDLOCK])
+@pytest.fixture(params=[Mode.NAMESPACES, pytest.param(Mode.LANDLOCK, marks=pytest.mark.slow)])
 def mode(request: pytest.FixtureRequest) -> Mode:
+    """The one that is taken where it works, and among slow tests the other."""
+    found: Mode = request.param
+    return found
+
+
+@pytest.fixture(params=[Mode.NAMESPACES, Mode.LANDLOCK])
+def either(request: pytest.FixtureRequest) -> Mode:
+    """Both, also among fast tests: what may never fail."""
     found: Mode = request.param
     return found
 
@@ -98,7 +106,7 @@ def test_a_program_that_leaves_early_has_passed_nothing() -> None:
         assert 0 not in outcome.reports
 
 
-def test_no_file_of_the_user_can_be_read(mode: Mode, tmp_path: Path) -> None:
+def test_no_file_of_the_user_can_be_read(either: Mode, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("password")
     tmp_path.chmod(0o755)
@@ -106,15 +114,15 @@ def test_no_file_of_the_user_can_be_read(mode: Mode, tmp_path: Path) -> None:
     tries = [str(secret), os.path.expanduser("~/.ssh/id_rsa"), "/etc/passwd", "/proc/1/environ", "/proc/self/environ"]
     code = "import sys\nfor path in sys.stdin.read().split('\\n'):\n    try:\n        print(open(path).read())\n"
     code += "    except OSError as problem:\n        print(type(problem).__name__)\n"
-    outcome = box(mode).run(Work(code, input="\n".join(tries)))
+    outcome = box(either).run(Work(code, input="\n".join(tries)))
     assert set(outcome.stdout.split()) <= {"PermissionError", "FileNotFoundError"}, outcome.stdout
-    listed = box(mode).run(Work(f"import os; print(os.listdir({str(tmp_path)!r}))"))
+    listed = box(either).run(Work(f"import os; print(os.listdir({str(tmp_path)!r}))"))
     assert "Error" in raised(listed)
-    if mode is Mode.NAMESPACES:
-        assert "/proc" not in raised(box(mode).run(Work("import os; print(os.listdir('/'))")))
+    if either is Mode.NAMESPACES:
+        assert "/proc" not in raised(box(either).run(Work("import os; print(os.listdir('/'))")))
 
 
-def test_nothing_outside_can_be_written_or_changed(mode: Mode, tmp_path: Path) -> None:
+def test_nothing_outside_can_be_written_or_changed(either: Mode, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
     for path in (tmp_path, victim):
@@ -139,7 +147,7 @@ def test_nothing_outside_can_be_written_or_changed(mode: Mode, tmp_path: Path) -
     code = f"import os\nv = {str(victim)!r}\n" + "".join(
         f"try:\n    {each}\n    print({each!r})\nexcept OSError: pass\n" for each in tries
     )
-    outcome = box(mode).run(Work(code))
+    outcome = box(either).run(Work(code))
     assert (outcome.exit_code, outcome.stdout) == (0, "")
     after = victim.stat()
     assert victim.read_text() == "whole"
@@ -224,7 +232,7 @@ def test_allowed_children_do_not_outlive_the_program() -> None:
         Sandbox(Limits(children=1), mode=Mode.LANDLOCK)
 
 
-def test_there_is_no_network(mode: Mode) -> None:
+def test_there_is_no_network(either: Mode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
         port = server.getsockname()[1]
@@ -235,14 +243,14 @@ def test_there_is_no_network(mode: Mode) -> None:
             "        except OSError as problem:\n            print(problem.strerror)\n"
             f"import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}')"
         )
-        outcome = box(mode).run(Work(code))
+        outcome = box(either).run(Work(code))
         assert set(outcome.stdout.split("\n")) == {"Operation not permitted", ""}
         assert "Operation not permitted" in raised(outcome)
         with pytest.raises(TimeoutError):
             server.accept()
 
 
-def test_nobody_else_can_be_signalled_traced_or_limited(mode: Mode) -> None:
+def test_nobody_else_can_be_signalled_traced_or_limited(either: Mode) -> None:
     code = (
         "import os, signal, resource\n"
         f"for pid in ({os.getpid()}, os.getppid(), -1, 0):\n"
@@ -253,11 +261,11 @@ def test_nobody_else_can_be_signalled_traced_or_limited(mode: Mode) -> None:
         "import ctypes\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0: print('traced')\n"
         "try: os.setpriority(os.PRIO_PROCESS, 0, 19); print('nice')\nexcept OSError: pass\n"
     )
-    outcome = box(mode).run(Work("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + code))
+    outcome = box(either).run(Work("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + code))
     # In its own namespace it may signal itself, the only process that it sees besides the guard.
-    itself = {"", "killed -1", "killed 0", "killed 1"} if mode is Mode.NAMESPACES else {""}
+    itself = {"", "killed -1", "killed 0", "killed 1"} if either is Mode.NAMESPACES else {""}
     assert set(outcome.stdout.split("\n")) <= itself
-    assert box(mode).run(Work("print('still here')")).stdout == "still here\n"
+    assert box(either).run(Work("print('still here')")).stdout == "still here\n"
 
 
 def test_nothing_is_inherited(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +289,9 @@ def test_nothing_is_inherited(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> No
         assert "PermissionError" in raised(box(mode).run(Work("import os\nos.setuid(0)")))
 
 
-@pytest.mark.parametrize("mode", [Mode.NAMESPACES, Mode.LANDLOCK, Mode.NOTHING])
+@pytest.mark.parametrize(
+    "mode", [Mode.NAMESPACES, *(pytest.param(each, marks=pytest.mark.slow) for each in (Mode.LANDLOCK, Mode.NOTHING))]
+)
 def test_an_endless_loop_that_ignores_signals_ends_in_time(mode: Mode) -> None:
     sandbox = Sandbox(Limits(seconds=0.4), mode=mode, allow_unconfined=True)
     code = (
@@ -339,7 +349,7 @@ def test_where_nothing_protects_nothing_is_run(monkeypatch: pytest.MonkeyPatch) 
 def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in ({"seconds": 0}, {"memory": 1}, {"disk": 1}, {"open_files": 3}, {"output": 0}, {"children": -1}):
         with pytest.raises(UsageError, match=next(iter(wrong)) if "seconds" not in wrong else "timeout"):
-            Limits(**wrong)  # type: ignore[arg-type]
+            Limits(**wrong)
 
 
 @pytest.mark.slow
