@@ -24,7 +24,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(EXPRESSIONS)
 def test_it_says_what_python_says(expression: str) -> None:
     try:

@@ -44,26 +44,26 @@ def test_each_kind_of_test_is_run() -> None:
     rewards = CodeRewards(limits=Limits(seconds=20))
     good = "Here it is:\n```python\ndef double(x):\n    return x * 2\n```\nDone."
     half = "def double(x):\n    return 4 if x == 2 else 'aa' if x == 'a' else None"
-    wrong, broken, empty = "def double(x):\n    return x / 2", "def double(x:", ""
-    found = rewards.rewards([asked] * 5, [good, half, wrong, broken, empty])
-    assert [each.value for each in found] == [1.0, 0.5, 0.0, 0.0, 0.0]
-    assert [each.correct for each in found] == [True, False, False, False, False]
+    broken, empty = "def double(x:", ""
+    tested = rewards.tested([asked] * 4, [good, half, broken, empty])
+    found = [rewards.scoring.reward(each) for each in tested]
+    assert [each.value for each in found] == [1.0, 0.5, 0.0, 0.0]
+    assert [each.correct for each in found] == [True, False, False, False]
     assert found[1].note is not None
     assert "double([1, 2]) == [1, 2, 1, 2]: double returned 'null', which is wrong" in found[1].note
-    tested = rewards.tested([asked] * 3, [half, wrong, broken])
-    assert [each.error for each in tested] == [False, True, True]
-    assert tested[0].problems == ("double returned 'null', which is wrong",)
+    assert [each.error for each in tested] == [False, False, True, True]
+    assert tested[1].problems == ("double returned 'null', which is wrong",)
     assert "SyntaxError" in tested[2].problems[0]
 
 
 def test_programs_are_run_on_inputs() -> None:
-    asked = problem({"input": "2 3\n", "output": "5\n"}, {"input": "10 -1", "output": "9  \n\n"})
+    asked = problem({"input": "10 -1", "output": "9  \n\n"})
     rewards = CodeRewards(CodeScoring(partial=False), Limits(seconds=20))
     said = [
         "print(sum(map(int, input().split())))",
         "if __name__ == '__main__':\n    a, b = map(int, open(0).read().split())\n    print(a + b)",
-        "print(5)",
-        "print(5); raise SystemExit(1)",
+        "print(8)",
+        "print(9); raise SystemExit(1)",
     ]
     assert [each.value for each in rewards.rewards([asked] * 4, said)] == [1, 1, 0, 0]
     assert rewards.verifiable

