@@ -73,7 +73,7 @@ function algorithmLine(name) {
 }
 
 function select(label, options, chosen, changed) {
-  return make("label", { class: "together" }, label, make("select", { onchange: (event) => changed(event.target.value) },
+  return make("label", { class: "together" }, label, make("select", { "aria-label": label, onchange: (event) => changed(event.target.value) },
     ...options.map(([value, word]) => make("option", { value, selected: String(value) === String(chosen) }, word))));
 }
 
