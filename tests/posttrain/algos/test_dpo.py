@@ -21,6 +21,9 @@ from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.sampling.sampler import Sampler
 from gpuherd.posttrain.training.curves import read_curves
 
+# PEFT asks transformers by a name that is old there.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

@@ -21,6 +21,9 @@ from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
 from gpuherd.posttrain.training.curves import read_curves
 
+# PEFT asks transformers by a name that is old there.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -105,7 +108,11 @@ def test_bad_rows(policy_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [{}, {"lora": Lora(r=4)}], ids=["weights", "adapter"])
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"lora": Lora(r=16, alpha=32.0, target_modules=("q_proj", "v_proj", "up_proj", "down_proj", "gate_proj"))}],
+    ids=["weights", "adapter"],
+)
 def test_it_imitates(words: dict[str, Any], policy_model: Path, tmp_path: Path) -> None:
     """What it has seen it says itself in the end."""
     sft = SFT(SFT.Options(lr=2e-2, epochs=80, batch_size=4, **words))
