@@ -107,8 +107,10 @@ def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
     assert main(written(whole, policy_model, policy_env=ENV, training=training)) == ExitCode.OK
     words = written(halved, policy_model, policy_env=ENV, training=training)
     # Whoever started us has gone away: noticed after the first step.
-    monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(_ended_process()))
-    assert main(words) == ExitCode.INTERRUPTED
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as starter:
+        os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)  # its number is nobody else's meanwhile
+        monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(starter.pid))
+        assert main(words) == ExitCode.INTERRUPTED
     monkeypatch.delenv("GPUHERD_TRAIN_STARTER")
     assert len(read_curves(halved / "grpo")) == 1
     assert main([*words, "--resume"]) == ExitCode.OK
@@ -152,10 +154,3 @@ def test_dpo_refuses_episodes_of_several_turns(
 ) -> None:
     assert main(written(tmp_path, policy_model, "dpo", policy_env=ENV)) == ExitCode.USAGE
     assert "dpo compares single answers" in capsys.readouterr().err
-
-
-def _ended_process() -> int:
-    """The pid of a process that has ended and is not waited for: nobody else gets it meanwhile."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    return process.pid

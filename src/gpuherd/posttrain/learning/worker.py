@@ -140,7 +140,7 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Ask
 
     from gpuherd.posttrain.learning.work import train
 
-    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
+    of_transformers.disable_progress_bar()
     if world.device == "cpu" and config.training.use_fp16:
         raise UsageError("training.use_fp16 on a CPU: float16 is slow and overflows there; use_bf16, or neither")
     logger.info("process %d of %d on %s", world.rank, world.size, world.device)
