@@ -174,4 +174,6 @@ def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecisi
 
 def _what_helps(refusal: TrainingRefusal) -> str:
     told = [each.sentence for each in refusal.alternatives[:3]]
-    return f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
+    if told:
+        return f"what would fit: {'; '.join(told)}"
+    return "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"
