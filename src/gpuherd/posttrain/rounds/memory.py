@@ -20,8 +20,9 @@ from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Train
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.posttrain.rounds.blocks import Family
 from gpuherd.posttrain.rounds.plan import Phase, Step
-from gpuherd.posttrain.rounds.settings import Family, Settings
+from gpuherd.posttrain.rounds.settings import Settings
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rounds.choices import Choice
