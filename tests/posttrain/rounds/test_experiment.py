@@ -90,6 +90,25 @@ def test_a_training_asks_for_what_its_options_take(
         dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
 
 
+def test_a_reward_model_lies_beside_what_decodes(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"id": f"p{each}", "prompt": f"{each}?"}) + "\n" for each in range(20)))
+    scorer = llama_3b(tmp_path / "scorer", make_settings().models["tiny"].reference)
+
+    def memory_gb(**changed: object) -> dict[str, float]:
+        dataset = {"task": str(data), "reward_model": scorer} | changed
+        plan = dry(make_settings(datasets={"mine": dataset}, algos={"GRPO": {}}, rounds_of_training=1)).plan
+        return {each.step.phase.value: each.asked.memory_mb / 1024 for each in plan}
+
+    found = memory_gb()
+    assert all(found[phase] > 8 for phase in ("train", "evaluate"))
+    with pytest.raises(MissingModel):
+        memory_gb(reward_model="./no-such-scorer")
+
+
 def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings) -> None:
     datasets = {"sums": {"task": "arithmetic", "settings": {"digits": 2, "train": 400, "test": 4}}}
     settings = make_settings(datasets=datasets, algos={"QSharp": {}, "CD": {}, "GRPO": {}})

@@ -196,7 +196,7 @@ class RoundsExperiment:
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
         cards = idle_cards(having(self.options).gpus)
-        memory = Memory(self.settings, self.prepared.choices, cards, self.prepared.prompt_tokens)
+        memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuherd.errors import JobCannotFit
+from gpuherd.errors import BadModel, JobCannotFit, MissingModel
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
@@ -22,6 +22,7 @@ from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.posttrain.rounds.blocks import Family
 from gpuherd.posttrain.rounds.plan import Phase, Step
+from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _METHODS: Mapping[str, Method] = {
     "GRPO-HF": Method.GRPO,
     "PPO": Method.PPO,
 }
+# Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
+_UNKNOWN_SCORER_MB = 2048
 # Of models whose GPU is not known there is no end of room.
 _BOUNDLESS = Card("0", "", total=0, free=1 << 60)
 
@@ -60,14 +63,13 @@ class Memory:
 
     Args:
         cards: as idle as jobs will find them; () on a machine without GPUs.
-        prompt_tokens: of the longest prompt of each data set, at most.
+        prepared: the longest prompt of each data set, and what scores its completions.
     """
 
-    def __init__(
-        self, settings: Settings, choices: Sequence[Choice], cards: Sequence[Card], prompt_tokens: Mapping[str, int]
-    ):
-        self._settings, self._cards, self._prompts = settings, tuple(cards), prompt_tokens
-        self._choices = {each.name: each for each in choices}
+    def __init__(self, settings: Settings, cards: Sequence[Card], prepared: Prepared):
+        self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
+        self._choices = {each.name: each for each in prepared.choices}
+        self._reward_models = prepared.reward_models
         self._known: dict[tuple[object, ...], Asked] = {}
 
     def of(self, step: Step) -> Asked:
@@ -102,10 +104,27 @@ class Memory:
             demand_of(*in_precision(model, self._settings.system.dtype), load, self._cards, parallel="replica", most=1)
             for model in models
         ]
-        total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:])
+        total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:]) + self._scoring(dataset)
         said = " and ".join(each.sentence.partition(":")[0] for each in demands)
+        if dataset in self._reward_models:
+            said += f", scored by {self._reward_models[dataset]}"
         self._refuse(total, said)
         return Asked(1, total, f"{said}: {gib(total * MIB)}")
+
+    def _scoring(self, dataset: str) -> int:
+        """What the model that scores takes beside the others, in MB; 0 where none does. Raises MissingModel."""
+        model = self._reward_models.get(dataset)
+        if model is None:
+            return 0
+        rows = self._settings.data_collection.reward_batch_size
+        load = Workload(rows, self._prompts[dataset] + self._settings.generation.max_new_tokens, 1)
+        try:
+            architecture, precision = in_precision(model, self._settings.dataset(dataset).reward_dtype)
+        except MissingModel:
+            raise
+        except BadModel:
+            return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
+        return _beside(demand_of(architecture, precision, load, self._cards, parallel="replica", most=1))
 
     def _training(self, step: Step, family: Family) -> Asked:
         choice = self._choices[step.algorithm]
@@ -122,6 +141,9 @@ class Memory:
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
         memory = -(-found.loads[0].usage.total // MIB)
+        if job.method.generates and choice.algorithm != "GRPO-HF":  # completions are scored while it trains
+            memory += self._scoring(step.dataset)
+            self._refuse(memory, f"{architecture.model} and what scores it")
         told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
         return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
 

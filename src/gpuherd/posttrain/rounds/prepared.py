@@ -30,6 +30,7 @@ class Prepared:
         problems: how many are trained on, by data set.
         evaluated: how many are evaluated on, by data set.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        reward_models: of the data sets whose completions a model scores.
         inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
 
@@ -37,6 +38,7 @@ class Prepared:
     problems: Mapping[str, int]
     evaluated: Mapping[str, int]
     prompt_tokens: Mapping[str, int]
+    reward_models: Mapping[str, str]
     inputs: Mapping[str, str]
 
 
@@ -47,9 +49,13 @@ def prepare(settings: Settings) -> Prepared:
     evaluated: dict[str, int] = {}
     longest: dict[str, int] = {}
     inputs: dict[str, str] = {}
+    reward_models: dict[str, str] = {}
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
+        scoring = getattr(task, "reward_model", None)
+        if scoring is not None:
+            reward_models[name] = scoring
         try:
             if name in settings.trained_on():
                 found = training_problems(settings, name, task)
@@ -69,7 +75,7 @@ def prepare(settings: Settings) -> Prepared:
         if guided and family.value is not None:
             inputs[f"models.{name}.value"] = model_files(family.value).sha256
             _refuse_other_tokens(name, family.reference, family.value)
-    return Prepared(choices, problems, evaluated, longest, inputs)
+    return Prepared(choices, problems, evaluated, longest, reward_models, inputs)
 
 
 def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
