@@ -99,7 +99,7 @@ def gradients(model: Any, loss: Callable[[Any], torch.Tensor]) -> tuple[float, d
     """A loss and its gradients by weight."""
     model.zero_grad()
     value = loss(model)
-    value.backward()
+    torch.autograd.backward(value)
     return float(value.detach()), {
         name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.preference.fitting import RECORD, Stopped
 from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
 from gpuherd.posttrain.training.trainee import NotFinite
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
@@ -34,7 +36,8 @@ def one_thread() -> None:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(folder / "model" / "model.safetensors")
+    found: dict[str, torch.Tensor] = load_file(folder / "model" / "model.safetensors")
+    return found
 
 
 def assert_equal(one: Path, other: Path) -> None:
@@ -80,10 +83,38 @@ def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> N
 
 def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     """Stops before anything is saved of it."""
-    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer="sgd", grad_clip=None, save_every=1))
+    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer=Optimizer.SGD, grad_clip=None, save_every=1))
     with pytest.raises(NotFinite, match=r"DPO training: the (loss|grad_norm) of step \d is (nan|inf)"):
         dpo.train(training(policy_model, comparisons(), tmp_path))
     assert not (tmp_path / "model").exists()
+
+
+def test_smaller_micro_batches_where_memory_runs_out(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step stays what it was; halved until it fits, going on from the last checkpoint. (What stands in for memory
+    here is how many rows torch embeds at once.)"""
+    rows = comparisons()
+    dpo = DPO(DPO.Options(lr=1e-2, batch_size=8, epochs=3, save_every=1))
+    dpo.train(training(policy_model, rows, tmp_path / "roomy", steps=StepOptions(micro_batch_size=8)))
+    embed = torch.nn.Embedding.forward
+
+    def scarce(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[0] > 4:  # a pair has two rows
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        dpo.train(training(policy_model, rows, tmp_path / "failing", steps=StepOptions(micro_batch_size=8)))
+    steps = StepOptions(micro_batch_size=8, dynamic_batch_size=True)
+    with caplog.at_level(logging.WARNING):
+        dpo.train(training(policy_model, rows, tmp_path / "scarce", steps=steps))
+    assert "out of memory with 8 rows at once; going on with 4" in caplog.text
+    assert "out of memory with 4 rows at once; going on with 2" in caplog.text
+    one, other = ([line["loss"] for line in read_curves(tmp_path / name)] for name in ("roomy", "scarce"))
+    assert one == pytest.approx(other, rel=1e-4)
+    assert len(other) == 3
 
 
 SCRIPT = """
@@ -93,7 +124,7 @@ import torch
 torch.set_num_threads(1)
 from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
 model, folder, options, steps = sys.argv[1:5]
 work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**json.loads(steps)))
 DPO(DPO.Options(**json.loads(options))).train(work)
@@ -137,7 +168,8 @@ def test_killed_wherever_it_is_it_ends_as_if_undisturbed(policy_model: Path, tmp
 def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
     """DDP by gloo: the same losses as one process, up to the order of additions."""
     options = {"lr": 1e-3, "batch_size": 4, "epochs": 3}
-    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", {"processes": 2, "strategy": "ddp"})):
+    several: dict[str, Any] = {"processes": 2, "strategy": "ddp"}
+    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", several)):
         subprocess.run(
             command(policy_model, folder, options, micro_batch_size=2, **words),
             check=True,

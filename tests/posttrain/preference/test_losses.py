@@ -14,6 +14,7 @@ from tests.posttrain.preference.vowels import comparisons, episodes, training
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.algos.sft import SFT
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+from gpuherd.posttrain.preference.weighing import Imitated
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import StepOptions
@@ -39,7 +40,7 @@ def assert_alike(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
     """Alike but for the rounding of float32 weights."""
     assert set(found) == set(wanted)
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=2e-3, atol=3e-6, msg=lambda said, n=name: f"{n}: {said}")
+        torch.testing.assert_close(found[name], gradient, rtol=2e-3, atol=3e-6)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +94,9 @@ def test_dpo(words: dict[str, Any], policy_model: Path, reference: Path, tmp_pat
 def test_sft(mode: str, weights: tuple[float, float], policy_model: Path, tmp_path: Path) -> None:
     """Prompts are never trained on; with ``combined`` the two kinds have means of their own."""
     rows = episodes()
-    words = {"bc_weight": 0.3, "world_model_weight": 2.0} if mode == "combined" else {}
+    words: dict[str, Any] = {"bc_weight": 0.3, "world_model_weight": 2.0} if mode == "combined" else {}
     learnt = [each for each in rows if mode != "world_model" or not all(each.by_policy)]
-    options = SFT.Options(mode=mode, batch_size=len(learnt), **ONE_STEP, **words)
+    options = SFT.Options(mode=Imitated(mode), batch_size=len(learnt), **ONE_STEP, **words)
     trained = SFT(options).train(training(policy_model, rows, tmp_path, steps=StepOptions(micro_batch_size=2)))
     loss, wanted = by_hand.gradients(by_hand.doubled(policy_model), lambda model: by_hand.sft(model, learnt, *weights))
     (logged,) = read_curves(tmp_path)
@@ -126,7 +127,7 @@ def test_micro_batches_change_nothing(policy_model: Path, reference: Path, tmp_p
 
     for algorithm, rows in (
         (DPO(DPO.Options(batch_size=4, max_steps=3, lr=1e-2, epochs=2)), comparisons()),
-        (SFT(SFT.Options(batch_size=4, max_steps=3, lr=1e-2, epochs=4, mode="combined")), episodes()),
+        (SFT(SFT.Options(batch_size=4, max_steps=3, lr=1e-2, epochs=4, mode=Imitated.COMBINED)), episodes()),
     ):
         losses = []
         for size in (1, 4):

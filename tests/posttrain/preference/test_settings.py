@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.preference.settings import Run, arguments, cut, digest, order, steps_for
-from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.training.options import OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
 
 small = st.integers(1, 40)
 
@@ -22,7 +22,7 @@ def run(**other: Any) -> Run:
     words: dict[str, Any] = {
         "folder": Path("somewhere"),
         "stage": "DPO training",
-        "optimiser": OptimiserOptions(learning_rate=0.5, scheduler="cosine", max_grad_norm=None),
+        "optimiser": OptimiserOptions(learning_rate=0.5, scheduler=Scheduler.COSINE, max_grad_norm=None),
         "steps": StepOptions(micro_batch_size=4),
         "batch_size": 8,
         "total_steps": 10,
@@ -87,15 +87,17 @@ def test_they_are_settings_that_transformers_has() -> None:
     from transformers import TrainingArguments
 
     known = {each.name for each in dataclasses.fields(TrainingArguments)}
-    sharded = StepOptions(strategy="fsdp", fsdp_cpu_offload=True)
+    sharded = StepOptions(strategy=Strategy.FSDP, fsdp_cpu_offload=True)
     assert set(arguments(run(steps=sharded, device="cuda"), 2)) <= known
 
 
 def test_sharding() -> None:
-    told = arguments(run(steps=StepOptions(strategy="fsdp", fsdp_sharding_strategy="shard_grad_op"), device="cuda"), 2)
+    told = arguments(
+        run(steps=StepOptions(strategy=Strategy.FSDP, fsdp_sharding_strategy=Sharding.SHARD_GRAD_OP), device="cuda"), 2
+    )
     assert told["fsdp_config"]["reshard_after_forward"] is False
     with pytest.raises(UsageError, match="strategy fsdp on a CPU: accelerate, under TRL, would run ddp"):
-        run(steps=StepOptions(strategy="fsdp"))
+        run(steps=StepOptions(strategy=Strategy.FSDP))
 
 
 @pytest.mark.parametrize("words", [{"batch_size": 0}, {"total_steps": 0}, {"keep": 0}, {"save_every": 0}])

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tests.posttrain import tiny
 
-from gpuherd.posttrain.algos.interface import Collecting, Precision, Sampling
+from gpuherd.posttrain.algos.interface import Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Split
+from gpuherd.posttrain.training.options import StepOptions
 
 LETTERS = "abc"
 SAMPLING = Sampling(max_new_tokens=3, batch_size=32, seed=5)
@@ -52,7 +53,7 @@ def reference_model(folder: Path) -> Path:
 
 def value_model(folder: Path) -> Path:
     """What a classifier starts from."""
-    return tiny.tiny_llama(folder, seed=4, characters=LETTERS, spread=0.05)
+    return tiny.tiny_llama(folder, seed=4, characters=LETTERS)
 
 
 def collecting(
@@ -75,4 +76,34 @@ def collecting(
         sampling=sampling,
         precision=Precision(dtype="float32"),
         device="cpu",
+    )
+
+
+def training(
+    model: Path | str,
+    value_model: Path | str | None,
+    folder: Path,
+    rows: Sequence[Sequence[Row]],
+    *,
+    task: Letters | None = None,
+    policy: Policy | None = None,
+    number: int = 0,
+    micro: int = 64,
+    sampling: Sampling = SAMPLING,
+) -> Training:
+    """The training of a round, of everything that was collected."""
+    reference = Policy(str(model))
+    return Training(
+        task=task,
+        problems=Letters().problems(Split.TRAIN, None, 0),
+        rows=rows,
+        policy=reference if policy is None else policy,
+        reference=reference,
+        value_model=None if value_model is None else str(value_model),
+        folder=folder,
+        round=number,
+        sampling=sampling,
+        precision=Precision(dtype="float32"),
+        device="cpu",
+        steps=StepOptions(micro_batch_size=micro),
     )

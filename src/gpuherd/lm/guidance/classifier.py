@@ -116,7 +116,7 @@ def new_classifier(
     *,
     device: str = "cpu",
     dtype: str | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> Classifier:
     """A classifier that knows nothing yet: the body of a causal model, and a head that is 0.
 
@@ -125,7 +125,7 @@ def new_classifier(
         kind, head, atoms: see ``form``; the atoms are the rewards, in order.
         device: where it goes.
         dtype: ``float32``, ``bfloat16``, ``float16``; the checkpoint's own by default.
-        attention: ``sdpa`` or ``eager``.
+        attention: ``sdpa`` or ``eager``; what the model can by default.
 
     Raises MissingModel, BadModel: it is not there, is damaged, brings its own code, or reads in both directions.
     """
@@ -148,7 +148,7 @@ def new_classifier(
 
 
 def load_classifier(
-    folder: Path | str, device: str = "cpu", dtype: str | None = None, attention: str = "sdpa"
+    folder: Path | str, device: str = "cpu", dtype: str | None = None, attention: str | None = None
 ) -> Classifier:
     """A classifier that ``Classifier.save`` wrote, in evaluation mode.
 
@@ -156,7 +156,7 @@ def load_classifier(
         folder: where it is.
         device: where it goes; it need not be the policy's.
         dtype: of its weights; as they were saved by default.
-        attention: ``sdpa`` or ``eager``.
+        attention: ``sdpa`` or ``eager``; what the model can by default.
 
     Raises MissingModel where there is none, BadModel where it is damaged.
     """
@@ -188,7 +188,7 @@ def _tokenizer(folder: Path) -> Any:
         raise MissingModel(f"{folder} has no tokenizer that transformers can use: {problem}") from None
 
 
-def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
+def _body(folder: Path, device: str, dtype: str | None, attention: str | None) -> Any:
     """The model without its head for tokens, in evaluation mode."""
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel

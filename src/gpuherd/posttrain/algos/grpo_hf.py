@@ -34,9 +34,8 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
-from gpuherd.posttrain.preference.settings import Run, cut, digest, order
+from gpuherd.posttrain.preference.settings import Run, digest, order
 from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.training.options import StepOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,8 +168,8 @@ class GRPOFromHumanFeedback:
                 f"GRPO-HF: batch_size {options.batch_size} is more than the {len(work.problems)} problems of the round"
             )
         problems = {each.id: each for each in work.problems}
-        size = options.batch_size * options.samples_per_prompt
-        run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data)
+        group = options.samples_per_prompt
+        run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data, sequences=group)
         places = [work.problems[place].id for place in order(len(problems), run.total_steps, run.batch_size, work.seed)]
 
         def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
@@ -182,7 +181,7 @@ class GRPOFromHumanFeedback:
             loaded = trained_module(work, options, [])
             score = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
             refuse_other_tokens(score, loaded.tokenizer)
-            samples = StepSamples(run, places, problems, options.samples_per_prompt, work.sampling, loaded, world)
+            samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
             if options.kl_coef and not shares_reference(work, loaded.module):
                 if hasattr(loaded.module, "peft_type") or work.reference.adapter is not None:
                     raise UsageError(
@@ -191,14 +190,12 @@ class GRPOFromHumanFeedback:
                     )
                 # TRL loads the reference from where the model's config says that it is from.
                 loaded.module.config.name_or_path = str(locate(parse_model(work.reference.model), for_loading=True))
-            pieces = cut(size, (work.steps or StepOptions()).micro_batch_size, world.size, run.stage)
-            sized = {"per_device_train_batch_size": pieces.micro, "gradient_accumulation_steps": pieces.times}
             trainer = trainers.exploring(
                 model=loaded.module,
                 args=GRPOConfig(
-                    **{**settings, **sized},
-                    num_generations=options.samples_per_prompt,
-                    generation_batch_size=size,
+                    **settings,
+                    num_generations=group,
+                    generation_batch_size=options.batch_size * group,
                     max_completion_length=work.sampling.max_new_tokens,
                     temperature=work.sampling.temperature,
                     beta=options.kl_coef,

@@ -17,38 +17,16 @@ from typing import ClassVar
 
 from gpuherd.posttrain.algos.interface import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.value.comparing import Preferring, comparisons
+from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
 from gpuherd.posttrain.value.data import of_comparisons
-from gpuherd.posttrain.value.options import ValueOptions
 from gpuherd.posttrain.value.training import guided_policy, train_guide
 
 
 @dataclass(frozen=True, kw_only=True)
-class PITAOptions(ValueOptions):
-    """PITA's. Raises UsageError.
+class PITAOptions(ComparingOptions):
+    """PITA's: the classifier of the round before is trained on."""
 
-    Attributes:
-        bradley_terry_sampling: preferences are drawn with the probability sigmoid(bradley_terry_beta (score_a -
-            score_b)); else the higher score is preferred, and equal scores prefer none.
-        bradley_terry_beta: how sharply.
-        correct_bonus: what a right completion scores beside its reward.
-        warm_start: the classifier of the round before is trained on.
-    """
-
-    bradley_terry_sampling: bool = True
-    bradley_terry_beta: float = 1.0
-    correct_bonus: float = 5.0
     warm_start: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.preferring()
-
-    def preferring(self) -> Preferring:
-        """How comparisons are made."""
-        return Preferring(
-            self.samples_per_example, self.bradley_terry_sampling, self.bradley_terry_beta, self.correct_bonus
-        )
 
 
 class PITA:

@@ -39,9 +39,9 @@ class Ratio:
         bottom = float(self.bottom.sum())
         return float(self.top.sum()) / bottom if bottom else float("nan")
 
-    def weighted(self, weights: Weights) -> Floats:
+    def weighted(self, weights: Weights | Floats) -> Floats:
         """Under each weighting of the problems, (rows, problems): (rows,), NaN where the lower sum is 0."""
-        told = weights.astype(np.float64)
+        told = weights.astype(np.float64, copy=False)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray((told @ self.top) / (told @ self.bottom))
 

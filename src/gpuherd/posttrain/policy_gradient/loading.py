@@ -24,11 +24,12 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
     """The policy with what is trained requiring gradients: its adapter, a new adapter, or all weights.
 
     A new adapter has random numbers of torch's generator; where the policy has an adapter already, that is gone on
-    with. Raises UsageError for a guided policy: its classifier is not trained here.
+    with. The model's own dropout is switched off. Raises UsageError for a guided policy: its classifier is not trained here.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
     loaded = load_anew(policy.model, precision, device)
+    without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
     elif lora is not None:
@@ -42,6 +43,18 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
                 precision.dtype,
             )
     return loaded
+
+
+def without_dropout(module: Any) -> None:
+    """Switches a model's dropout off: the policy that learns is the one that sampled, and no other one at each pass."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    for each in module.modules():
+        if isinstance(each, _DropoutNd):
+            each.p = 0.0
+        for name, value in list(vars(each).items()):  # of attention, which hands the number on
+            if "dropout" in name and isinstance(value, float):
+                setattr(each, name, 0.0)
 
 
 def _with_trainable(module: Any, adapter: str) -> Any:

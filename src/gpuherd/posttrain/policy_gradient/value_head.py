@@ -59,9 +59,10 @@ def save_value_head(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 def load_value_head(module: ValuedPolicy, folder: Path) -> None:
     """Gives the module the head that was saved in a folder. Raises BadModel for one of another width."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         module.value_head.load_state_dict(load_file(folder / FILE))
-    except (RuntimeError, OSError) as problem:
+    except (RuntimeError, OSError, SafetensorError) as problem:
         raise BadModel(f"{folder / FILE} is no value head of this model: {problem}") from None

@@ -5,21 +5,27 @@ Imports torch inside functions only.
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import ExitCode, GpuherdError, naming_extras
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
+from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.training import folders
 from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.world import World
+
+logger = logging.getLogger(__name__)
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "trl", "datasets", "accelerate", "peft"), "posttrain")
 RECORD = "training.json"  # in the trained model's folder: what it is of
@@ -66,10 +72,6 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
     with naming_extras(EXTRAS, "training by TRL takes"):
         import datasets  # noqa: F401
         import trl  # noqa: F401
-    from transformers import PrinterCallback
-
-    from gpuherd.posttrain.preference.watching import Watching
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with _quiet(), World.from_environment(run.device) as world:
         if world.is_main:
@@ -77,19 +79,55 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
         world.barrier()
         if is_finished(run.folder, run.identity):
             return model_folder(run.folder)
-        newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
-        step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-        with Curves(run.folder, world, run.report_to, step=step) as curves:
-            trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
-            trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
-            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-            if trainer.state.global_step < run.total_steps:
-                raise Stopped(
-                    f"stopped after step {trainer.state.global_step} of {run.total_steps}; the same command goes on "
-                    "from there"
-                )
-            _save(trainer, run, world, beside or {})
+        _check_dynamic(run, world)
+        while not _trained(run, build, world, beside or {}):
+            run = _halved(run)
     return model_folder(run.folder)
+
+
+def _trained(run: Run, build: Build, world: World, beside: Mapping[str, str]) -> bool:
+    """Trains from the newest checkpoint on, and saves the model. False where memory ran out and less may fit."""
+    from transformers import PrinterCallback
+
+    from gpuherd.posttrain.preference.watching import Watching
+
+    newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
+    step = 0 if newest is None else int(newest.name.rpartition("-")[2])
+    with Curves(run.folder, world, run.report_to, step=step) as curves:
+        trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
+        trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
+        try:
+            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+        except (RuntimeError, MemoryError) as problem:
+            if not (run.steps.dynamic_batch_size and run.micro_batch_size > 1 and is_out_of_memory(problem)):
+                raise
+            return False
+        done = trainer.state.global_step
+        if done < run.total_steps:
+            raise Stopped(f"stopped after step {done} of {run.total_steps}; the same command goes on from there")
+        _save(trainer, run, world, beside)
+    return True
+
+
+def _halved(run: Run) -> Run:
+    """With half the rows at once, after memory ran out; gives back what the failed try held."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    size = run.micro_batch_size // 2
+    logger.warning("%s: out of memory with %d rows at once; going on with %d", run.stage, run.micro_batch_size, size)
+    return replace(run, steps=replace(run.steps, micro_batch_size=size))
+
+
+def _check_dynamic(run: Run, world: World) -> None:
+    """Raises UsageError where a batch can't follow the memory."""
+    if run.steps.dynamic_batch_size and world.size > 1:
+        raise UsageError(
+            f"{run.stage}: dynamic_batch_size in {world.size} processes: TRL's trainers can't leave a step that all do "
+            "together; use a smaller micro_batch_size"
+        )
 
 
 @contextmanager

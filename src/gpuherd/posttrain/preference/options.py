@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from gpuherd.errors import UsageError
@@ -116,26 +115,24 @@ def run_of(
     algorithm: str,
     rows: int,
     data: str,
-    batch_size: int | None = None,
-    folder: Path | None = None,
+    sequences: int = 1,
 ) -> Run:
     """One training of ``work``.
 
     Args:
         rows: that there are to learn from.
         data: what tells them apart from others (``digest``).
-        batch_size: other than ``options.batch_size``.
-        folder: other than ``work.folder``.
+        sequences: of each row.
     """
     hooks: Hooks | None = work.extra.get("hooks")
-    size = batch_size or options.batch_size
     return Run(
-        folder=folder or work.folder,
+        folder=work.folder,
         stage=f"{algorithm} training",
         optimiser=options.optimiser,
         steps=work.steps or StepOptions(),
-        batch_size=size,
-        total_steps=steps_for(rows, options.epochs, size, options.max_steps),
+        batch_size=options.batch_size,
+        total_steps=steps_for(rows, options.epochs, options.batch_size, options.max_steps),
+        sequences=sequences,
         amp_dtype=work.precision.amp_dtype,
         device=work.device,
         seed=work.seed,

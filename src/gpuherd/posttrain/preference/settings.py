@@ -34,6 +34,7 @@ class Run:
         folder: checkpoints go to ``checkpoints/``, the trained model to ``model/``.
         stage: what progress is told as.
         batch_size: rows of an optimiser step, over all processes.
+        sequences: of each row (the completions of a problem); micro-batches are of sequences.
         total_steps: optimiser steps.
         amp_dtype: of autocast; None: none.
         device: ``cpu``, ``cuda`` or ``cuda:0``.
@@ -51,6 +52,7 @@ class Run:
     steps: StepOptions
     batch_size: int
     total_steps: int
+    sequences: int = 1
     amp_dtype: str | None = None
     device: str = "cpu"
     seed: int = 0
@@ -72,6 +74,11 @@ class Run:
                 f"{self.stage}: strategy fsdp on a CPU: accelerate, under TRL, would run ddp and not say so; choose "
                 "strategy ddp, or GPUs"
             )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences at once at most, in each process."""
+        return min(self.steps.micro_batch_size, self.batch_size * self.sequences)
 
     @property
     def checkpoint_every(self) -> int:
@@ -143,7 +150,8 @@ def _lot(seed: int, shuffle: int, row: int) -> bytes:
 
 def arguments(run: Run, processes: int) -> dict[str, Any]:
     """The settings that TRL's config classes share, for ``run`` in so many processes. Raises UsageError."""
-    pieces = cut(run.batch_size, run.steps.micro_batch_size, processes, run.stage)
+    cut(run.batch_size, run.batch_size, processes, run.stage)  # whole rows to each process
+    pieces = cut(run.batch_size * run.sequences, run.steps.micro_batch_size, processes, run.stage)
     optimiser = run.optimiser
     return {
         "output_dir": str(run.folder / "checkpoints"),

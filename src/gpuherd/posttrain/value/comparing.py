@@ -19,6 +19,7 @@ from gpuherd.posttrain.algos.interface import Collecting
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.value.draws import uniform, whole_number
+from gpuherd.posttrain.value.options import ValueOptions
 from gpuherd.posttrain.value.samplers import Samplers, load_samplers, some_at_once
 
 if TYPE_CHECKING:
@@ -63,6 +64,32 @@ class Preferring:
         if self.drawn:
             return draw < _sigmoid(self.beta * (score_a - score_b))
         return None if score_a == score_b else score_a > score_b
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparingOptions(ValueOptions):
+    """Of algorithms that learn from comparisons. Raises UsageError.
+
+    Attributes:
+        bradley_terry_sampling: preferences are drawn with the probability sigmoid(bradley_terry_beta (score_a -
+            score_b)); else the higher score is preferred, and equal scores prefer none.
+        bradley_terry_beta: how sharply.
+        correct_bonus: what a right completion scores beside its reward.
+    """
+
+    bradley_terry_sampling: bool = True
+    bradley_terry_beta: float = 1.0
+    correct_bonus: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.preferring()
+
+    def preferring(self) -> Preferring:
+        """How comparisons are made."""
+        return Preferring(
+            self.samples_per_example, self.bradley_terry_sampling, self.bradley_terry_beta, self.correct_bonus
+        )
 
 
 def _sigmoid(x: float) -> float:

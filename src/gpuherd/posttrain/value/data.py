@@ -60,7 +60,7 @@ def of_rollouts(
 
     Raises UsageError where nothing is left to learn from, and for a loss of comparisons.
     """
-    asked = [_all_of(Rollout, rows) for rows in rounds]
+    asked = [rows_of(Rollout, rows) for rows in rounds]
     kept = [labels.informative(rows) for rows in asked]
     rollouts = [each for one in kept for each in one.rollouts]
     counts = {
@@ -96,7 +96,7 @@ def of_comparisons(
         rounds: comparisons, a sequence a round.
         scores: of the chosen and the rejected completion of each, in the same order; None: 1 and 0.
     """
-    comparisons = [each for rows in rounds for each in _all_of(Comparison, rows)]
+    comparisons = [each for rows in rounds for each in rows_of(Comparison, rows)]
     if not comparisons:
         raise UsageError("nothing to learn from: no comparison was collected; collect more samples or other problems")
     loss = options.loss_type or (Loss.BCE if scores is None else Loss.MLE)
@@ -128,7 +128,7 @@ def kept_apart(problem: str, share: float, seed: int) -> bool:
     return uniform(seed, "validation", problem, 0) < share
 
 
-def _all_of(kind: type[T], rows: Iterable[Row]) -> list[T]:
+def rows_of(kind: type[T], rows: Iterable[Row]) -> list[T]:
     """The rows, which are all of this kind. Raises UsageError where one is not."""
     found: list[T] = []
     for each in rows:

@@ -7,6 +7,7 @@ come next. After each epoch the classifier is checked on problems that it does n
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.form import FILE, Head
+from gpuherd.lm.guidance.form import FILE, Head, read_form
 from gpuherd.posttrain.algos.interface import Training
-from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.value import tensors
 from gpuherd.posttrain.value.batches import planned
 from gpuherd.posttrain.value.checking import checked
@@ -68,7 +69,7 @@ class Course:
         return {
             "algorithm": "value classifier",
             "value_model": self.work.value_model,
-            "begins_from": None if self.work.policy.guide is None else self.work.policy.guide.classifier,
+            "warm_start": chosen.warm_start and self.work.policy.guide is not None,
             "round": self.work.round,
             "seed": self.work.seed,
             "loss": str(self.data.loss),
@@ -77,6 +78,8 @@ class Course:
             "lr": chosen.lr,
             "weight_decay": chosen.weight_decay,
             "grad_clip": chosen.grad_clip,
+            "scheduler": str(chosen.scheduler),
+            "warmup_steps": chosen.warmup_steps,
             "batch_size": chosen.batch_size,
             "max_batch_num_tokens": chosen.max_batch_num_tokens,
             "epochs": chosen.epochs,
@@ -97,23 +100,25 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
     Args:
         begin: makes or loads the classifier that the training starts from, on a device.
 
-    Raises UsageError where the classifier can't read the lessons, and what Trainee and Checkpoints raise.
+    Raises UsageError where the classifier can't read the lessons or the folder is that of another training, and what
+    Trainee and Checkpoints raise.
     """
-    if trained_classifier(work.folder) is not None:
+    course = Course.of(data, options, work)
+    if (done := trained_classifier(work.folder)) is not None:
+        _refuse_another(done, course)
         return
     from gpuherd.posttrain.training.checkpoints import Checkpoints
     from gpuherd.posttrain.training.curves import Curves
     from gpuherd.posttrain.training.trainee import Trainee
     from gpuherd.posttrain.training.world import World
 
-    course = Course.of(data, options, work)
     with World.from_environment(work.device) as world:
         _seed(work.seed, world.rank)
         classifier = begin(world.device)
         _refuse_unreadable(data, classifier)
         trainee = Trainee(
             classifier.module,
-            OptimiserOptions(options.lr, options.weight_decay, max_grad_norm=options.grad_clip),
+            options.optimiser(),
             work.steps or StepOptions(),
             world,
             total_steps=len(course.batches),
@@ -158,10 +163,20 @@ def _save(course: Course, classifier: Classifier, trainee: Trainee) -> None:
     """Writes the classifier: the main process does, when all have given their part of the weights."""
     state = trainee.full_state()
     if trainee.world.is_main:
-        told = {**course.data.told, "round": course.work.round, "steps": len(course.batches), "seed": course.work.seed}
-        target = course.work.folder / "model"
-        classifier.save(target, state=state, loss=str(course.data.loss), trained=told)
+        told = {**course.identity(), **course.data.told}
+        classifier.save(course.work.folder / "model", state=state, loss=str(course.data.loss), trained=told)
+        shutil.rmtree(course.work.folder / "checkpoints", ignore_errors=True)
     trainee.world.barrier()
+
+
+def _refuse_another(done: Path, course: Course) -> None:
+    told = read_form(done).trained
+    for name, mine in course.identity().items():
+        if told.get(name) != mine:
+            raise UsageError(
+                f"{done} is a classifier of another training: its {name} is {told.get(name)!r}, here it is {mine!r}; "
+                "choose another output folder, or the old options"
+            )
 
 
 def _refuse_unreadable(data: Data, classifier: Classifier) -> None:
@@ -170,7 +185,14 @@ def _refuse_unreadable(data: Data, classifier: Classifier) -> None:
             f"classifier {classifier.name} predicts {classifier.form.head} {list(classifier.form.atoms)}, and what is "
             f"to be learnt is {list(data.atoms) or 'one probability'}; set warm_start=false, or keep the loss and atoms"
         )
-    longest = max(len(each.ids) for lesson in (*data.lessons, *data.held_out) for each in lesson)
+    examples = [each for lesson in (*data.lessons, *data.held_out) for each in lesson]
+    longest, largest = max(len(each.ids) for each in examples), max(max(each.ids) for each in examples)
+    known = classifier.module.vocabulary
+    if largest >= known:
+        raise UsageError(
+            f"value model {classifier.name} knows token ids below {known}, and there is {largest}; take one of the "
+            "reference's family"
+        )
     room = classifier.most_positions
     if room is not None and longest > room:
         raise UsageError(

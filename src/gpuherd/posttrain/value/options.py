@@ -9,6 +9,7 @@ from enum import StrEnum
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import Kind
 from gpuherd.lm.guidance.guide import Guide, Mode
+from gpuherd.posttrain.training.options import OptimiserOptions, Scheduler
 from gpuherd.posttrain.value.scale import atoms
 
 
@@ -56,7 +57,8 @@ class ValueOptions:
         batch_size: completions or comparisons of an optimiser's step.
         max_batch_num_tokens: the most tokens of a step, padding counted; a longer completion goes alone.
         num_workers: processes that make tensors of the next batches; 0: none.
-        lr: the learning rate, constant.
+        lr: the highest learning rate; see ``training.options.OptimiserOptions`` for ``scheduler`` and
+            ``warmup_steps``.
         weight_decay: decoupled.
         grad_clip: the most norm of a step's gradient; None: any.
         loss_type: None: ``bce`` where the task says right or wrong, else ``mle``.
@@ -74,6 +76,8 @@ class ValueOptions:
     max_batch_num_tokens: int = 16384
     num_workers: int = 0
     lr: float = 2e-5
+    scheduler: Scheduler = Scheduler.CONSTANT
+    warmup_steps: int = 0
     weight_decay: float = 0.0
     grad_clip: float | None = 1.0
     loss_type: Loss | None = Loss.BCE
@@ -92,12 +96,7 @@ class ValueOptions:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
         if self.num_workers < 0:
             raise UsageError(f"num_workers={self.num_workers}; the least is 0")
-        if not 0 < self.lr < math.inf:
-            raise UsageError(f"lr={self.lr}; it is above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"weight_decay={self.weight_decay}; it is 0 or above")
-        if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
-            raise UsageError(f"grad_clip={self.grad_clip}; it is above 0, or null")
+        self.optimiser()  # refuses what is out of range
         if not 0 <= self.validation_share < 1:
             raise UsageError(f"validation_share={self.validation_share}; it is from 0 to under 1")
         atoms(self.num_atoms, self.V_min, self.V_max)
@@ -109,6 +108,20 @@ class ValueOptions:
             raise UsageError(f"guidance.mode=distributional is for loss_type=mle, and it is {self.loss_type}")
         if (self.V_min, self.V_max) != (0, 1) and self.loss_type is not None:
             raise UsageError(f"V_min={self.V_min}, V_max={self.V_max}: loss_type={self.loss_type} predicts 0 to 1")
+
+    def optimiser(self) -> OptimiserOptions:
+        """The same for ``Trainee``."""
+        if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
+            raise UsageError(f"grad_clip={self.grad_clip}; it is above 0, or null for none")
+        if not 0 < self.lr < math.inf:
+            raise UsageError(f"lr={self.lr}; it is above 0")
+        return OptimiserOptions(
+            learning_rate=self.lr,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.grad_clip,
+            scheduler=self.scheduler,
+            warmup_steps=self.warmup_steps,
+        )
 
     def usual_mode(self, loss: Loss) -> Mode:
         """What is added to the reference's logits where ``guidance.mode`` does not say."""

@@ -1,0 +1,162 @@
+"""Q#-HF: Q# from human feedback, with a reward model that is learnt from preferences in the reward's place.
+
+The baseline of the PITA paper (Bobbili et al. 2025, arXiv 2507.20067) and its code:
+
+    comparisons are collected as PITA's, or read from a file; a proxy reward model is learnt from them (Bradley and
+    Terry); it scores both sides of each; a histogram of these scores is fitted (mle); guidance is by its expectation
+
+Three phases, each done when its file is there, so that a killed training goes on in the right one: ``proxy/model``,
+``scores.json``, ``model``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.lm.guidance.guide import Mode
+from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
+from gpuherd.posttrain.value.data import of_comparisons, rows_of
+from gpuherd.posttrain.value.options import Loss
+from gpuherd.posttrain.value.training import guided_policy, refuse_value_model, train_guide
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.training.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class ProxyLoss(StrEnum):
+    """What the proxy reward model is learnt by."""
+
+    BRADLEY_TERRY = "bradley_terry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSharpHFOptions(ComparingOptions):
+    """Q#-HF's. Raises UsageError.
+
+    Attributes:
+        loss_type: of the classifier.
+        preferences: a file or a data set of the Hub with prompt, chosen and rejected, in place of comparisons of
+            samples.
+        proxy_model: what the proxy starts from; None: the value model. It has the reference's tokens.
+        proxy_epochs, proxy_lr, proxy_batch_size, proxy_loss_type: of its training.
+    """
+
+    loss_type: Loss | None = Loss.MLE
+    preferences: str | None = None
+    proxy_model: str | None = None
+    proxy_epochs: int = 5
+    proxy_lr: float = 2e-5
+    proxy_batch_size: int = 16
+    proxy_loss_type: ProxyLoss = ProxyLoss.BRADLEY_TERRY
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proxy_epochs < 1 or self.proxy_batch_size < 1:
+            raise UsageError(
+                f"proxy_epochs={self.proxy_epochs}, proxy_batch_size={self.proxy_batch_size}; each is 1 at the least"
+            )
+        if not 0 < self.proxy_lr < float("inf"):
+            raise UsageError(f"proxy_lr={self.proxy_lr}; it is above 0")
+        if self.loss_type is Loss.BRADLEY_TERRY:
+            raise UsageError("loss_type=bradley_terry needs no proxy: that is PITA; Q#-HF's is mle, bce or mse")
+
+    def usual_mode(self, loss: Loss) -> Mode:  # noqa: ARG002 - the same for all
+        """The expectation."""
+        return Mode.EXPECTATION
+
+
+class QSharpFromHumanFeedback:
+    """See the module."""
+
+    name: ClassVar[str] = "QSharp-HF"
+    guided: ClassVar[bool] = True
+    Options = QSharpHFOptions
+
+    def __init__(self, options: QSharpHFOptions | None = None):
+        self.options = options or QSharpHFOptions()
+
+    def collect(self, work: Collecting) -> Iterator[Row]:
+        """Comparisons of two ends of the policy's greedy answers; nothing where preferences are read from a file."""
+        return iter(()) if self.options.preferences is not None else comparisons(work, self.options.preferring())
+
+    def train(self, work: Training) -> Policy:
+        """The proxy first, then its scores, then the classifier."""
+        from gpuherd.posttrain.training.world import World
+
+        with World.from_environment(work.device) as world:
+            pairs = self._comparisons(work)
+            scores = self._scores(work, self._proxy(work, pairs), pairs, world)
+            return train_guide(of_comparisons([pairs], self.options, work.seed, scores), work, self.options)
+
+    def policy(self, work: Training) -> Policy:
+        """The reference, guided by the classifier."""
+        return guided_policy(work, self.options)
+
+    def _comparisons(self, work: Training) -> list[Comparison]:
+        """Of all rounds."""
+        if self.options.preferences is None:
+            return [each for rows in work.rows for each in rows_of(Comparison, rows)]
+        from gpuherd.posttrain.preference.data import read_preferences
+        from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+
+        found = read_preferences(self.options.preferences)
+        if (told := found.told()) is not None:
+            logger.warning("%s", told)
+        tokenizer = load_tokenizer(work.reference.model, work.reference.adapter)
+        return list(Writing(tokenizer, chat=work.sampling.use_chat_template).comparisons(found.pairs))
+
+    def _proxy(self, work: Training, pairs: Sequence[Comparison]) -> Path:
+        """The folder of the proxy reward model."""
+        from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+
+        options = self.options
+        base = refuse_value_model(work.reference.model, options.proxy_model or work.value_model)
+        return train_reward_model(
+            pairs,
+            base,
+            work.folder / "proxy",
+            RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
+            precision=work.precision,
+            device=work.device,
+            seed=work.seed,
+            steps=work.steps,
+            use_chat_template=work.sampling.use_chat_template,
+        )
+
+    def _scores(
+        self, work: Training, proxy: Path, pairs: Sequence[Comparison], world: World
+    ) -> list[tuple[float, float]]:
+        """The proxy's scores of both sides, chosen first. Kept in a file: a score that is read again on another
+        machine may differ by rounding, and then the data of a resumed training would be other data."""
+        path = work.folder / "scores.json"
+        if world.is_main and not path.exists():
+            from gpuherd.posttrain.rewards.reward_model import RewardModel
+
+            model = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
+            sides = [
+                (*each.prompt_ids, *each.context_ids, *side)
+                for each in pairs
+                for side in (each.chosen_ids, each.rejected_ids)
+            ]
+            atomic_write(path, json.dumps(model.scores_of_ids(sides)).encode() + b"\n")
+        world.barrier()
+        found = [float(each) for each in json.loads(path.read_bytes())]
+        if len(found) != 2 * len(pairs):
+            raise UsageError(
+                f"{path} has {len(found)} scores of {len(pairs)} comparisons: it is of another training; choose "
+                "another output folder, or the old options"
+            )
+        return list(zip(found[::2], found[1::2], strict=True))
