@@ -4,7 +4,7 @@
     python -m benchmarks.posttrain_guided --dtype float32 --batch 8     one, printed
 
 A Llama of random weights (88 million parameters; 1.2 billion on a GPU) is guided by classifiers of a quarter of its
-parameters (half as deep), among 20 candidates. All decode as many tokens greedily for the same prompts of 100 tokens.
+parameters (half as deep), among 20 candidates. All decode as many tokens greedily for the same prompts of 40 tokens.
 Ways:
 
 - ``plain``: no classifier;
@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks.generate import WORDS, device, write_model
 
 BATCHES = (1, 8, 32)
-PROMPT, NEW, NAIVE_NEW, TOP_K, ROUNDS = 100, 32, 2, 20, 3
+PROMPT, NEW, NAIVE_STEPS, TOP_K, ROUNDS = 40, 32, 2, 20, 3
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def naive(guidance: Any, prompts: Sequence[Any], plain_cost: float, *, quick: bo
     def places(some: Any) -> Any:
         return torch.arange(some.shape[1], device=some.device).expand(len(some), -1)
 
-    return plain_cost + statistics.median(taken(step) for _ in range(NAIVE_NEW)) / len(prompts)
+    return plain_cost + statistics.median(taken(step) for _ in range(NAIVE_STEPS)) / len(prompts)
 
 
 def size_of(module: Any) -> int:

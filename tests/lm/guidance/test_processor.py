@@ -24,7 +24,7 @@ TEXTS = ["To be, or not", "2+2=", "what?"]
 GUIDE = Guide("random", eta=0.3, top_k=6)
 
 
-class Naive(transformers.LogitsProcessor):  # type: ignore[misc]
+class Naive:
     """Each candidate with all that stands before it, no cache and no padding."""
 
     def __init__(self, classifier: Any, mask: Any):

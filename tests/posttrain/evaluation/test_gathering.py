@@ -91,6 +91,12 @@ def test_seeds_go_together(tmp_path: Path) -> None:
     assert min(row.by_seed["pass@1"]) >= figure.interval.low - 0.1
     assert len(tables.rows) == 11 and len(tables.comparisons) == 1
     assert {each.unit for each in tables.comparisons[0].differences} == {"seeds"}
+    finished = row.figures["finished"]  # all are, in every run: nothing to resample
+    assert (
+        finished.value == 1
+        and finished.interval is not None
+        and finished.interval.low == pytest.approx(0.912, abs=1e-3)
+    )
 
 
 def test_a_damaged_result_is_told_and_spoils_nothing(tmp_path: Path) -> None:

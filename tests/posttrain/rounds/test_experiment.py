@@ -18,6 +18,7 @@ from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.options import RoundsOptions
+from gpuherd.posttrain.rounds.plan import Phase
 from gpuherd.posttrain.rounds.prepared import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.rounds.record import BadRun, RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import new_folder, resumed, unfinished
@@ -51,6 +52,42 @@ def test_a_model_that_fits_nowhere_is_refused(make_settings: MakeSettings, stand
     standin("2x700MB")
     with pytest.raises(JobCannotFit):
         dry(make_settings())
+
+
+def llama_3b(folder: Path, like: str) -> str:
+    """A folder with the config of a llama of 3 billion numbers in bfloat16, and the tokenizer of another model."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((Path(like) / name).read_bytes())
+    shape = {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192, "vocab_size": 128256}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "tie_word_embeddings": True} | shape | heads)
+    )
+    return str(folder)
+
+
+def test_a_training_asks_for_what_its_options_take(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(algorithm: str, **options: object) -> float:
+        settings = make_settings(
+            models=models, system={"dtype": "bf16"}, algos={algorithm: options}, rounds_of_training=1
+        )
+        (train,) = (each for each in dry(settings).plan if each.step.phase is Phase.TRAIN)
+        return train.asked.memory_mb / 1024
+
+    plain = memory_gb("GRPO", kl_coef=0.0)
+    assert 20 < plain < 60  # 6.4 GB of weights, as much of gradients, twice as much of the optimiser
+    assert memory_gb("GRPO", kl_coef=0.1) - plain == pytest.approx(6, abs=0.5)  # the reference
+    assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
+    assert memory_gb("GRPO-HF") > plain + 5  # the proxy
+    with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
+        dry(make_settings(models=models, training={"micro_batch_size": 100_000}, algos={"GRPO": {}}))
 
 
 def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings) -> None:

@@ -16,7 +16,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training import make_training_plan
-from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
@@ -110,23 +110,42 @@ class Memory:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
         architecture, precision = in_precision(model, self._settings.system.dtype)
-        told = self._settings
-        job = TrainingJob(
-            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
-            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
-            batch=told.training.micro_batch_size,
-            prompt_tokens=self._prompts[step.dataset],
-            new_tokens=told.generation.max_new_tokens,
-            checkpointing=told.training.gradient_checkpointing,
-            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
-        )
+        job = self._job(choice, precision, self._prompts[step.dataset])
+        # A proxy that is learnt from preferences lies beside the policy, on whatever model it begins with.
+        proxy = None
+        if choice.algorithm == "GRPO-HF":
+            said = getattr(choice.options, "proxy_model", None) or family.value or family.reference
+            proxy = in_precision(said, self._settings.system.dtype)[0]
         roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [roomiest], job, gpus=1)
+        found = make_training_plan(architecture, [roomiest], job, gpus=1, reward=proxy)
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
         memory = -(-found.loads[0].usage.total // MIB)
-        said = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
-        return Asked(1, memory, f"{said}: {gib(memory * MIB)}")
+        told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+        return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
+
+    def _job(self, choice: Choice, precision: Precision, prompt_tokens: int) -> TrainingJob:
+        """How an algorithm trains, by its options where it has such."""
+        told, options = self._settings, choice.options
+        lora = getattr(options, "lora", None)
+        reference = None
+        if getattr(options, "reference_free", False):
+            reference = False
+        elif getattr(options, "kl_coef", None):
+            reference = True
+        return TrainingJob(
+            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
+            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
+            optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
+            lora=None if lora is None else LoraShape(lora.r),
+            batch=told.training.micro_batch_size,
+            prompt_tokens=prompt_tokens,
+            new_tokens=told.generation.max_new_tokens,
+            samples=getattr(options, "samples_per_prompt", 8),
+            checkpointing=told.training.gradient_checkpointing,
+            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
+            reference=reference,
+        )
 
     def _refuse(self, memory_mb: int, said: str) -> None:
         most = max((card.free for card in self._cards), default=_BOUNDLESS.free)

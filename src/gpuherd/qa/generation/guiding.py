@@ -131,12 +131,13 @@ def guide_bytes(guide: Guide | None, workload: Workload) -> int:
     from gpuherd.models.plan.workload import Reserve
 
     architecture, precision = in_precision(guide.classifier, None)
-    longest = workload.new_tokens + guide.top_k
+    # Each step reads the candidates behind what there is: a pass of as many tokens as a short prompt's.
+    at_once, longest = max(workload.prompt_tokens, guide.top_k), workload.new_tokens + guide.top_k
     plan = make_plan(
         architecture,
         [Card("0", "", total=0, free=_BOUNDLESS)],
         precision,
-        Workload(workload.batch, workload.prompt_tokens, longest),
+        Workload(workload.batch, at_once, longest),
         Reserve(context=0, fixed=0, share=0.0),
     )
     if isinstance(plan, Refusal):
