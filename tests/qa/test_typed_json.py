@@ -37,6 +37,9 @@ class House:
     walls: tuple[Place, ...]
     owners: Mapping[str, float]
     note: Any = None
+    numbers: tuple[int, ...] = ()
+    figures: tuple[float, ...] = ()
+    known: tuple[float | None, ...] = ()
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,6 +54,9 @@ houses = st.builds(
     st.lists(places, max_size=4).map(tuple),
     st.dictionaries(st.text(), numbers, max_size=3),
     st.none() | st.text() | st.lists(st.integers(), max_size=2),
+    st.lists(st.integers(), max_size=3).map(tuple),
+    st.lists(numbers, max_size=3).map(tuple),
+    st.lists(st.none() | numbers, max_size=3).map(tuple),
 )
 
 
@@ -78,6 +84,13 @@ HOUSE = House("h", 1, True, Colour.RED, None, (), {})
         ("walls", [[1.0, 2.0]]),
         ("owners", {"a": "b"}),
         ("name", None),
+        ("numbers", [1, 2.0]),
+        ("numbers", [True]),
+        ("numbers", [None]),
+        ("figures", [1.0, math.inf]),
+        ("figures", [1.0, None]),
+        ("known", [None, math.nan]),
+        ("known", ["1"]),
     ],
 )
 def test_what_it_is_not_is_refused(field: str, value: Any) -> None:
@@ -93,3 +106,9 @@ def test_lists_of_fields_have_each_field_once() -> None:
     for wrong in ([1.0], [1.0, None, 2.0]):
         with pytest.raises(ValueError):
             read(House, {**good, "at": wrong}, [Place])
+
+
+def test_whole_numbers_among_figures_become_figures() -> None:
+    found = read(House, {**plain(HOUSE), "figures": [1, 2.5], "known": [3, None]})
+    assert found.figures == (1.0, 2.5) and isinstance(found.figures[0], float)
+    assert found.known == (3.0, None) and isinstance(found.known[0], float)

@@ -81,25 +81,42 @@ def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Conso
     from gpuherd.posttrain.rounds.settling import settled
 
     simulate = args.simulate is not None
-    given = said(args.overrides)
-    place = options.resume
-    if given.get("resume_from") is not None:
-        if place is not None and place != given["resume_from"]:
+    goes_on = [word for word in args.overrides if word.startswith("resume_from=")]
+    if options.resume is not None or goes_on:
+        given = said(args.overrides)
+        place = options.resume or str(given["resume_from"])
+        if str(given.get("resume_from", place)) != place:
             raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
-        place = str(given["resume_from"])
-    if place is not None:
         folder = RoundsDirectory(place)
         settings = resumed(folder, given).settings
         return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
     settings = settled(settings_of(compose(args.overrides, options.config)))
     if settings.resume_from is not None:
-        raise UsageError(f"{options.config}: resume_from stands on the command line, or --resume does")
+        raise UsageError(f"{options.config}: resume_from belongs on the command line")
     return RoundsExperiment(settings, options, console=console, simulate=simulate)
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:
-    from gpuherd.posttrain.rounds.setup_test import test_setup
+    """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
+    if args.overrides or options.resume or options.config or options.dry_run:
+        raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
+    from gpuherd.gpus.nvml import machine
+    from gpuherd.gpus.own_view import visible_now
+    from gpuherd.posttrain.rounds.setup_check import check_setup
 
-    if args.overrides or options.resume or options.config:
-        raise UsageError("--test-setup has a small experiment of its own; leave overrides, --config and --resume out")
-    return ExitCode.OK if test_setup(options, console, simulate=args.simulate is not None) else ExitCode.FAILED
+    gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None
+    if not gpus and not simulate:
+        from gpuherd.standin import activate
+
+        activate("2x40GB")
+        gpus, simulate = visible_now(machine(processes=False).gpus), True
+    checks = check_setup(options, gpus, console, simulate=simulate)
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({"simulated": simulate, "checks": [asdict(each) for each in checks]}, indent=2))
+    else:
+        for each in checks:
+            print(f"{'ok    ' if each.passed else 'FAILED'}  {each.what}: {each.seen}")
+    return ExitCode.OK if all(each.passed for each in checks) else ExitCode.FAILED

@@ -10,6 +10,7 @@ import types
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from math import isfinite
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -42,7 +43,10 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
         (wanted,) = (each for each in arguments if each is not type(None))
         return None if value is None else read(wanted, value, as_lists)
     if origin is tuple:
-        return tuple(read(arguments[0], each, as_lists) for each in _of(list, value))
+        items = _of(list, value)
+        if _all_plain(arguments[0], items):
+            return tuple(items)
+        return tuple(read(arguments[0], each, as_lists) for each in items)
     if origin is Mapping:
         return {key: read(arguments[1], each, as_lists) for key, each in _of(dict, value).items()}
     if issubclass(kind, Enum):
@@ -53,12 +57,36 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
 
 
 def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     if kind in as_lists:
         parts = _of(list, value)
         return kind(*(read(hints[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True)))
     parts = _of(dict, value)
     return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in fields(kind)})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _all_plain(kind: Any, items: list[Any]) -> bool:
+    """Whether these are numbers or words as they should be, in one pass: there are thousands of token ids in a row."""
+    exact = _EXACT.get(kind)
+    if exact is None or not exact.issuperset(map(type, items)):
+        return False
+    return float not in exact or all(map(isfinite, filter(None, items)))
+
+
+# What items of these kinds are where nothing must be done with them.
+_EXACT: Mapping[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    bool: frozenset({bool}),
+    str: frozenset({str}),
+    float: frozenset({float}),
+    float | None: frozenset({float, types.NoneType}),
+    int | None: frozenset({int, types.NoneType}),
+}
 
 
 def _of(kind: type, value: Any) -> Any:

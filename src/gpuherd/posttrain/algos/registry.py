@@ -22,6 +22,10 @@ ALGORITHMS: Mapping[str, str] = {
     "CD": "cd:ControlledDecoding",
 }
 
+# The two kinds that there are: a classifier guides the reference, or the policy's own weights change.
+ValueGuidedAlgorithms: tuple[str, ...] = ("QSharp", "QSharp-HF", "PITA", "CD")
+PostTrainingAlgorithms: tuple[str, ...] = tuple(name for name in ALGORITHMS if name not in ValueGuidedAlgorithms)
+
 _SPELLINGS = {"q#": "QSharp", "qsharp": "QSharp", "q#-hf": "QSharp-HF", "rpo": "DPO"}
 
 

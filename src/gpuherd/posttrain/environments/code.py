@@ -1,4 +1,4 @@
-"""Programs in up to three attempts: after each that fails some tests the policy hears which, and why."""
+"""Programs in up to three attempts: after each that fails some tests the policy hears what went wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(options: EnvironmentOptions) -> Attempts:
 
 
 def feedback(tested: Tested) -> str:
-    """What is said of a program that does not pass all tests."""
-    notes = "".join(f"- {note}\n" for note in tested.notes[:_MOST_NOTES])
+    """What is said of a program that does not pass all tests: what went wrong, and nothing of what tests ask."""
+    notes = "".join(f"- {problem}\n" for problem in tested.problems[:_MOST_NOTES])
     said = f"{tested.passed} of {tested.total} tests pass.\n{notes}"
     return f"{said[:_LONGEST].rstrip()}\nWrite the whole program again, corrected."

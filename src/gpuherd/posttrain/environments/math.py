@@ -62,9 +62,9 @@ def attempt(text: str, right: bool, settings: Settings) -> Attempt:
     parsed = right or result_of(text) is not None
     steps = right and sum("=" in line for line in text.splitlines()) >= _LINES_OF_STEPS
     parts = {
-        "right": settings.right * right,
-        "unparsable": -settings.unparsable * (not parsed),
-        "steps": settings.steps_bonus * steps,
+        "right": settings.right if right else 0.0,
+        "unparsable": 0.0 if parsed else -settings.unparsable,
+        "steps": settings.steps_bonus if steps else 0.0,
     }
     said = "That is not the right result." if parsed else "No result can be found in your answer: put it in \\boxed{}."
     return Attempt(Reward(math.fsum(parts.values()), right, parts), f"{said} Try again.")

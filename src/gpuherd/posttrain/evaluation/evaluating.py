@@ -107,7 +107,7 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         _answer(work, problems, path, partial(loaded.at, policy), stage)
         answered = _read_all(path, problems)
         measured = _divergence(work, policy, answered, label, loaded)
-        scores = scores_of(answered, measured.kl, measured.estimator)
+        scores = scores_of(answered, problems, measured.kl, measured.estimator)
         write_scores(work.folder / f"scores{label}.json", scores)
         points.append(
             Point(
@@ -144,10 +144,13 @@ class _Loaded:
 
     def at(self, policy: Policy) -> Sampler:
         """A sampler of this policy."""
-        if self._sampler is None or self._policy != policy:
+        held, guide = self._policy, policy.guide
+        if self._sampler is None or held is None or guide is None or held.at(guide.eta) != policy:
             self._sampler = None  # one model at a time
             self._sampler = self.fresh(policy)
-            self._policy = policy
+        elif self._sampler.model.guidance is not None:
+            self._sampler.model.guidance = self._sampler.model.guidance.at(guide.eta)
+        self._policy = policy
         return self._sampler
 
     def release(self) -> None:
@@ -252,12 +255,18 @@ def _answered(
                 (reward := next(rewards)).value,
                 reward.correct,
                 reward.note,
-                None if each.kl is None else float(sum(each.kl)),
+                _summed(each.kl),
             )
             for each in group
         )
         found.append((prompt, completions))
     return found
+
+
+def _summed(kl: Sequence[float | None] | None) -> float | None:
+    """Over a completion's tokens; None where it was not recorded, or is not finite somewhere."""
+    known = [each for each in kl or () if each is not None]
+    return sum(known) if kl is not None and len(known) == len(kl) else None
 
 
 def _read_all(path: Path, problems: Sequence[Problem]) -> list[AnsweredProblem]:

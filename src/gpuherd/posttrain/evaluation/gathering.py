@@ -220,6 +220,7 @@ def _by_seed(metrics: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
 
 
 def _over_seeds(runs: Sequence[tuple[Found, Point]], confidence: float) -> dict[str, Figure]:
+    from gpuherd.posttrain.evaluation.metrics import counted
     from gpuherd.posttrain.evaluation.over_seeds import over_seeds
     from gpuherd.qa.bootstrap import Plan
 
@@ -227,7 +228,12 @@ def _over_seeds(runs: Sequence[tuple[Found, Point]], confidence: float) -> dict[
     tables = [_ratios(run, point) for run, point in runs]
     same = len({run.scores[point.scores].problems for run, point in runs}) == 1
     names = [name for name in tables[0] if all(name in table for table in tables)]
-    return {name: over_seeds([table[name] for table in tables], same, plan) for name in names}
+    found = {}
+    for name in names:
+        figure = over_seeds([table[name] for table in tables], same, plan)
+        least = min(table[name].top.size for table in tables)
+        found[name] = counted(figure, least, confidence) if tables[0][name].share else figure
+    return found
 
 
 def _ratios(run: Found, point: Point) -> dict[str, Ratio]:

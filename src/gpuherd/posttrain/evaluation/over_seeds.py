@@ -10,7 +10,8 @@ With as few as two or three seeds no interval can be trusted far: the runs' own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gpuherd.posttrain.evaluation.metrics import Ratio
 from gpuherd.qa.bootstrap import NO_SPREAD, Floats, Plan, resamples
 from gpuherd.qa.intervals import Figure, Interval
 
-Drawn = Callable[[int, int, int], Floats]
+_MOST_KEPT = 2_000_000  # weights: 16 MB
 
 
 def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure:
@@ -58,8 +59,16 @@ def summary(value: float, spread: Floats, confidence: float) -> Figure:
 
 def _weighted(run: Ratio, plan: Plan, place: int) -> Floats:
     """A run's metric under each draw of problems; place 0: the draw that all runs share."""
-    blocks = resamples(run.top.size, plan.resamples, plan.seed + 7919 * place)
-    return np.concatenate([run.weighted(weights) for weights in blocks])
+    n, seed = run.top.size, plan.seed + 7919 * place
+    if n * plan.resamples <= _MOST_KEPT:
+        return run.weighted(_kept(n, plan.resamples, seed))
+    return np.concatenate([run.weighted(weights) for weights in resamples(n, plan.resamples, seed)])
+
+
+@lru_cache(maxsize=4)
+def _kept(n: int, count: int, seed: int) -> Floats:
+    """All draws of n problems: the same few are asked for again and again."""
+    return np.concatenate(list(resamples(n, count, seed))).astype(np.float64)
 
 
 def _seed_weights(runs: int, plan: Plan, seed_draw: int) -> Floats:

@@ -75,7 +75,7 @@ def _model(config: TrainConfig) -> Iterator[str]:
     if (told.load_in_8bit or told.load_in_4bit) and config.distributed.strategy == "fsdp":
         yield "model.load_in_8bit or load_in_4bit with distributed.strategy=fsdp: codes are not divided; use ddp"
     if told.use_flash_attention and told.attn_implementation not in (None, "flash_attention_2"):
-        yield f"model.use_flash_attention and model.attn_implementation={told.attn_implementation} contradict each other"
+        yield f"model.use_flash_attention and model.attn_implementation={told.attn_implementation}: keep one"
     if not told.do_sample:
         yield f"model.do_sample=false: {_GREEDY}"
     if told.num_beams != 1:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from gpuherd.errors import JobCannotFit
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.demand import demand_of
+from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training import make_training_plan
-from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
@@ -71,37 +71,38 @@ class Memory:
 
     def of(self, step: Step) -> Asked:
         """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
-        guided = step.algorithm in self._choices and self._choices[step.algorithm].guided
-        asks_guided = guided and step.policy_round is not None
         name = step.evaluated_on if step.evaluated_on is not None else step.dataset
-        key = (step.phase, step.family, name, asks_guided, step.algorithm if step.phase is Phase.TRAIN else None)
-        if key not in self._known:
-            family = self._settings.families()[step.family]
-            if step.phase is Phase.TRAIN:
-                self._known[key] = self._training(step, family)
-            else:
-                models = [family.reference, *([family.value] if asks_guided and family.value else [])]
-                self._known[key] = self._decoding(models, name)
-        return self._known[key]
+        if step.phase is Phase.TRAIN:
+            key: tuple[object, ...] = (step.algorithm, step.family, name)
+            if key not in self._known:
+                self._known[key] = self._training(step, self._settings.families()[step.family])
+            return self._known[key]
+        models = self._models(step)
+        if (models, name) not in self._known:
+            self._known[models, name] = self._decoding(models, name)
+        return self._known[models, name]
+
+    def _models(self, step: Step) -> tuple[str, ...]:
+        """What lies on the GPU while a step decodes."""
+        family = self._settings.families()[step.family]
+        if step.policy_round is None:
+            return (family.reference,)
+        if self._choices[step.algorithm].guided:
+            return (family.reference, *([] if family.value is None else [family.value]))
+        # The divergence is measured with both models at hand.
+        both = step.phase is Phase.EVALUATE and self._settings.evaluation.kl == "exact"
+        return (family.reference, family.reference) if both else (family.reference,)
 
     def _decoding(self, models: Sequence[str], dataset: str) -> Asked:
-        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free once."""
+        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
         told = self._settings.generation
         load = Workload(told.batch_size, self._prompts[dataset], told.max_new_tokens)
         demands = [
-            demand_of(
-                *in_precision(model, self._settings.system.dtype),
-                load,
-                self._cards,
-                parallel="replica",
-                gpus=(1, 1),
-                most=1,
-            )
+            demand_of(*in_precision(model, self._settings.system.dtype), load, self._cards, parallel="replica", most=1)
             for model in models
         ]
-        twice = Reserve()
-        total = sum(each.memory_mb for each in demands) - (len(demands) - 1) * (twice.context + twice.fixed) // MIB
-        said = "; beside it ".join(each.sentence.partition(":")[0] for each in demands)
+        total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:])
+        said = " and ".join(each.sentence.partition(":")[0] for each in demands)
         self._refuse(total, said)
         return Asked(1, total, f"{said}: {gib(total * MIB)}")
 
@@ -109,23 +110,42 @@ class Memory:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
         architecture, precision = in_precision(model, self._settings.system.dtype)
-        told = self._settings
-        job = TrainingJob(
-            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
-            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
-            batch=told.training.micro_batch_size,
-            prompt_tokens=self._prompts[step.dataset],
-            new_tokens=told.generation.max_new_tokens,
-            checkpointing=told.training.gradient_checkpointing,
-            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
-        )
+        job = self._job(choice, precision, self._prompts[step.dataset])
+        # A proxy that is learnt from preferences lies beside the policy, on whatever model it begins with.
+        proxy = None
+        if choice.algorithm == "GRPO-HF":
+            said = getattr(choice.options, "proxy_model", None) or family.value or family.reference
+            proxy = in_precision(said, self._settings.system.dtype)[0]
         roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [roomiest], job, gpus=1)
+        found = make_training_plan(architecture, [roomiest], job, gpus=1, reward=proxy)
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
         memory = -(-found.loads[0].usage.total // MIB)
-        said = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
-        return Asked(1, memory, f"{said}: {gib(memory * MIB)}")
+        told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+        return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
+
+    def _job(self, choice: Choice, precision: Precision, prompt_tokens: int) -> TrainingJob:
+        """How an algorithm trains, by its options where it has such."""
+        told, options = self._settings, choice.options
+        lora = getattr(options, "lora", None)
+        reference = None
+        if getattr(options, "reference_free", False):
+            reference = False
+        elif getattr(options, "kl_coef", None):
+            reference = True
+        return TrainingJob(
+            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
+            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
+            optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
+            lora=None if lora is None else LoraShape(lora.r),
+            batch=told.training.micro_batch_size,
+            prompt_tokens=prompt_tokens,
+            new_tokens=told.generation.max_new_tokens,
+            samples=getattr(options, "samples_per_prompt", 8),
+            checkpointing=told.training.gradient_checkpointing,
+            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
+            reference=reference,
+        )
 
     def _refuse(self, memory_mb: int, said: str) -> None:
         most = max((card.free for card in self._cards), default=_BOUNDLESS.free)
@@ -134,6 +154,16 @@ class Memory:
                 f"{said} together take {gib(memory_mb * MIB)} on one GPU, and the roomiest here has {gib(most)}; lower "
                 "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
             )
+
+
+def _beside(demand: Demand) -> int:
+    """What a model takes beside another one, in MB: without the context and what is kept free, which are there once."""
+    kept = Reserve()
+    if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top
+        alone = demand.memory_mb * (1 - kept.share)
+        return max(1, int(alone) - (kept.context + kept.fixed) // MIB)
+    total = max(load.card.total for load in demand.plan.loads)
+    return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
 
 
 def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecision:

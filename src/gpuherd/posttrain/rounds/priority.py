@@ -39,6 +39,7 @@ class JobDescription:
     shard: int = 0
 
 
+TrainingJob = JobDescription  # the guide's name
 Priority = Callable[[JobDescription], int]
 
 

@@ -44,8 +44,8 @@ class Naming:
     def __post_init__(self) -> None:
         if not self.name or safe_name(self.name) != self.name:
             raise UsageError(
-                f"name={self.name!r}: letters, digits and . _ + = @ - are possible, at most 120, and it begins with none"
-                " of . and -"
+                f"name={self.name!r}: letters, digits and . _ + = @ - are possible, at most 120, and it begins with"
+                " none of . and -"
             )
 
 

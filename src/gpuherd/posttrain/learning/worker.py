@@ -1,0 +1,169 @@
+"""The program that trains: words in, an exit code out. Joins the others where torchrun has started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from gpuherd.engines.processes import ProcessId, identify
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd.flags import Parser
+from gpuherd.lm.memory import is_out_of_memory
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.preparing import prepare
+from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.report.log import FORMAT, configure_console
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.training.world import World
+
+MODULE = "gpuherd.posttrain.learning"
+STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
+DESCRIPTION = """\
+One process of a training; gpuherd train starts it. By hand, over four GPUs:
+  torchrun --nproc-per-node=4 -m gpuherd.posttrain.learning --config config.yaml --output outputs/first
+"""
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains. Returns the exit code; what went wrong is on standard error."""
+    parser = Parser(prog=f"python -m {MODULE}", description=DESCRIPTION)
+    parser.intermixed = True
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
+    parser.add_argument("--config", metavar="FILE", help="the configuration (default: that of the output folder)")
+    parser.add_argument("--output", metavar="DIR", help="the output folder (default: output_dir)")
+    parser.add_argument("--device", metavar="cpu|cuda", help="where to train (default: on GPUs, where there are some)")
+    parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
+    args, unknown = parser.parse_known_args(argv)
+    parser.reject_unknown(unknown)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    asked = Asked()
+    try:
+        configure_console()
+        if args.config is None and args.output is None:
+            raise UsageError("--config FILE is missing (or --output DIR --resume, to go on)")
+        config = read_config(args.config or TrainDirectory(args.output).config, args.overrides)
+        folder = TrainDirectory(args.output or config.output_dir or f"outputs/{config.experiment_name}")
+        _run(config, folder, args.device, asked, resume=args.resume)
+    except GpuherdError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return asked.code if problem.exit_code is ExitCode.INTERRUPTED else problem.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as problem:
+        traceback.print_exc()
+        return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
+    return ExitCode.OK
+
+
+class Asked:
+    """Whether somebody wants the training to end: by a signal, by a file in its folder, or by having gone away.
+
+    Attributes:
+        code: what it exits with then.
+    """
+
+    def __init__(self) -> None:
+        self.code = ExitCode.INTERRUPTED
+        self._signalled = False
+        self._starter: ProcessId | None = None
+        self._alone = True  # nobody waits for us
+        self._folder: TrainDirectory | None = None
+
+    def listen(self, folder: TrainDirectory) -> None:
+        """From now on. A second signal ends the process at once."""
+        self._folder = folder
+        pid = os.environ.get(STARTER, "")
+        self._alone = not pid.isdecimal()
+        self._starter = None if self._alone else identify(int(pid))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def stopping(self) -> bool:
+        """Asked after each step."""
+        if self._folder is not None and self._folder.stop.exists():
+            return True
+        gone = self._starter is None or not self._starter.is_alive()
+        return self._signalled or (gone and not self._alone)
+
+    def _take(self, number: int, _frame: object) -> None:
+        self._signalled = True
+        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _run(config: TrainConfig, folder: TrainDirectory, device: str | None, asked: Asked, *, resume: bool) -> None:
+    from gpuherd.jobs.lock import DispatcherLock
+    from gpuherd.posttrain.training.world import World
+
+    wanted = device or {"auto": None, "cpu": "cpu", "cuda": "cuda"}[_device_word(config)]
+    with ExitStack() as stack:
+        world = stack.enter_context(World.from_environment(wanted))
+        problem: GpuherdError | None = None
+        if world.is_main:
+            try:
+                folder.create()
+                lock = DispatcherLock(folder.lock)
+                stack.callback(lock.close)
+                prepare(folder, config, resume=resume)
+            except GpuherdError as found:
+                problem = found
+        problem = world.broadcast(problem)
+        if problem is not None:
+            raise problem
+        if folder.done.exists():
+            if world.is_main:
+                print(f"The training in {printable(str(folder.root))} has ended; nothing is left to do")
+            return
+        asked.listen(folder)
+        if world.is_main:
+            stack.enter_context(_log(folder))
+        _train(config, folder, world, asked)
+
+
+def _device_word(config: TrainConfig) -> str:
+    """What the model's block says of the device."""
+    return config.model.device if config.model.device != "auto" else (config.model.device_map or "auto")
+
+
+def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:
+    from transformers.utils import logging as of_transformers
+
+    from gpuherd.posttrain.learning.work import train
+
+    of_transformers.disable_progress_bar()
+    if world.device == "cpu" and config.training.use_fp16:
+        raise UsageError("training.use_fp16 on a CPU: float16 is slow and overflows there; use_bf16, or neither")
+    logger.info("process %d of %d on %s", world.rank, world.size, world.device)
+    try:
+        summary = train(config, folder, world, asked.stopping)
+    except GpuherdError as problem:
+        logger.error("%s", problem)
+        raise
+    if world.is_main:
+        print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
+
+
+@contextmanager
+def _log(folder: TrainDirectory) -> Iterator[None]:
+    """Our records from INFO on are added to run.log."""
+    handler = logging.FileHandler(folder.run_log, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setLevel(logging.INFO)
+    ours = logging.getLogger("gpuherd")
+    ours.addHandler(handler)
+    ours.setLevel(min(logging.INFO, ours.getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        handler.close()

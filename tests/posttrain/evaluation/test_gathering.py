@@ -1,0 +1,149 @@
+"""Results of a run become tables: the right rows, seeds together, fair comparisons, and damage told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.posttrain.evaluation.made import made_experiment, made_result
+
+from gpuherd.posttrain.evaluation.files import BadResult, read_result, read_scores, write_result
+from gpuherd.posttrain.evaluation.gathering import Gathered, gather
+from gpuherd.posttrain.evaluation.result import REFERENCE, About
+from gpuherd.posttrain.evaluation.telling import clear_differences, headline, json_values, summary_table
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_experiment(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def tables(run: Path) -> Gathered:
+    return gather(run)
+
+
+def test_a_row_a_policy_and_eta_the_reference_first(tables: Gathered) -> None:
+    told = [(row.about.algorithm, row.about.round, row.eta, row.own) for row in tables.rows]
+    assert told == [
+        (REFERENCE, None, None, True),
+        ("CD", 0, 1.0, False),
+        ("CD", 0, 0.1, True),
+        ("CD", 1, 1.0, False),
+        ("CD", 1, 0.1, True),
+        ("DPO", 0, None, True),
+        ("DPO", 1, None, True),
+        ("QSharp", 0, 1.0, False),
+        ("QSharp", 0, 0.1, True),
+        ("QSharp", 1, 1.0, False),
+        ("QSharp", 1, 0.1, True),
+    ]
+    assert tables.damaged == ()
+
+
+def test_one_runs_figures_are_as_they_were_written(run: Path, tables: Gathered) -> None:
+    evaluation = read_result(run / "CD" / "tiny" / "star" / "r1")
+    row = next(row for row in tables.summary if (row.about.algorithm, row.about.round) == ("CD", 1))
+    assert row.figures["pass@1"] == evaluation.own.metrics.pass_at_1
+    assert row.figures["maj@4"] == evaluation.own.metrics.majority[0].figure
+    assert row.gpu_hours == pytest.approx(0.5 * 40 / 3600) and row.tokens_per_second == pytest.approx(24)
+    assert row.by_seed == {} and row.estimator == "exact" and row.tie == "share"
+
+
+def test_methods_are_compared_by_their_last_round_at_their_own_eta(run: Path, tables: Gathered) -> None:
+    (comparison,) = tables.comparisons
+    assert comparison.metric == "pass@1"
+    found = {(each.one, each.other): each for each in comparison.differences}
+    assert set(found) == {
+        ("reference", "CD"), ("reference", "DPO"), ("reference", "QSharp"),
+        ("CD", "DPO"), ("CD", "QSharp"), ("DPO", "QSharp"),
+    }  # fmt: skip
+    tops = {
+        name: np.mean(read_scores(run / name / "tiny" / "star" / "r1" / file).correct)  # type: ignore[arg-type]
+        for name, file in (("CD", "scores-eta0.1.json"), ("QSharp", "scores-eta0.1.json"))
+    }
+    assert found["CD", "QSharp"].difference.value == pytest.approx(tops["CD"] - tops["QSharp"])
+    assert found["CD", "QSharp"].p_holm is not None and found["CD", "QSharp"].p_holm < 0.05
+    sentences = clear_differences(tables)
+    assert any("QSharp is above CD" in each and "by problems" in each for each in sentences)
+
+
+def test_at_equal_kl_the_reference_begins_every_curve(tables: Gathered) -> None:
+    (comparison,) = tables.comparisons
+    kls = sorted({each.kl for each in comparison.at_equal_kl})
+    assert len(kls) == 4 and kls[0] > 0 and kls[-1] <= 2.1  # the shortest sweep ends near 2
+    read = {(each.method, each.kl): each.metric.value for each in comparison.at_equal_kl}
+    assert all(value is not None for value in read.values())
+    assert {method for method, _ in read} == {"QSharp", "CD", "DPO"}
+    assert read["QSharp", kls[-1]] > read["CD", kls[-1]] > read["DPO", kls[-1]]  # type: ignore[operator]
+
+
+def test_seeds_go_together(tmp_path: Path) -> None:
+    made_experiment(tmp_path, seeds=(0, 1, 2))
+    tables = gather(tmp_path)
+    row = next(row for row in tables.summary if (row.about.algorithm, row.about.round) == ("QSharp", 1))
+    assert row.seeds == (0, 1, 2) and len(row.by_seed["pass@1"]) == 3
+    figure = row.figures["pass@1"]
+    assert figure.value == pytest.approx(np.mean(row.by_seed["pass@1"])) and figure.interval is not None
+    assert min(row.by_seed["pass@1"]) >= figure.interval.low - 0.1
+    assert len(tables.rows) == 11 and len(tables.comparisons) == 1
+    assert {each.unit for each in tables.comparisons[0].differences} == {"seeds"}
+    finished = row.figures["finished"]  # all are, in every run: nothing to resample
+    assert (
+        finished.value == 1
+        and finished.interval is not None
+        and finished.interval.low == pytest.approx(0.912, abs=1e-3)
+    )
+
+
+def test_a_damaged_result_is_told_and_spoils_nothing(tmp_path: Path) -> None:
+    made_experiment(tmp_path)
+    star = tmp_path / "DPO" / "tiny" / "star"
+    (star / "r0" / "result.json").write_text("{")
+    (star / "r1" / "scores.json").write_text('{"format": 1, "problems": ["a"]}')
+    newer = json.loads((tmp_path / "CD" / "tiny" / "star" / "r0" / "result.json").read_text()) | {"format": 99}
+    (tmp_path / "CD" / "tiny" / "star" / "r0" / "result.json").write_text(json.dumps(newer))
+    tables = gather(tmp_path)
+    assert len(tables.damaged) == 3 and any("newer gpuherd" in each for each in tables.damaged)
+    assert {row.about.algorithm for row in tables.rows} == {REFERENCE, "CD", "QSharp"}
+    with pytest.raises(BadResult, match="not whole"):
+        read_result(star / "r0")
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    made = made_result(tmp_path, About("PITA", "a", "b", "c", 3, 7), {0.2: (0.4, 1.0), None: (0.5, 0.0)}, own=0.2)
+    assert read_result(tmp_path / "result.json") == made
+    assert made.own.eta == 0.2
+    again = write_result(tmp_path / "again", made).read_bytes()
+    assert again == (tmp_path / "result.json").read_bytes()
+
+
+def test_different_problems_are_not_compared_at_equal_kl(tmp_path: Path) -> None:
+    made_result(tmp_path / "a", About("QSharp", "star", "star", "tiny", 0), {0.1: (0.6, 1.0)}, own=0.1, problems=30)
+    made_result(tmp_path / "b", About("CD", "star", "star", "tiny", 0), {0.1: (0.6, 1.0)}, own=0.1)
+    (comparison,) = gather(tmp_path).comparisons
+    assert comparison.differences[0].problems == 30  # those that both were asked
+    for path in tmp_path.glob("b/scores*.json"):
+        path.write_text(re.sub(r'"p(\d)', r'"q\1', path.read_text()))
+    (comparison,) = gather(tmp_path).comparisons
+    assert comparison.differences == () and comparison.at_equal_kl == ()
+
+
+def test_the_table_and_the_json(tables: Gathered) -> None:
+    wide = summary_table(tables, None)
+    assert wide.left_out == () and len(wide.lines) == 8
+    assert "QSharp" in wide.lines[-1] and "[" in wide.lines[-1] and "0.1" in wide.lines[-1]
+    narrow = summary_table(tables, 80)
+    assert all(len(line) <= 80 for line in narrow.lines) and narrow.left_out
+    assert "95 %" in headline(tables) and "share" in headline(tables)
+    values = json.loads(json.dumps(json_values(tables), allow_nan=False))
+    assert len(values["rows"]) == 11 and values["comparisons"][0]["metric"] == "pass@1"
+
+
+def test_nothing_is_no_error(tmp_path: Path) -> None:
+    tables = gather(tmp_path)
+    assert tables.rows == () and clear_differences(tables) == [] and headline(tables).startswith("[low, high]")
+    assert len(summary_table(tables, 80).lines) == 1
