@@ -20,8 +20,9 @@ from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Train
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.posttrain.rounds.blocks import Family
 from gpuherd.posttrain.rounds.plan import Phase, Step
-from gpuherd.posttrain.rounds.settings import Family, Settings
+from gpuherd.posttrain.rounds.settings import Settings
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rounds.choices import Choice
@@ -174,4 +175,6 @@ def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecisi
 
 def _what_helps(refusal: TrainingRefusal) -> str:
     told = [each.sentence for each in refusal.alternatives[:3]]
-    return f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
+    if told:
+        return f"what would fit: {'; '.join(told)}"
+    return "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"
