@@ -132,10 +132,7 @@ def test_a_model_whose_cache_can_not_is_read_anew_and_told_once(caplog: pytest.L
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_is_read_right_by_one_reading_or_the_other(kind: str) -> None:
-    try:
-        model = body(kind, KINDS[kind])
-    except (ValueError, KeyError) as problem:  # a kind that this version of transformers does not make
-        pytest.skip(f"no such body: {problem}")
+    model = body(kind.removesuffix("_alibi"), KINDS[kind])
     maker = ReadingMaker(model, kind)
     assert furthest(maker, model, 3, 10) < 1e-4, maker.keeps
 
