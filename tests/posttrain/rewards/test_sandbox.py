@@ -38,8 +38,16 @@ def _trouble(mode: Mode) -> str | None:
     return None
 
 
-@pytest.fixture(params=[Mode.NAMESPACES, Mode.LANDLOCK])
+@pytest.fixture(params=[Mode.NAMESPACES, pytest.param(Mode.LANDLOCK, marks=pytest.mark.slow)])
 def mode(request: pytest.FixtureRequest) -> Mode:
+    """The one that is taken where it works, and among slow tests the other."""
+    found: Mode = request.param
+    return found
+
+
+@pytest.fixture(params=[Mode.NAMESPACES, Mode.LANDLOCK])
+def either(request: pytest.FixtureRequest) -> Mode:
+    """Both, also among fast tests: what may never fail."""
     found: Mode = request.param
     return found
 
@@ -56,9 +64,8 @@ def test_code_runs_and_is_told_apart_by_how_it_ends(mode: Mode) -> None:
     assert (fine.exit_code, fine.limit, fine.stdout, fine.reports) == (0, None, "6 __main__\n", {-1: None})
     assert fine.cpu_seconds is not None
     assert fine.cpu_seconds > 0
-    assert sandbox.run(Work("import sys; sys.exit(3)")).exit_code == 1
-    assert raised(sandbox.run(Work("import sys; sys.exit(3)"))) == "SystemExit: 3"
-    assert raised(sandbox.run(Work("1 / 0"))) == "ZeroDivisionError: division by zero"
+    left = sandbox.run(Work("import sys; sys.exit(3)"))
+    assert (left.exit_code, raised(left)) == (1, "SystemExit: 3")
     assert "SyntaxError" in raised(sandbox.run(Work("def f(:")))
     crashed = sandbox.run(Work("import ctypes; ctypes.string_at(0)"))
     assert crashed.exit_code == -signal.SIGSEGV
@@ -92,13 +99,12 @@ def test_a_program_that_leaves_early_has_passed_nothing() -> None:
         "import sys; sys.exit(0)",
         "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'0 [0, null, \"\"]\\n')\n"
         "    except OSError: pass\nos._exit(0)",
-        "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit",
     )
     for outcome in Sandbox().run_all([Work(each, tests=("assert False",), as_main=False) for each in cheats]):
         assert 0 not in outcome.reports
 
 
-def test_no_file_of_the_user_can_be_read(mode: Mode, tmp_path: Path) -> None:
+def test_no_file_of_the_user_can_be_read(either: Mode, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("password")
     tmp_path.chmod(0o755)
@@ -106,15 +112,15 @@ def test_no_file_of_the_user_can_be_read(mode: Mode, tmp_path: Path) -> None:
     tries = [str(secret), os.path.expanduser("~/.ssh/id_rsa"), "/etc/passwd", "/proc/1/environ", "/proc/self/environ"]
     code = "import sys\nfor path in sys.stdin.read().split('\\n'):\n    try:\n        print(open(path).read())\n"
     code += "    except OSError as problem:\n        print(type(problem).__name__)\n"
-    outcome = box(mode).run(Work(code, input="\n".join(tries)))
+    outcome = box(either).run(Work(code, input="\n".join(tries)))
     assert set(outcome.stdout.split()) <= {"PermissionError", "FileNotFoundError"}, outcome.stdout
-    listed = box(mode).run(Work(f"import os; print(os.listdir({str(tmp_path)!r}))"))
+    listed = box(either).run(Work(f"import os; print(os.listdir({str(tmp_path)!r}))"))
     assert "Error" in raised(listed)
-    if mode is Mode.NAMESPACES:
-        assert "/proc" not in raised(box(mode).run(Work("import os; print(os.listdir('/'))")))
+    if either is Mode.NAMESPACES:
+        assert "/proc" not in raised(box(either).run(Work("import os; print(os.listdir('/'))")))
 
 
-def test_nothing_outside_can_be_written_or_changed(mode: Mode, tmp_path: Path) -> None:
+def test_nothing_outside_can_be_written_or_changed(either: Mode, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
     for path in (tmp_path, victim):
@@ -139,7 +145,7 @@ def test_nothing_outside_can_be_written_or_changed(mode: Mode, tmp_path: Path) -
     code = f"import os\nv = {str(victim)!r}\n" + "".join(
         f"try:\n    {each}\n    print({each!r})\nexcept OSError: pass\n" for each in tries
     )
-    outcome = box(mode).run(Work(code))
+    outcome = box(either).run(Work(code))
     assert (outcome.exit_code, outcome.stdout) == (0, "")
     after = victim.stat()
     assert victim.read_text() == "whole"
@@ -224,7 +230,7 @@ def test_allowed_children_do_not_outlive_the_program() -> None:
         Sandbox(Limits(children=1), mode=Mode.LANDLOCK)
 
 
-def test_there_is_no_network(mode: Mode) -> None:
+def test_there_is_no_network(either: Mode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
         port = server.getsockname()[1]
@@ -235,14 +241,14 @@ def test_there_is_no_network(mode: Mode) -> None:
             "        except OSError as problem:\n            print(problem.strerror)\n"
             f"import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}')"
         )
-        outcome = box(mode).run(Work(code))
+        outcome = box(either).run(Work(code))
         assert set(outcome.stdout.split("\n")) == {"Operation not permitted", ""}
         assert "Operation not permitted" in raised(outcome)
         with pytest.raises(TimeoutError):
             server.accept()
 
 
-def test_nobody_else_can_be_signalled_traced_or_limited(mode: Mode) -> None:
+def test_nobody_else_can_be_signalled_traced_or_limited(either: Mode) -> None:
     code = (
         "import os, signal, resource\n"
         f"for pid in ({os.getpid()}, os.getppid(), -1, 0):\n"
@@ -253,11 +259,11 @@ def test_nobody_else_can_be_signalled_traced_or_limited(mode: Mode) -> None:
         "import ctypes\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0: print('traced')\n"
         "try: os.setpriority(os.PRIO_PROCESS, 0, 19); print('nice')\nexcept OSError: pass\n"
     )
-    outcome = box(mode).run(Work("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + code))
+    outcome = box(either).run(Work("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + code))
     # In its own namespace it may signal itself, the only process that it sees besides the guard.
-    itself = {"", "killed -1", "killed 0", "killed 1"} if mode is Mode.NAMESPACES else {""}
+    itself = {"", "killed -1", "killed 0", "killed 1"} if either is Mode.NAMESPACES else {""}
     assert set(outcome.stdout.split("\n")) <= itself
-    assert box(mode).run(Work("print('still here')")).stdout == "still here\n"
+    assert box(either).run(Work("print('still here')")).stdout == "still here\n"
 
 
 def test_nothing_is_inherited(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +287,9 @@ def test_nothing_is_inherited(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> No
         assert "PermissionError" in raised(box(mode).run(Work("import os\nos.setuid(0)")))
 
 
-@pytest.mark.parametrize("mode", [Mode.NAMESPACES, Mode.LANDLOCK, Mode.NOTHING])
+@pytest.mark.parametrize(
+    "mode", [Mode.NAMESPACES, *(pytest.param(each, marks=pytest.mark.slow) for each in (Mode.LANDLOCK, Mode.NOTHING))]
+)
 def test_an_endless_loop_that_ignores_signals_ends_in_time(mode: Mode) -> None:
     sandbox = Sandbox(Limits(seconds=0.4), mode=mode, allow_unconfined=True)
     code = (
@@ -317,10 +325,10 @@ def test_large_inputs_are_read_or_left(mode: Mode) -> None:
 
 
 def test_runs_are_the_same_and_side_by_side() -> None:
-    sandbox = Sandbox(Limits(seconds=20), processes=3)
+    sandbox = Sandbox(Limits(seconds=20), processes=2)
     code = "print(hash('a'), {'b', 'a', 'c'}, input())"
-    outcomes = sandbox.run_all([Work(code, input=str(n)) for n in range(6)])
-    assert [each.stdout.split()[-1] for each in outcomes] == [str(n) for n in range(6)]
+    outcomes = sandbox.run_all([Work(code, input=str(n)) for n in range(3)])
+    assert [each.stdout.split()[-1] for each in outcomes] == [str(n) for n in range(3)]
     assert len({each.stdout.rpartition(" ")[0] for each in outcomes}) == 1
     assert not _children(os.getpid())
 
@@ -339,7 +347,7 @@ def test_where_nothing_protects_nothing_is_run(monkeypatch: pytest.MonkeyPatch) 
 def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in ({"seconds": 0}, {"memory": 1}, {"disk": 1}, {"open_files": 3}, {"output": 0}, {"children": -1}):
         with pytest.raises(UsageError, match=next(iter(wrong)) if "seconds" not in wrong else "timeout"):
-            Limits(**wrong)  # type: ignore[arg-type]
+            Limits(**wrong)
 
 
 @pytest.mark.slow

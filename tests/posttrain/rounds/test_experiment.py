@@ -15,10 +15,11 @@ from tests.posttrain.rounds.conftest import MakeSettings
 
 from gpuherd.errors import JobCannotFit, MissingModel, UsageError
 from gpuherd.posttrain.rounds.dividing import combinations_of
-from gpuherd.posttrain.rounds.experiment import RoundsExperiment
+from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.options import RoundsOptions
-from gpuherd.posttrain.rounds.prepared import prepare, vocabulary
+from gpuherd.posttrain.rounds.plan import Phase
+from gpuherd.posttrain.rounds.prepared import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.rounds.record import BadRun, RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import new_folder, resumed, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
@@ -51,6 +52,61 @@ def test_a_model_that_fits_nowhere_is_refused(make_settings: MakeSettings, stand
     standin("2x700MB")
     with pytest.raises(JobCannotFit):
         dry(make_settings())
+
+
+def llama_3b(folder: Path, like: str) -> str:
+    """A folder with the config of a llama of 3 billion numbers in bfloat16, and the tokenizer of another model."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((Path(like) / name).read_bytes())
+    shape = {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192, "vocab_size": 128256}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "tie_word_embeddings": True} | shape | heads)
+    )
+    return str(folder)
+
+
+def test_a_training_asks_for_what_its_options_take(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(algorithm: str, **options: object) -> float:
+        settings = make_settings(
+            models=models, system={"dtype": "bf16"}, algos={algorithm: options}, rounds_of_training=1
+        )
+        (train,) = (each for each in dry(settings).plan if each.step.phase is Phase.TRAIN)
+        return train.asked.memory_mb / 1024
+
+    plain = memory_gb("GRPO", kl_coef=0.0)
+    assert 20 < plain < 60  # 6.4 GB of weights, as much of gradients, twice as much of the optimiser
+    assert memory_gb("GRPO", kl_coef=0.1) - plain == pytest.approx(6, abs=0.5)  # the reference
+    assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
+    assert memory_gb("GRPO-HF") > plain + 5  # the proxy
+    with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
+        dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
+
+
+def test_a_reward_model_lies_beside_what_decodes(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"id": f"p{each}", "prompt": f"{each}?"}) + "\n" for each in range(20)))
+    scorer = llama_3b(tmp_path / "scorer", make_settings().models["tiny"].reference)
+
+    def memory_gb(**changed: object) -> dict[str, float]:
+        dataset = {"task": str(data), "reward_model": scorer} | changed
+        plan = dry(make_settings(datasets={"mine": dataset}, algos={"GRPO": {}}, rounds_of_training=1)).plan
+        return {each.step.phase.value: each.asked.memory_mb / 1024 for each in plan}
+
+    found = memory_gb()
+    assert all(found[phase] > 8 for phase in ("train", "evaluate"))
+    with pytest.raises(MissingModel):
+        memory_gb(reward_model="./no-such-scorer")
 
 
 def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings) -> None:
@@ -161,3 +217,20 @@ def test_one_job_at_a_time_where_asked(make_settings: MakeSettings) -> None:
     assert RoundsExperiment(settings, DRY, console=Console(quiet=True)).options.max_concurrent == 1
     with pytest.raises(UsageError, match="--gpus-per-job"):
         RoundsOptions(gpus_per_job=2)
+
+
+def test_a_run_does_not_go_on_with_other_problems_or_models(make_settings: MakeSettings, tmp_path: Path) -> None:
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": f"p{number}", "prompt": f"{number}+1=", "answers": [str(number + 1)]} for number in range(20)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = make_settings(datasets={"mine": {"task": str(data)}}, data_collection={"max_examples": 4})
+    before = prepare(settings).inputs
+    refuse_others(before, prepare(settings).inputs, tmp_path)
+    data.write_text(data.read_text().replace("+1=", "+2="))
+    with pytest.raises(UsageError, match=r"other problems or model files .*: datasets\.mine, training, datasets\.mine"):
+        refuse_others(before, prepare(settings).inputs, tmp_path)
+
+
+def test_a_record_keeps_no_webhook() -> None:
+    words = ["gpuherd", "posttrain", "--webhook", "https://x/secret", "--webhook=https://x/secret", "a=1"]
+    assert without_webhook(words) == ["gpuherd", "posttrain", "--webhook", "...", "--webhook=...", "a=1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -39,14 +40,24 @@ class Tree:
         """Of all lengths from 1 on, whole answers included."""
         return sorted({answer[:length] for answer in self.chances for length in range(1, len(answer) + 1)})
 
+    @cached_property
+    def _sums(self) -> Mapping[Ids, tuple[float, float]]:
+        """Of each prefix the chance, and the chance times the reward, of what begins with it."""
+        sums: dict[Ids, tuple[float, float]] = {}
+        for answer, p in self.chances.items():
+            for length in range(len(answer) + 1):
+                mass, earned = sums.get(answer[:length], (0.0, 0.0))
+                sums[answer[:length]] = (mass + p, earned + p * self.rewards[answer])
+        return sums
+
     def mass(self, prefix: Ids) -> float:
         """The chance that an answer begins so."""
-        return math.fsum(p for answer, p in self.chances.items() if answer[: len(prefix)] == prefix)
+        return self._sums[prefix][0]
 
     def worth(self, prefix: Ids) -> float:
         """The expected reward behind a prefix, under the reference."""
-        there = [answer for answer in self.chances if answer[: len(prefix)] == prefix]
-        return math.fsum(self.chances[each] * self.rewards[each] for each in there) / self.mass(prefix)
+        mass, earned = self._sums[prefix]
+        return earned / mass
 
     def optimum(self, eta: float) -> float:
         """The expected reward of the optimum, which is proportional to the reference times e^(r/eta)."""

@@ -21,7 +21,7 @@ def main(strategy: str, reference: str, small: str, folder: str) -> None:
     torch.set_num_threads(1)
     work = training(reference, small, Path(folder), [])
     steps = StepOptions(micro_batch_size=2, strategy=Strategy(strategy))
-    train_guide(of_rollouts([rollouts()], OPTIONS, seed=1), replace(work, steps=steps), OPTIONS)
+    train_guide(of_rollouts([rollouts()], OPTIONS), replace(work, steps=steps), OPTIONS)
 
 
 if __name__ == "__main__":

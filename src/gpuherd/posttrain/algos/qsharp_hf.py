@@ -99,7 +99,7 @@ class QSharpFromHumanFeedback:
         with World.from_environment(work.device) as world:
             pairs = self._comparisons(work)
             scores = self._scores(work, self._proxy(work, pairs), pairs, world)
-            return train_guide(of_comparisons([pairs], self.options, work.seed, scores), work, self.options)
+            return train_guide(of_comparisons([pairs], self.options, scores), work, self.options)
 
     def policy(self, work: Training) -> Policy:
         """The reference, guided by the classifier."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gpuherd.posttrain.environments.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.environments.lookup import Library
-from gpuherd.posttrain.rewards.sandbox import Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Outcome, Sandbox, Work
 
 ToolName = Literal["calculator", "python", "lookup"]
 # What each is for, and its one argument.
@@ -110,7 +110,7 @@ def _call(text: str) -> Call:
 
 
 def _printed(outcome: Outcome) -> str:
-    if outcome.limit:
-        return "error: out of time" if outcome.limit == "time" else "error: too much output"
+    if outcome.limit is not None:
+        return f"error: {LIMITS[outcome.limit]}"
     loading = outcome.reports.get(-1)
     return f"{outcome.stdout}error: {loading[1]}" if loading is not None else outcome.stdout or "(nothing was printed)"

@@ -76,7 +76,7 @@ def answered(
         if world.is_main:
             lines = [json.dumps(each.to_dict()) for each in kept]
             folder.write(folder.rows, "".join(f"{line}\n" for line in lines))
-    return kept if config.training.algorithm == "sft" else compared(kept)
+    return list(kept) if config.training.algorithm == "sft" else compared(kept)
 
 
 def _rolled(config: TrainConfig, environments: Environments, world: World, device: str) -> list[Rollout]:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
@@ -86,9 +87,7 @@ def _work(
     policy = Policy(translating.model_of(config))
     hooks = _hooks(config, stopping)
     if online and environments is not None:
-        from dataclasses import replace
-
-        told = {"roll": roller(config, environments)}
+        told: dict[str, Any] = {"roll": roller(config, environments)}
         if evaluation and config.training.eval_every:
             told |= {"evaluate": evaluation, "evaluate_every": config.training.eval_every}
         hooks = replace(hooks, **told)

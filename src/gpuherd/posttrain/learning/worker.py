@@ -76,13 +76,15 @@ class Asked:
         self.code = ExitCode.INTERRUPTED
         self._signalled = False
         self._starter: ProcessId | None = None
+        self._alone = True  # nobody waits for us
         self._folder: TrainDirectory | None = None
 
     def listen(self, folder: TrainDirectory) -> None:
         """From now on. A second signal ends the process at once."""
         self._folder = folder
         pid = os.environ.get(STARTER, "")
-        self._starter = identify(int(pid)) if pid.isdecimal() else None
+        self._alone = not pid.isdecimal()
+        self._starter = None if self._alone else identify(int(pid))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
 
@@ -90,8 +92,8 @@ class Asked:
         """Asked after each step."""
         if self._folder is not None and self._folder.stop.exists():
             return True
-        gone = self._starter is not None and not self._starter.is_alive()
-        return self._signalled or gone
+        gone = self._starter is None or not self._starter.is_alive()
+        return self._signalled or (gone and not self._alone)
 
     def _take(self, number: int, _frame: object) -> None:
         self._signalled = True
@@ -138,7 +140,7 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Ask
 
     from gpuherd.posttrain.learning.work import train
 
-    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
+    of_transformers.disable_progress_bar()
     if world.device == "cpu" and config.training.use_fp16:
         raise UsageError("training.use_fp16 on a CPU: float16 is slow and overflows there; use_bf16, or neither")
     logger.info("process %d of %d on %s", world.rank, world.size, world.device)

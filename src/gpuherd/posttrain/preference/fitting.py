@@ -93,7 +93,7 @@ def _trained(run: Run, build: Build, world: World, beside: Mapping[str, str]) ->
 
     newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
     step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-    with Curves(run.folder, world, run.report_to, step=step) as curves:
+    with Curves(run.folder, world, run.report_to, step=step, name=run.run_name, project=run.project) as curves:
         trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
         trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from gpuherd.errors import UsageError
@@ -94,7 +94,9 @@ class Hooks(Protocol):
     Attributes:
         save_every: steps between checkpoints.
         keep: so many are kept.
+        log_every: steps between lines of the curves.
         report_to: ``tensorboard``, ``wandb``.
+        run_name, project: for W&B.
         stopping: asked after each step; where it says so, a checkpoint is saved and the training ends by Stopped.
     """
 
@@ -102,6 +104,12 @@ class Hooks(Protocol):
     def save_every(self) -> int: ...
     @property
     def keep(self) -> int: ...
+    @property
+    def log_every(self) -> int: ...
+    @property
+    def run_name(self) -> str | None: ...
+    @property
+    def project(self) -> str | None: ...
     @property
     def report_to(self) -> Sequence[str]: ...
     @property
@@ -125,7 +133,7 @@ def run_of(
         sequences: of each row.
     """
     hooks: Hooks | None = work.extra.get("hooks")
-    return Run(
+    run = Run(
         folder=work.folder,
         stage=f"{algorithm} training",
         optimiser=options.optimiser,
@@ -136,11 +144,8 @@ def run_of(
         amp_dtype=work.precision.amp_dtype,
         device=work.device,
         seed=work.seed,
-        save_every=hooks.save_every if hooks is not None else options.save_every,
-        keep=2 if hooks is None else hooks.keep,
+        save_every=options.save_every,
         num_workers=options.num_workers,
-        report_to=() if hooks is None else tuple(hooks.report_to),
-        stopping=None if hooks is None else hooks.stopping,
         identity={
             "algorithm": algorithm,
             "model": work.policy.model,
@@ -150,4 +155,16 @@ def run_of(
             "seed": work.seed,
             "options": options.identity(),
         },
+    )
+    if hooks is None:
+        return run
+    return replace(
+        run,
+        save_every=hooks.save_every,
+        keep=hooks.keep,
+        log_every=hooks.log_every,
+        report_to=tuple(hooks.report_to),
+        run_name=hooks.run_name,
+        project=hooks.project,
+        stopping=hooks.stopping,
     )

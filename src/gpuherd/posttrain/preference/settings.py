@@ -41,7 +41,9 @@ class Run:
         save_every: steps between checkpoints; None: twenty in all, at least 25 steps apart.
         keep: so many of the newest checkpoints are kept.
         num_workers: processes that make batches.
+        log_every: steps between lines of the curves; the last step has one always.
         report_to: ``tensorboard``, ``wandb``: where curves go besides their file.
+        run_name, project: what W&B calls the run, and its project.
         stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
         identity: all that a checkpoint must agree in to be gone on from, as JSON values.
     """
@@ -59,12 +61,15 @@ class Run:
     save_every: int | None = None
     keep: int = 2
     num_workers: int = 0
+    log_every: int = 1
     report_to: tuple[str, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
     stopping: Callable[[], bool] | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "total_steps", "keep"):
+        for name in ("batch_size", "total_steps", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{self.stage}: {name}={getattr(self, name)}; the least is 1")
         if self.save_every is not None and self.save_every < 1:

@@ -54,7 +54,8 @@ class Watching(TrainerCallback):  # type: ignore[misc]
                     f"{self._run.stage}: the {name} of step {state.global_step} is {value}; lower the learning rate, "
                     "or train in float32; the checkpoint before is whole"
                 )
-        self._curves.log(state.global_step, told)
+        if state.global_step % self._run.log_every == 0 or state.global_step == state.max_steps:
+            self._curves.log(state.global_step, told)
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Makes the checkpoint count, once all processes have written theirs."""

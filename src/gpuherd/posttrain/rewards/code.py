@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rewards.sandbox import Limits, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
 _FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -295,8 +295,8 @@ def same(one: Any, other: Any) -> bool:
 
 def _ended(outcome: Outcome) -> str:
     """Why a run came to no result."""
-    if outcome.limit:
-        return "out of time" if outcome.limit == "time" else "too much output"
+    if outcome.limit is not None:
+        return LIMITS[outcome.limit]
     loading = outcome.reports.get(-1)
     if loading is not None:
         return loading[1]

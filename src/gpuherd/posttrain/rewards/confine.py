@@ -57,8 +57,8 @@ def main(spec: dict[str, Any]) -> None:
             _in_namespaces(spec)
         else:
             _in_group(spec)
-    except OSError as problem:
-        _tell(spec, {"problem": f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"})
+    except Exception as problem:  # whatever it is, somebody waits to be told
+        _tell(spec, {"problem": _said(problem)})
         sys.exit(1)
 
 
@@ -73,8 +73,8 @@ def _in_namespaces(spec: dict[str, Any]) -> None:
         signal.alarm(spec["limits"]["seconds"] + 5)
         _own_root(spec)
         _run(spec)
-    except OSError as problem:
-        _tell(spec, {"problem": f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"})
+    except Exception as problem:
+        _tell(spec, {"problem": _said(problem)})
     finally:
         os._exit(0)  # and with it all that is left in here
 
@@ -124,8 +124,8 @@ def _become(spec: dict[str, Any]) -> NoReturn:
         if spec["filter"]:
             _filter(bytes.fromhex(spec["filter"]))
         os.execve(spec["program"][0], spec["program"], spec["environment"])  # noqa: S606
-    except (OSError, ValueError) as problem:
-        _tell(spec, {"problem": str(problem)})
+    except Exception as problem:
+        _tell(spec, {"problem": _said(problem)})
     os._exit(127)
 
 
@@ -165,7 +165,9 @@ def _enter_namespaces() -> None:
 def _own_root(spec: dict[str, Any]) -> None:
     """A root folder in memory that has the readable paths, a few devices and an empty folder to work in."""
     _mount(None, "/", None, _PRIVATE | _RECURSIVE)
-    base = next(each for each in _COVERED if Path(each).is_dir() and _free(each, spec))
+    base = next((each for each in _COVERED if Path(each).is_dir() and _free(each, spec)), None)
+    if base is None:
+        raise FileNotFoundError(2, f"there is no folder that a new root could cover: none of {', '.join(_COVERED)}")
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
     for path in map(Path, (*spec["readable"], *_DEVICES)):
         place = Path(base + str(path))
@@ -283,6 +285,13 @@ def _called(result: int, purpose: str) -> None:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{purpose}: {os.strerror(error)}")
+
+
+def _said(problem: Exception) -> str:
+    """A problem in words, with its file."""
+    if not isinstance(problem, OSError):
+        return f"{type(problem).__name__}: {problem}"
+    return f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"
 
 
 def _tell(spec: dict[str, Any], said: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +34,8 @@ from gpuherd.posttrain.rewards.syscall_filter import filter_program
 _MOST_PROCESSES = 4
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
+# By what a run was ended, in words.
+LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
 _HARNESS = Path(__file__).with_name("harness.py")
 _CONFINE = Path(__file__).with_name("confine.py")
 
@@ -134,7 +136,8 @@ class Outcome:
 
     Attributes:
         exit_code: of the process; negative for a signal; None where it was killed for a limit of ours.
-        limit: which one: ``time`` or ``output``; None where it ended by itself.
+        limit: which one: ``time`` or ``output``; ``killed`` where something else ended it from outside (the machine's
+            want of memory); None where it ended by itself.
         stdout, stderr: as far as they were read; bytes that are no UTF-8 replaced.
         reports: by place (-1 the code itself, then tests, then calls) what was reported: None for a success without a
             value, ``("value", JSON)``, or (kind, message) of what was raised. What did not end is missing.
@@ -221,7 +224,8 @@ def _run(work: Work, limits: Limits, mode: Mode) -> Outcome:
     if sys.platform != "linux":
         raise NoProtection("code of strangers is run on Linux only")
     nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory() as folder:  # used without namespaces, and not written to with Landlock
+    # The other modes have a folder in memory, or none.
+    with tempfile.TemporaryDirectory() if mode is Mode.NOTHING else nullcontext("/") as folder:
         told_by, told_to = os.pipe()
         reported_by, reported_to = os.pipe()
         try:
@@ -282,11 +286,13 @@ def _watched(
     if isinstance(told.get("problem"), str):
         raise GpuherdError(f"the sandbox could not be set up: {told['problem']}")
     status, seconds = told.get("status"), told.get("cpu_seconds")
-    if status == -signal.SIGXCPU:
+    if limit is None and not isinstance(status, int):
+        limit = "killed"
+    if status in (-signal.SIGXCPU, -signal.SIGKILL) and isinstance(seconds, float) and seconds >= limits.seconds:
         limit = "time"
     return Outcome(
         exit_code=status if isinstance(status, int) and limit is None else None,
-        limit=limit or (None if isinstance(status, int) else "time"),
+        limit=limit,
         stdout=read[stdout][: limits.output].decode(errors="replace"),
         stderr=read[stderr][: limits.output].decode(errors="replace"),
         reports=_reports(bytes(read[reported_by]), nonce),
@@ -319,7 +325,7 @@ def _spec(limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: st
         "mode": mode.value,
         "parent": os.getpid(),
         "told_by": told_to,
-        "folder": folder if mode is Mode.NOTHING else "/",
+        "folder": folder,
         "readable": _readable(),
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),

@@ -119,6 +119,9 @@ _WITHOUT_NAMESPACES: Mapping[str, tuple[int | None, int | None]] = {
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
     "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "inotify_init": (253, None),  # names of files that come and go
+    "inotify_init1": (294, 26),
     "utime": (132, None),
     "utimes": (235, None),
     "futimesat": (261, None),

@@ -35,7 +35,7 @@ from gpuherd.posttrain.rounds.jobs import PlannedStep, make_jobs, planned, resul
 from gpuherd.posttrain.rounds.memory import Memory
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.plan import Step
-from gpuherd.posttrain.rounds.prepared import Prepared, prepare
+from gpuherd.posttrain.rounds.prepared import Prepared, prepare, refuse_others
 from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
@@ -172,7 +172,9 @@ class RoundsExperiment:
         """The run's record: as it was begun, or as it would begin now."""
         assert self.prepared is not None  # noqa: S101 - run() has made it
         if self.goes_on:
-            return replace(read_record(self.folder), settings=self.settings)
+            kept = read_record(self.folder)
+            refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
+            return replace(kept, settings=self.settings)
         have = having(self.options)
         places = min(self.options.max_gpus, len(have.gpus)) or self.options.cpu_jobs or have.cores // 2
         if self.options.max_concurrent is not None:
@@ -183,7 +185,8 @@ class RoundsExperiment:
             self.settings.identity(),
             os.getcwd(),  # noqa: PTH109 - a record
             {
-                "command": sys.argv,
+                "command": without_webhook(sys.argv),
+                "inputs": self.prepared.inputs,
                 "host": socket.gethostname(),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "versions": versions(),
@@ -193,7 +196,7 @@ class RoundsExperiment:
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
         cards = idle_cards(having(self.options).gpus)
-        memory = Memory(self.settings, self.prepared.choices, cards, self.prepared.prompt_tokens)
+        memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
 
@@ -209,6 +212,7 @@ class RoundsExperiment:
             cwd=record.cwd,
             retries=self.options.retries,
             heartbeat_s=self.options.heartbeat,
+            share=self.options.share,
             simulate=self.simulate,
         )
         phases = {each.step.name: each.step.phase.value for each in self.plan}
@@ -279,6 +283,15 @@ class RoundsExperiment:
     def _tell_results(self) -> None:
         for line in result_lines(self._gathered(), self.console.width):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def without_webhook(words: Sequence[str]) -> list[str]:
+    """A command without the webhook's address: who knows it may post there."""
+    found = []
+    for before, word in zip(("", *words), words, strict=False):
+        hidden = word.startswith("--webhook=") or before == "--webhook"
+        found.append("--webhook=..." if word.startswith("--webhook=") else "..." if hidden else word)
+    return found
 
 
 def as_json(experiment: RoundsExperiment) -> str:

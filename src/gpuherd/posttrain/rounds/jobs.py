@@ -55,6 +55,7 @@ def make_jobs(
     cwd: str,
     retries: int = 1,
     heartbeat_s: float | None = None,
+    share: bool = False,
     simulate: bool = False,
 ) -> list[Job]:
     """A job for each step. Jobs that a killed run has finished stay done while their results are there."""
@@ -67,6 +68,7 @@ def make_jobs(
             ),
             gpus=each.asked.gpus,
             memory_mb=each.asked.memory_mb,
+            share=share,
             priority=each.priority,
             needs=each.step.needs,
             family=f"{each.step.algorithm} {each.step.dataset} {each.step.family} {each.step.phase}",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.rounds.settings import Dataset, Settings
+from gpuherd.posttrain.rounds.blocks import Dataset
+from gpuherd.posttrain.rounds.settings import Settings
 
 
 def settled(settings: Settings) -> Settings:

@@ -89,7 +89,7 @@ class Arithmetic:
         """Nothing was started."""
 
     def _problem(self, place: int, split: Split) -> Problem:
-        text = _sum_at(self._order[place], self.settings)  # type: ignore[arg-type]
+        text = _sum_at(self._order[place], self.settings)
         value = str(value_of(text))
         label = value if split is Split.TEST else _labelled(text, value, self.settings)
         return Problem(text, f"{text}=", (label,), {"value": value})

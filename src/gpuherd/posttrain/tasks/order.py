@@ -32,7 +32,7 @@ def without_last_tenth(problems: Sequence[Problem]) -> tuple[Sequence[Problem], 
     return problems[:first], problems[first:]
 
 
-class Shuffled(Sequence[int]):
+class Shuffled:
     """The numbers from 0 to ``size`` - 1 in an order that a key fixes, each found alone: nothing is listed.
 
     A Feistel network of four rounds over the next larger power of four, walked on until it stays within ``size`` (Black
@@ -51,15 +51,11 @@ class Shuffled(Sequence[int]):
         return self._size
 
     def __iter__(self) -> Iterator[int]:
-        return (self._at(place) for place in range(self._size))
+        return (self[place] for place in range(self._size))
 
-    def __getitem__(self, place: int | slice) -> int | list[int]:  # type: ignore[override]
-        if isinstance(place, slice):
-            return [self._at(each) for each in range(*place.indices(self._size))]
-        return self._at(range(self._size)[place])
-
-    def _at(self, place: int) -> int:
-        number = self._mixed(place)
+    def __getitem__(self, place: int) -> int:
+        """The number at a place from 0 on. Raises IndexError."""
+        number = self._mixed(range(self._size)[place])
         while number >= self._size:
             number = self._mixed(number)
         return number

@@ -19,6 +19,7 @@ TASKS: Mapping[str, str] = {
     "tree_mdp": "tree_mdp:make",
     "gsm8k": "gsm8k:make",
     "math": "math500:make",
+    "aime": "aime:make",
     "aime22to24": "aime:make_22_to_24",
     "aime2024": "aime:make_2024",
     "aime2025": "aime:make_2025",
@@ -28,6 +29,7 @@ TASKS: Mapping[str, str] = {
     "mbpp": "code:make_mbpp",
     "humaneval": "code:make_humaneval",
 }
+_SPELLINGS = {"imdbgen": "imdb", "math_500": "math", "math500": "math"}
 _FILES = "files:make_of_file"  # Path, TaskOptions -> Task
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
@@ -40,6 +42,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
     """
     options = options or TaskOptions()
     plain = name_or_path.lower().replace("-", "_")
+    plain = _SPELLINGS.get(plain, plain)
     if plain in TASKS:
         return _maker(TASKS[plain])(options)
     path = Path(name_or_path).expanduser()

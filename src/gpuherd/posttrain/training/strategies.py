@@ -41,7 +41,7 @@ def distributed(
 
     # A forward pass is nobody else's business: buffers are not exchanged in it. (torch 2.13 has another word for it.)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    apart = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     devices = [int(world.device.partition(":")[2])] if world.device.startswith("cuda") else None
     return DistributedDataParallel(
         module,

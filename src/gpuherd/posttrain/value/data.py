@@ -47,15 +47,12 @@ class Data:
     told: dict[str, Any]
 
 
-def of_rollouts(
-    rounds: Sequence[Sequence[Row]], options: ValueOptions, seed: int, reward_range: Range | None = None
-) -> Data:
+def of_rollouts(rounds: Sequence[Sequence[Row]], options: ValueOptions, reward_range: Range | None = None) -> Data:
     """Tokens labelled with what their completion earned: 1 and 0 where each is right or wrong, else the reward on the
     histogram's scale.
 
     Args:
         rounds: rollouts, a sequence a round.
-        seed: of the problems that are kept apart.
         reward_range: of the task; where it is None or endless, the rewards of the rows tell it.
 
     Raises UsageError where nothing is left to learn from, and for a loss of comparisons.
@@ -80,14 +77,11 @@ def of_rollouts(
         raise UsageError("loss_type=bradley_terry learns from comparisons; these rows are single completions")
     scale = _scale(rollouts, options, loss, reward_range, known=known)
     lessons = [labels.of_rollout(each, scale(float(bool(each.correct)) if known else each.reward)) for each in rollouts]
-    return _divided(lessons, loss, options, seed, {**counts, "scale": scale.to_dict()})
+    return _divided(lessons, loss, options, {**counts, "scale": scale.to_dict()})
 
 
 def of_comparisons(
-    rounds: Sequence[Sequence[Row]],
-    options: ValueOptions,
-    seed: int,
-    scores: Sequence[tuple[float, float]] | None = None,
+    rounds: Sequence[Sequence[Row]], options: ValueOptions, scores: Sequence[tuple[float, float]] | None = None
 ) -> Data:
     """Tokens labelled with what their side of a comparison is worth: 1 for the preferred and 0 for the other (PITA), or
     their scores on the histogram's scale (Q#-HF).
@@ -110,7 +104,7 @@ def of_comparisons(
         labels.of_comparison(each, scale(chosen), scale(rejected))
         for each, (chosen, rejected) in zip(comparisons, pairs, strict=True)
     ]
-    return _divided(lessons, loss, options, seed, {"comparisons": len(comparisons), "scale": scale.to_dict()})
+    return _divided(lessons, loss, options, {"comparisons": len(comparisons), "scale": scale.to_dict()})
 
 
 def digest(lessons: Iterable[Lesson]) -> str:
@@ -123,9 +117,9 @@ def digest(lessons: Iterable[Lesson]) -> str:
     return told.hexdigest()
 
 
-def kept_apart(problem: str, share: float, seed: int) -> bool:
-    """Whether a problem is for checking and not for learning: of its id and the seed alone."""
-    return uniform(seed, "validation", problem, 0) < share
+def kept_apart(problem: str, share: float) -> bool:
+    """Whether a problem is for checking and not for learning: by its id alone, whatever the seed of a round."""
+    return uniform(0, "validation", problem, 0) < share
 
 
 def rows_of(kind: type[T], rows: Iterable[Row]) -> list[T]:
@@ -155,10 +149,10 @@ def _scale(
     return scale_of((each.reward for each in rollouts), *ends, reward_range)
 
 
-def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, seed: int, told: dict[str, Any]) -> Data:
+def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, told: dict[str, Any]) -> Data:
     there = [each for each in lessons if each]
-    learnt = tuple(each for each in there if not kept_apart(each[0].problem, options.validation_share, seed))
-    held_out = tuple(each for each in there if kept_apart(each[0].problem, options.validation_share, seed))
+    learnt = tuple(each for each in there if not kept_apart(each[0].problem, options.validation_share))
+    held_out = tuple(each for each in there if kept_apart(each[0].problem, options.validation_share))
     if not learnt:
         raise UsageError(
             f"nothing to learn from: {len(lessons)} rows, {len(lessons) - len(there)} of them with no token to label, "

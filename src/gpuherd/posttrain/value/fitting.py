@@ -127,9 +127,15 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
         checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=course.identity())
         if checkpoints.restore(trainee) is not None:
             logger.info("going on behind step %d of %d", trainee.steps_done, len(course.batches))
-        with Curves(work.folder, world, work.extra.get("report_to", ()), step=trainee.steps_done) as curves:
+        with Curves(work.folder, world, _reporters(work), step=trainee.steps_done) as curves:
             _train(course, trainee, checkpoints, curves)
         _save(course, classifier, trainee)
+
+
+def _reporters(work: Training) -> tuple[str, ...]:
+    """Where curves go besides their file: as the hooks say that a caller has put in."""
+    hooks = work.extra.get("hooks")
+    return () if hooks is None else tuple(hooks.report_to)
 
 
 def _train(course: Course, trainee: Trainee, checkpoints: Checkpoints, curves: Curves) -> None:
