@@ -82,10 +82,10 @@ def test_at_equal_kl_the_reference_begins_every_curve(tables: Gathered) -> None:
 
 
 def test_seeds_go_together(tmp_path: Path) -> None:
-    made_experiment(tmp_path, seeds=(0, 1, 2))
+    made_experiment(tmp_path, seeds=(0, 1))
     tables = gather(tmp_path)
     row = next(row for row in tables.summary if (row.about.algorithm, row.about.round) == ("QSharp", 1))
-    assert row.seeds == (0, 1, 2) and len(row.by_seed["pass@1"]) == 3
+    assert row.seeds == (0, 1) and len(row.by_seed["pass@1"]) == 2
     figure = row.figures["pass@1"]
     assert figure.value == pytest.approx(np.mean(row.by_seed["pass@1"])) and figure.interval is not None
     assert min(row.by_seed["pass@1"]) >= figure.interval.low - 0.1
