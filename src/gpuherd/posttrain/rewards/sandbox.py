@@ -31,7 +31,7 @@ from typing import IO
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards.syscall_filter import filter_program
 
-_MOST_PROCESSES = 4
+_MOST_PROCESSES = 8
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
 # By what a run was ended, in words.
@@ -171,7 +171,7 @@ class Sandbox:
         """Finds out what protection there is.
 
         Args:
-            processes: so many runs side by side; None: one a core, four at most.
+            processes: so many runs side by side; None: one a core, eight at most.
             allow_unconfined: run code also where there is no protection.
             mode: this one and no other; None: the strongest that works.
 
