@@ -113,6 +113,17 @@ def test_a_damaged_result_is_told_and_spoils_nothing(tmp_path: Path) -> None:
         read_result(star / "r0")
 
 
+def test_files_that_lie_elsewhere_or_are_of_other_figures_are_refused(tmp_path: Path) -> None:
+    made_result(tmp_path / "a", About("PITA", "a", "a", "c", 0), {None: (0.4, 1.0)})
+    text = (tmp_path / "a" / "result.json").read_text()
+    (tmp_path / "a" / "result.json").write_text(text.replace('"answers.jsonl"', '"../../secret.jsonl"'))
+    assert len(gather(tmp_path).damaged) == 1 and "elsewhere" in gather(tmp_path).damaged[0]
+    for old, new in (('"samples": 4', '"samples": 3'), ('"problems": 40', '"problems": 39'), ('"k": 4', '"k": 5')):
+        (tmp_path / "a" / "result.json").write_text(text.replace(old, new))
+        tables = gather(tmp_path)
+        assert tables.rows == () and "not of the figures" in tables.damaged[0], old
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     made = made_result(tmp_path, About("PITA", "a", "b", "c", 3, 7), {0.2: (0.4, 1.0), None: (0.5, 0.0)}, own=0.2)
     assert read_result(tmp_path / "result.json") == made
@@ -132,12 +143,19 @@ def test_different_problems_are_not_compared_at_equal_kl(tmp_path: Path) -> None
     assert comparison.differences == () and comparison.at_equal_kl == ()
 
 
+def test_no_more_sentences_than_are_read(tables: Gathered) -> None:
+    found = clear_differences(tables, most=2)
+    assert len(found) == 3 and re.fullmatch(r"… and [3-9] more clear differences: .*", found[2])
+
+
 def test_the_table_and_the_json(tables: Gathered) -> None:
     wide = summary_table(tables, None)
     assert wide.left_out == () and len(wide.lines) == 8
+    assert "reward" not in wide.lines[0]  # it is pass@1 again
     assert "QSharp" in wide.lines[-1] and "[" in wide.lines[-1] and "0.1" in wide.lines[-1]
     narrow = summary_table(tables, 80)
-    assert all(len(line) <= 80 for line in narrow.lines) and narrow.left_out
+    assert all(len(line) <= 80 for line in narrow.lines) and "GPU-h" in narrow.left_out
+    assert all(word in narrow.lines[0] for word in ("algorithm", "round", "eta", "pass@1", "KL"))
     assert "95 %" in headline(tables) and "share" in headline(tables)
     values = json.loads(json.dumps(json_values(tables), allow_nan=False))
     assert len(values["rows"]) == 11 and values["comparisons"][0]["metric"] == "pass@1"

@@ -94,7 +94,9 @@ def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> 
     opened.page.get_by_label("figure").select_option("kl")
     assert opened.page.get_by_role("img", name=re.compile("kl by round")).count() == 1
     opened.go("learning")
-    assert opened.page.locator("main svg[role=img]").count() == 6
+    assert opened.page.locator("main svg[role=img]").count() == 5
+    opened.page.get_by_label("all figures").check()
+    assert opened.page.get_by_role("img", name="learning_rate by step").is_visible()
     box = opened.page.get_by_label("DPO/star_tiny_r0 (120 steps)")
     box.uncheck()
     opened.page.get_by_label("DPO/star_tiny_r1 (120 steps)").uncheck()
@@ -121,6 +123,8 @@ def test_jobs_and_failures(browser: Browser, page: Path) -> None:
     rows = opened.page.get_by_role("table", name="failures").locator("tbody tr")
     assert rows.count() == 2 and "no result" in rows.first.inner_text()
     assert opened.page.get_by_text("GPU-hours: collect").is_visible()
+    took = opened.page.get_by_role("table", name="what each took").locator("tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in took] == ["QSharp", "DPO"]
     assert opened.fine()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.posttrain.look.made_runs import made_run, made_training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.look.jobs_seen import gpu_hours
+from gpuherd.posttrain.look.jobs_seen import gpu_hours, hours_by
 from gpuherd.posttrain.look.kinds import Made, made_by
 from gpuherd.posttrain.look.reading import SHOWN_PROBLEMS, read_run
 from gpuherd.posttrain.look.shown import Bar, Shown
@@ -55,7 +55,20 @@ def test_jobs_in_time_and_what_failed(shown: Shown) -> None:
         "train": pytest.approx((204 + 19) / 3600),
         "evaluate": pytest.approx(49 / 3600),
     }
-    assert gpu_hours([Bar("a", "train", ("CPU",), 0, 5, "done", 0)]) is None
+    assert timeline.hours["DPO"] == {"collect": pytest.approx(83 / 3600), "train": pytest.approx(19 / 3600)}
+    assert set(timeline.hours) == {"DPO", "QSharp"}
+
+
+def test_hours_by_the_longest_name_that_fits() -> None:
+    cpu = Bar("GRPO-HF_a_r0_train", "train", ("CPU",), 0, 3600, "done", 0)
+    assert gpu_hours([cpu]) is None
+    two = Bar("GRPO_a_r0_x", "", ("0", "1"), 0, 1800, "failed", 2)
+    running = Bar("GRPO_a_r0_train", "train", ("0",), 0, None, "running", 1)
+    assert hours_by([cpu, two, running, Bar("new_job", "", ("CPU",), 0, 36, "done", 0)], ["GRPO", "GRPO-HF"]) == {
+        "GRPO-HF": {"train": 1.0},
+        "GRPO": {"other": 1.0},
+        "new": {"other": 0.01},
+    }
 
 
 def test_an_output_of_train(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ def read_result(path: Path) -> Evaluation:
     """The result of a file, or of the folder that holds it. Raises BadResult."""
     path = path / RESULT if path.is_dir() else path
     evaluation: Evaluation = _read(path, Evaluation)
-    if not evaluation.points:
-        raise BadResult(f"{path} has no point")
+    names = [name for each in evaluation.points for name in (each.answers, each.scores)]
+    if not names or any(Path(name).name != name for name in names):
+        raise BadResult(f"{path} has no point, or one whose files lie elsewhere")
     return evaluation
 
 

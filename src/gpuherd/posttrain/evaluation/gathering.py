@@ -133,7 +133,7 @@ def gathered(found: Sequence[Found], damaged: Iterable[str] = ()) -> Gathered:
     whole = []
     for each in found:
         try:
-            each.scores  # noqa: B018 - read here, so that what can't be is told once
+            _check(each)
             whole.append(each)
         except BadResult as problem:
             told.append(str(problem))
@@ -143,6 +143,17 @@ def gathered(found: Sequence[Found], damaged: Iterable[str] = ()) -> Gathered:
     groups = _by(whole, lambda each: (each.evaluation.about.family, each.evaluation.about.evaluated_on))
     comparisons = [each for runs in groups.values() for each in _comparisons(runs, confidence)]
     return Gathered(tuple(rows), tuple(comparisons), tuple(told), confidence)
+
+
+def _check(found: Found) -> None:
+    """Raises BadResult where scores can't be read, or are not those of the figures."""
+    for point in found.evaluation.points:
+        scores, metrics = found.scores[point.scores], point.metrics
+        ks = [each.k for each in (*metrics.pass_at, *metrics.majority)]
+        same = (len(scores.problems), scores.samples) == (metrics.problems, metrics.samples)
+        whole = (scores.correct is None) == (metrics.pass_at_1 is None) and (scores.kl is None) == (metrics.kl is None)
+        if not same or not whole or any(not 1 <= k <= scores.samples for k in ks):
+            raise BadResult(f"{found.folder / point.scores} is not of the figures in {found.folder / RESULT}")
 
 
 def _by(found: Iterable[Found], key: Callable[[Found], Hashable]) -> dict[Hashable, list[Found]]:

@@ -164,6 +164,10 @@ def _timeline_values(timeline: Timeline) -> dict[str, Any]:
         "length": max(ends, default=0.0),
         "counts": dict(timeline.counts),
         "failures": [[each.job, each.kind, each.reason, each.final] for each in timeline.failures],
+        "hours": {
+            algorithm: {phase: _short(hours) for phase, hours in phases.items()}
+            for algorithm, phases in timeline.hours.items()
+        },
         "gpuHours": timeline.gpu_hours and {name: _short(hours) for name, hours in timeline.gpu_hours.items()},
     }
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import Row
 
 from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.rundir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
 
 PHASES = ("collect", "train", "evaluate")
 MOST_BARS = 5000
 
 
-def read_timeline(queue: Path) -> Timeline:
-    """All attempts and failures of a queue. Raises QueueUnreadable, UsageError where there is none."""
+def read_timeline(queue: Path, algorithms: Collection[str]) -> Timeline:
+    """All attempts and failures of a queue; ``algorithms``: those whose names jobs begin with.
+
+    Raises QueueUnreadable, UsageError where there is none.
+    """
     with closing(QueueReader(queue)) as reader, reader.snapshot():
         jobs = reader.rows("SELECT name, state, reason FROM jobs ORDER BY id")
         attempts = reader.rows(
@@ -26,7 +30,8 @@ def read_timeline(queue: Path) -> Timeline:
             "attempts.reason AS reason FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
     bars = [_bar(each, attempts[0]["started_at"]) for each in attempts[:MOST_BARS]]
-    return Timeline(bars, Counter(each["state"] for each in jobs), _failures(jobs, attempts), gpu_hours(bars))
+    counts = Counter(each["state"] for each in jobs)
+    return Timeline(bars, counts, _failures(jobs, attempts), gpu_hours(bars), hours_by(bars, algorithms))
 
 
 def phase_of(job: str) -> str:
@@ -48,6 +53,19 @@ def gpu_hours(bars: Sequence[Bar]) -> dict[str, float] | None:
         if each.end is not None:
             hours = each.gpus * (each.end - each.start) / 3600
             found[each.phase or "other"] = found.get(each.phase or "other", 0.0) + hours
+    return found
+
+
+def hours_by(bars: Sequence[Bar], algorithms: Collection[str]) -> dict[str, dict[str, float]]:
+    """Hours by algorithm and phase, of attempts that have ended: a job on two GPUs counts twice, one on a CPU once."""
+    known = {safe_name(each): each for each in algorithms}
+    found: dict[str, dict[str, float]] = {}
+    for each in bars:
+        if each.end is not None:
+            fitting = [name for name in known if each.job.startswith(f"{name}_")]
+            algorithm = known[max(fitting, key=len)] if fitting else each.job.partition("_")[0]
+            phases, phase = found.setdefault(algorithm, {}), each.phase or "other"
+            phases[phase] = phases.get(phase, 0.0) + max(1, each.gpus) * (each.end - each.start) / 3600
     return found
 
 

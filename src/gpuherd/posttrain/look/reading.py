@@ -33,7 +33,7 @@ def read_run(folder: Path) -> Shown:
     found, damaged = find_results(place.results if made is Made.ROUNDS else folder)
     tables = gathered(found, damaged)
     trainings, unread = find_trainings(place.models if made is Made.ROUNDS else folder)
-    timeline, queue_note = _timeline(place)
+    timeline, queue_note = _timeline(place, {row.about.algorithm for row in tables.rows})
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
         raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
     record = json_object(place.run_json)
@@ -52,11 +52,11 @@ def read_run(folder: Path) -> Shown:
     )
 
 
-def _timeline(place: RoundsDirectory) -> tuple[Timeline | None, list[str]]:
+def _timeline(place: RoundsDirectory, algorithms: set[str]) -> tuple[Timeline | None, list[str]]:
     if not place.queue.exists():
         return None, []
     try:
-        return read_timeline(place.queue), []
+        return read_timeline(place.queue, algorithms), []
     except (QueueUnreadable, UsageError) as problem:
         return None, [str(problem)]
 

@@ -67,12 +67,14 @@ class Timeline:
         counts: jobs by state.
         failures: final ones first.
         gpu_hours: of all attempts that have ended, by phase; None for a run on CPUs.
+        hours: of all attempts that have ended, by algorithm and phase: of GPUs, or on CPUs of jobs.
     """
 
     bars: Sequence[Bar] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     gpu_hours: Mapping[str, float] | None = None
+    hours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

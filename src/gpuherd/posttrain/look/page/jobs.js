@@ -6,6 +6,7 @@ function jobsView() {
   const { timeline } = index;
   if (!timeline) return [make("section", { class: "card" }, make("p", {}, "This run has no queue: nothing is known of its jobs."))];
   return [make("section", { class: "card" }, make("h2", {}, "Jobs in time"), timeline.bars.length ? gantt(timeline) : make("p", {}, "No job has started yet."), hoursWords(timeline)),
+    hoursCard(timeline),
     make("section", { class: "card" }, make("h2", {}, "Failures"), timeline.failures.length ? table({ columns: [
       { word: "job", class: "name", key: (each) => each[0], cell: (each) => each[0] },
       { word: "kind", key: (each) => each[1], cell: (each) => make("span", { class: each[3] ? "bad" : null }, each[1]) },
@@ -66,6 +67,21 @@ function gantt({ bars, length }) {
   return make("div", {}, root, make("div", { class: "legend" }, ...phases.map((phase) => { const key = svg("svg", { viewBox: "0 0 14 10", class: "key-box", "aria-hidden": "true" }, svg("rect", { width: 14, height: 10, rx: 2, fill: PHASE_TINTS[phase] ?? PHASE_TINTS[""] })); return make("span", { class: "key" }, key, phase || "other"); }),
     bars.some((bar) => bar[5] === "failed") ? make("span", { class: "key bad" }, "outlined: failed") : null, bars.some((bar) => bar[5] === "requeued") ? make("span", { class: "key" }, "pale: stopped, and done again") : null));
 }
+
+// What each algorithm took, by phase: of GPUs, or of jobs where there were none.
+function hoursCard({ hours, gpuHours }) {
+  const rows = Object.entries(hours).map(([algorithm, phases]) => ({ algorithm, phases, all: Object.values(phases).reduce((a, b) => a + b, 0) }));
+  if (!rows.length) return null;
+  const phases = ["collect", "train", "evaluate", "other"].filter((phase) => rows.some((row) => present(row.phases[phase])));
+  const unit = gpuHours ? "GPU-hours" : "hours of jobs on CPUs";
+  const columns = [{ word: "algorithm", class: "name", key: (row) => row.algorithm, cell: (row) => make("span", {}, mark(row.algorithm), row.algorithm) },
+    ...phases.map((phase) => ({ word: phase, num: true, key: (row) => row.phases[phase], cell: (row) => hoursIn(row.phases[phase]) })),
+    { word: "all", num: true, key: (row) => row.all, cell: (row) => make("b", {}, hoursIn(row.all)) }];
+  return make("section", { class: "card" }, make("h2", {}, `What each took, in ${unit}`), table({ columns, rows, label: "what each took", sort: columns.length - 1, descending: true }).root,
+    make("p", { class: "note" }, "All attempts count, those too that failed or were stopped."));
+}
+
+const hoursIn = (value) => present(value) ? value < 0.01 ? axisWords(Number(value.toPrecision(2))) : figure(value) : "–";
 
 function hoursWords({ gpuHours, counts }) {
   const jobs = Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");

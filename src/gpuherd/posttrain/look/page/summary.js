@@ -55,17 +55,19 @@ function figureCell(row, name, range) {
   const found = row.figures[name];
   if (!present(found?.value)) return make("span", { title: found?.note }, "–");
   const digits = isShare(name) || name === "reward" ? 3 : 2;
+  const told = (value) => found.value !== 0 && Math.abs(found.value) < 10 ** -digits ? axisWords(value) : fixed(value, digits);
   const seeds = row.bySeed[name];
   const why = [found.note, seeds ? `by seed: ${seeds.map((each) => fixed(each, digits)).join(", ")}` : null].filter(Boolean).join("; ");
-  return make("span", { title: why || null }, fixed(found.value, digits),
-    make("span", { class: "ends" }, found.ends ? `${fixed(found.ends[0], digits)} to ${fixed(found.ends[1], digits)}` : "no interval"),
+  return make("span", { title: why || null }, told(found.value),
+    make("span", { class: "ends" }, found.ends ? `${told(found.ends[0])} to ${told(found.ends[1])}` : "no interval"),
     isShare(name) && !isNarrow() ? whisker(found, range, { width: 90, label: name }) : null);
 }
 
 function differencesCard(comparison) {
   const rows = comparison.differences;
   if (!rows.length) return null;
-  const range = spread([0, ...rows.flatMap((each) => [each.figure.value, ...(each.figure.ends ?? [])]).filter(present)]);
+  const farthest = Math.max(...rows.flatMap((each) => [each.figure.value, ...(each.figure.ends ?? [])]).filter(present).map(Math.abs)) || 1;
+  const range = [-farthest, farthest];
   const clear = (each) => present(each.holm) && each.holm < 0.05;
   const columns = [
     { word: "difference", class: "name", key: (each) => each.one, cell: (each) => `${each.one} − ${each.other}` },
