@@ -126,6 +126,11 @@ class GRPOFromHumanFeedback:
             raise UsageError(
                 "GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp"
             )
+        if len(work.problems) < self.options.batch_size:
+            raise UsageError(
+                f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
+                "round"
+            )
         comparisons = self._comparisons(work)
         proxy = self._proxy(work, comparisons)
         self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
@@ -163,10 +168,6 @@ class GRPOFromHumanFeedback:
 
     def _grpo(self, work: Training, proxy: Path, data: str) -> None:
         options = self.options
-        if len(work.problems) < options.batch_size:
-            raise UsageError(
-                f"GRPO-HF: batch_size {options.batch_size} is more than the {len(work.problems)} problems of the round"
-            )
         problems = {each.id: each for each in work.problems}
         group = options.samples_per_prompt
         run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data, sequences=group)
