@@ -21,7 +21,7 @@ from gpuherd.posttrain.rewards.code import (
     read_tests,
     same,
 )
-from gpuherd.posttrain.rewards.sandbox import Limits
+from gpuherd.posttrain.rewards.work import Limits
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),

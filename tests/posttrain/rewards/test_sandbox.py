@@ -17,7 +17,8 @@ import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards import sandbox as sandboxes
-from gpuherd.posttrain.rewards.sandbox import Limits, Mode, NoProtection, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
 
 MB = 1 << 20
 

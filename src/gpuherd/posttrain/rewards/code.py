@@ -16,7 +16,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
 _FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
