@@ -259,7 +259,11 @@ def _reported(outcome: Outcome, place: int, test: Test) -> Verdict:
     if isinstance(test, Call):
         if kind != "value":
             return Verdict(False, True, message or "nothing came back", shown)
-        if same(json.loads(message), test.result):
+        try:
+            right = same(json.loads(message), test.result)
+        except (ValueError, RecursionError):  # numbers without end, brackets without end
+            return Verdict(False, True, f"{test.name} returned a value that can't be read", shown)
+        if right:
             return Verdict(True)
         return Verdict(False, False, f"{test.name} returned {_quoted(message)}, which is wrong", shown)
     if kind is None:

@@ -167,11 +167,12 @@ def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
         begins, _, said = line.partition(b" ")
         if begins != nonce.encode():
             continue
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             told = json.loads(said)
             if isinstance(told, list) and len(told) == 3 and isinstance(told[0], int):
                 kind, message = told[1:]
-                found[told[0]] = None if kind is None else (str(kind), str(message))
+                # Half a surrogate pair is no character, and would break whoever encodes it.
+                found[told[0]] = None if kind is None else (str(kind), str(message).encode(errors="replace").decode())
     return found
 
 
