@@ -99,7 +99,8 @@ def test_values_and_messages_that_mean_harm_harm_nobody() -> None:
         " ".join(each.notes).encode()
     forged = "import sys\nframe = sys._getframe()\nwhile 'dumps' not in frame.f_locals: frame = frame.f_back\n"
     forged += "write, reports, nonce = (frame.f_locals[each] for each in ('write', 'reports', 'nonce'))\n"
-    forged += 'def f():\n    write(reports, f\'{nonce} [0, "value", "{chr(91) * 60000}"]\\n\'.encode())\n    import os; os._exit(0)'
+    forged += "deep = '[' * 60000\ndef f():\n    write(reports, f'{nonce} [0, \"value\", \"{deep}\"]\\n'.encode())\n"
+    forged += "    import os; os._exit(0)"
     assert rewards.tested([asked], [forged])[0].problems == ("f returned a value that can't be read",)
 
 

@@ -150,26 +150,22 @@ class CodeRewards:
         processes: int | None = None,
         allow_unconfined: bool = False,
     ):
-        """The sandbox is made when it is first needed."""
+        """Finds out what protection there is. Raises NoProtection, and so before any GPU is taken."""
         self.scoring = scoring or CodeScoring()
         self.verifiable = self.scoring == CodeScoring(partial=False)
         self.reward_range = self.scoring.reward_range
-        self._limits, self._processes, self._allow = limits or Limits(), processes, allow_unconfined
-        self._sandbox: Sandbox | None = None
+        self._sandbox = Sandbox(limits, processes=processes, allow_unconfined=allow_unconfined)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns; several are run at once. Raises NoProtection, UsageError for broken tests."""
+        """What each completion earns; several are run at once. Raises UsageError for broken tests."""
         return [self.scoring.reward(each) for each in self.tested(problems, completions)]
 
     def tested(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
         """How the tests of each completion came out."""
-        if self._sandbox is None:
-            self._sandbox = Sandbox(self._limits, processes=self._processes, allow_unconfined=self._allow)
         return tested(self._sandbox, problems, completions)
 
     def close(self) -> None:
         """Nothing stays behind a run."""
-        self._sandbox = None
 
 
 def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
