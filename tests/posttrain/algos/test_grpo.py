@@ -147,7 +147,7 @@ def test_what_can_not_be_learnt_from_is_refused(policy_model: Path, tmp_path: Pa
         GRPO(FAST).train(work(policy_model, tmp_path, policy=guided))
     for wrong in ({"lr": 0.0}, {"kl_coef": -1.0}, {"samples_per_prompt": 0}, {"minibatch_size": 0}):
         with pytest.raises(UsageError):
-            GRPOOptions(**wrong)  # type: ignore[arg-type]
+            GRPOOptions(**wrong)
 
 
 def test_groups_of_equal_rewards_change_nothing(policy_model: Path, tmp_path: Path) -> None:

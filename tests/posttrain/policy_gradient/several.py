@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from tests.posttrain.algos.training_work import work
 
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.policy_gradient.learner import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.world import World
 
 
 def train(told: dict[str, Any]) -> None:
@@ -30,9 +33,7 @@ def train(told: dict[str, Any]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for each in json.loads(sys.argv[1]):
-        try:
-            train(each)
-        except Exception as problem:
-            if type(problem).__name__ != "Stopped":
-                raise
+    with World.from_environment("cpu"):  # one group for all trainings: none of them ends it
+        for each in json.loads(sys.argv[1]):
+            with suppress(Stopped):
+                train(each)

@@ -13,7 +13,15 @@ import pytest
 from tests.posttrain.algos.training_work import curves, same, weights
 
 REPOSITORY = Path(__file__).parents[3]
-SHARED = {"lr": 5e-3, "kl_coef": 0.05, "epochs": 2, "batch_size": 3, "samples_per_prompt": 3, "minibatch_size": 5}
+SHARED = {
+    "lr": 5e-3,
+    "kl_coef": 0.05,
+    "epochs": 2,
+    "batch_size": 3,
+    "samples_per_prompt": 3,
+    "minibatch_size": 5,
+    "eps": 1e-3,
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "GRPO": {**SHARED, "num_iterations": 2, "reward_normalization": "batch"},
     "PPO": {**SHARED, "num_ppo_epochs": 2, "kl_target": 1.0},
@@ -27,7 +35,7 @@ def run(processes: int, trainings: list[dict[str, Any]]) -> None:
         words = [sys.executable]
     words += ["-m", "tests.posttrain.policy_gradient.several", json.dumps(trainings)]
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
-    done = subprocess.run(words, env=here, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(words, env=here, cwd=REPOSITORY, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -53,7 +61,12 @@ def test_two_processes_learn_what_one_learns(policy_model: Path, tmp_path: Path)
                 assert mine.keys() == theirs.keys()
                 for figure, value in mine.items():
                     if figure != "micro_batch":
-                        assert theirs[figure] == pytest.approx(value, abs=1e-4), (name, strategy, mine["step"], figure)
+                        assert theirs[figure] == pytest.approx(value, rel=1e-3, abs=1e-4), (
+                            name,
+                            strategy,
+                            mine["step"],
+                            figure,
+                        )
             expected, found = weights(tmp_path / name / "single/model"), weights(tmp_path / name / strategy / "model")
             assert expected.keys() == found.keys()
             assert max(float((expected[each] - found[each]).abs().max()) for each in expected) < 1e-3

@@ -1,0 +1,199 @@
+"""GRPO and PPO learn to add: reward of a tiny model on sums it has not seen, from under 0.2 to over 0.9.
+
+    python -m benchmarks learning_curves
+    python -m benchmarks.learning_curves                       printed, and a picture beside
+
+The base is a Llama of 0.1 million parameters with a token a character. It was shown sums of two numbers of up to two
+digits with their answers (next-token training) for only so long that one in eight or so of its drawn answers to other
+sums is right. From there it learns by rewards alone: 1 for the right number, else 0. What is told is the share of right
+answers, drawn at temperature 1, to 500 sums of the test split that neither training has seen, with 95 % intervals over
+sums; and the curve of the training's own rewards. One process, one thread; CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+CHARACTERS = "0123456789+="
+BASE_STOPS_AT = 0.12  # of 200 held-out sums: the base learns no longer than that
+TEST = 500
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Rewards of the base and of what GRPO and PPO made of it, CPU seconds, and the curves."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = time.process_time()
+        steps = pretrain(folder / "base")
+        told: dict[str, Any] = {"base": {"steps": steps, "cpu_seconds": round(time.process_time() - started, 1)}}
+        told["base"] |= tested(str(folder / "base"))
+        for name in ("GRPO", "PPO"):
+            told[name] = learnt(name, folder, quick=quick)
+    if not quick:
+        picture(told, RESULTS / "learning_curves.png")
+    return told
+
+
+def pretrain(folder: Path, seed: int = 0) -> int:
+    """Writes the base; the steps that it took."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from gpuherd.posttrain.problem import Split
+
+    tokenizer = character_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=16, eos_token_id=0, pad_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    sums = task().problems(Split.TRAIN, 8000, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+    drawn = torch.Generator().manual_seed(seed)
+    for step in range(1, 4001):
+        rows = [sums[int(place)] for place in torch.randint(len(sums), (128,), generator=drawn)]
+        ids, labels = tokens(tokenizer, [(each.prompt, each.answers[0]) for each in rows])
+        loss = model(input_ids=ids, attention_mask=(ids != 1).long(), labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 0:
+            model.save_pretrained(folder)
+            if tested(str(folder), Split.HELDOUT, 200)["reward"] >= BASE_STOPS_AT:
+                return step
+    return step
+
+
+def character_tokenizer(folder: Path) -> Any:
+    """A token a character; ``</s>`` is 0, ``<pad>`` 1."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: number for number, token in enumerate(["</s>", "<pad>", "<unk>", *CHARACTERS])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    plain.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    return fast
+
+
+def tokens(tokenizer: Any, rows: list[tuple[str, str]]) -> tuple[Any, Any]:
+    """Ids padded at the right, and labels: the answer and its end alone."""
+    import torch
+
+    asked = [tokenizer(prompt)["input_ids"] for prompt, _ in rows]
+    said = [[*tokenizer(answer)["input_ids"], 0] for _, answer in rows]
+    wide = max(len(one) + len(two) for one, two in zip(asked, said, strict=True))
+    ids = [[*a, *b, *[1] * (wide - len(a) - len(b))] for a, b in zip(asked, said, strict=True)]
+    labels = [[*[-100] * len(a), *b, *[-100] * (wide - len(a) - len(b))] for a, b in zip(asked, said, strict=True)]
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+def task() -> Any:
+    """Sums of two numbers of up to two digits."""
+    from gpuherd.posttrain.tasks.registry import make_task
+
+    return make_task("arithmetic")
+
+
+def sampling(seed: int = 0) -> Any:
+    """How answers are drawn: as the policy is."""
+    from gpuherd.posttrain.algos.interface import Sampling
+
+    return Sampling(max_new_tokens=5, temperature=1.0, batch_size=512, seed=seed)
+
+
+def tested(model: str, split: Any = None, count: int = TEST) -> dict[str, float]:
+    """The share of right drawn answers to sums of a split, with its 95 % interval (Wilson)."""
+    from gpuherd.posttrain.algos.interface import Precision
+    from gpuherd.posttrain.policy import Policy
+    from gpuherd.posttrain.problem import Split
+    from gpuherd.posttrain.sampling.sampler import Sampler
+
+    sampler = Sampler(Policy(model), Precision(), "cpu", sampling(seed=99))
+    rollouts = sampler.rollouts(task(), task().problems(split or Split.TEST, count, 0), 1, reward_batch_size=512)
+    mean = sum(each.reward for each in rollouts) / count
+    middle, half = wilson(mean, count)
+    return {"reward": round(mean, 4), "low": round(middle - half, 4), "high": round(middle + half, 4), "sums": count}
+
+
+def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Middle and half width of Wilson's interval (1927)."""
+    scale = 1 + z * z / count
+    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / scale
+    return (share + z * z / (2 * count)) / scale, half
+
+
+def algorithm(name: str, steps: int) -> Any:
+    """GRPO or PPO with the settings of this benchmark: 512 answers a step."""
+    from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
+    from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
+
+    if name == "GRPO":
+        return GRPO(
+            GRPOOptions(
+                samples_per_prompt=8, batch_size=64, epochs=100, max_steps=steps, lr=1e-3, kl_coef=0.0,
+                entropy_coef=0.0, grad_clip=1.0,
+            )
+        )  # fmt: skip
+    return PPO(
+        PPOOptions(
+            samples_per_prompt=1, batch_size=512, epochs=100, max_steps=steps, minibatch_size=128, num_ppo_epochs=2,
+            lr=1e-3, kl_coef=0.0, gamma=1.0, gae_lambda=0.95, target_kl=0.1,
+        )
+    )  # fmt: skip
+
+
+def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
+    """What an algorithm made of the base."""
+    from gpuherd.posttrain.algos.interface import Precision, Training
+    from gpuherd.posttrain.policy import Policy
+    from gpuherd.posttrain.policy_gradient.options import Hooks
+    from gpuherd.posttrain.problem import Split
+    from gpuherd.posttrain.training.options import StepOptions
+
+    base = Policy(str(folder / "base"))
+    steps = 5 if quick else 400
+    started = time.process_time()
+    work = Training(
+        task(), task().problems(Split.TRAIN, 8000, 0), (), base, base, None, folder / name, 0, sampling(), Precision(),
+        "cpu", steps=StepOptions(micro_batch_size=512), reward_batch_size=512,
+        extra={"hooks": Hooks(save_every=1000)},
+    )  # fmt: skip
+    policy = algorithm(name, steps).train(work)
+    spent = time.process_time() - started
+    lines = [json.loads(line) for line in (folder / name / "curves.jsonl").read_text().splitlines()]
+    curve = [[line["step"], round(line["reward"], 4)] for line in lines]
+    return {**tested(policy.model), "steps": steps, "cpu_seconds": round(spent, 1), "rewards_by_step": curve}
+
+
+def picture(told: dict[str, Any], path: Path) -> None:
+    """The curves, with the base's reward as a line."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for name, colour in (("GRPO", "#0072b2"), ("PPO", "#d55e00")):
+        steps, rewards = zip(*told[name]["rewards_by_step"], strict=True)
+        axes.plot(steps, rewards, color=colour, label=f"{name}, {told[name]['cpu_seconds']:.0f} CPU-s")
+    axes.axhline(told["base"]["reward"], color="#777777", linestyle="--", label="base")
+    axes.set(xlabel="step of 512 answers", ylabel="right answers", ylim=(0, 1), title="Sums of two numbers")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(quick=False)))
