@@ -99,6 +99,16 @@ def test_seeds_go_together(tmp_path: Path) -> None:
     )
 
 
+def test_one_seed_twice_is_no_two_seeds(tmp_path: Path) -> None:
+    about = About("CD", "star", "star", "tiny", 0)
+    made_result(tmp_path / "2026-01-01", about, {None: (0.3, 1.0)})
+    later = made_result(tmp_path / "2026-01-02", about, {None: (0.7, 1.0)})
+    tables = gather(tmp_path)
+    (row,) = tables.rows
+    assert row.seeds == (0,) and row.figures["pass@1"] == later.own.metrics.pass_at_1
+    assert len(tables.damaged) == 1 and "left out" in tables.damaged[0]
+
+
 def test_a_damaged_result_is_told_and_spoils_nothing(tmp_path: Path) -> None:
     made_experiment(tmp_path)
     star = tmp_path / "DPO" / "tiny" / "star"

@@ -128,7 +128,8 @@ def gather(root: Path) -> Gathered:
 
 
 def gathered(found: Sequence[Found], damaged: Iterable[str] = ()) -> Gathered:
-    """The tables of these results. Results whose scores can't be read are left out of comparisons, and told."""
+    """The tables of these results. Those whose scores can't be read are left out, and told; so are all but the last of
+    one policy and seed (a run that was begun anew), which would pass for several seeds."""
     told = list(damaged)
     whole = []
     for each in found:
@@ -137,6 +138,10 @@ def gathered(found: Sequence[Found], damaged: Iterable[str] = ()) -> Gathered:
             whole.append(each)
         except BadResult as problem:
             told.append(str(problem))
+    once = {each.evaluation.about: each for each in whole}
+    if len(once) < len(whole):
+        told.append(f"{len(whole) - len(once)} results are of a policy and seed that a later one is of too: left out")
+        whole = list(once.values())
     confidence = found[0].evaluation.confidence if found else EvaluationOptions().confidence
     rows = [row for runs in _by(whole, _policy_key).values() for row in _rows(runs, confidence)]
     rows.sort(key=_order)
