@@ -14,8 +14,8 @@ Ways:
 - ``guided_v_bfloat16``: kind V, the classifier in bfloat16 beside a model in float32;
 - ``naive_v``: kind V as it is done without a cache: each candidate with all that stands before it.
 
-Beside them: how many multiplications of weights a step of each takes, relative to plain decoding. Where the
-processor is busy with them, as one core is, no way of kind V can be faster than that; where a step waits for the
+Beside them: how many multiplications by weights a step of each takes, relative to plain decoding: what a processor
+that multiplies all the time tends to as the rows grow. Where a step waits for the
 weights to come from memory (one row; a GPU), 20 candidates cost little more than one token. Without CUDA seconds are
 those of the CPU, of one process and its threads; with it they are of the clock. Each way is run three times, in turns;
 the median counts.
