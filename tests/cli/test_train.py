@@ -164,6 +164,7 @@ def curves(output: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_and_stopped_it_goes_on_exactly(tmp_path: Path, file: Path, machine: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert done(machine, "--config", str(file), "--output", str(whole))[0] == ExitCode.OK
@@ -201,6 +202,7 @@ def test_killed_and_stopped_it_goes_on_exactly(tmp_path: Path, file: Path, machi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, strategy: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -214,13 +216,22 @@ def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, s
     assert (summary["processes"], summary["strategy"]) == (2, strategy)
     for mine, other in zip(curves(one), curves(two), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], abs=1e-4) and mine["reward"] == other["reward"]
-    assert (two / "model" / "model.safetensors").exists()
+    from safetensors.torch import load_file
+
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (one, two)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert weight.allclose(weights[1][name], atol=1e-4), name
+    architecture = json.loads((two / "model" / "config.json").read_text())["architectures"]
+    assert architecture == ["LlamaForCausalLM"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path, file: Path) -> None:
+    large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192")
     small = Machine.create(tmp_path / "small", "1x1GB", attribute=True).path
-    code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), "training.batch_size=8")
+    code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), *large)
     assert code == JobCannotFit.exit_code and ("what would fit" in said or "choose a smaller model" in said)
     assert not (tmp_path / "out").exists()
     code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), "--num-gpus", "2")

@@ -89,6 +89,7 @@ def test_bad_options(words: dict[str, Any], said: str) -> None:
         DPO.Options(**words)
 
 
+@pytest.mark.slow
 def test_rounds(policy_model: Path, tmp_path: Path) -> None:
     """The last round's comparisons alone, or those of all."""
     rows = list(DPO().collect(collecting(policy_model, 6)))

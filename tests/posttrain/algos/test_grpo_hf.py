@@ -47,6 +47,7 @@ def test_its_name() -> None:
     assert algorithm_class("grpo_hf") is GRPOFromHumanFeedback
 
 
+@pytest.mark.slow
 def test_phases(policy_model: Path, tmp_path: Path) -> None:
     """The proxy is learnt once; a stopped second phase goes on as if it had not been stopped."""
     algorithm = GRPOFromHumanFeedback(Options(lr=1e-3, epochs=2, batch_size=4, proxy_epochs=2))
@@ -85,12 +86,16 @@ def test_preferences_of_people(policy_model: Path, tmp_path: Path) -> None:
 
 def test_what_does_not_go_together(policy_model: Path, tmp_path: Path) -> None:
     algorithm = GRPOFromHumanFeedback(Options(batch_size=9, proxy_epochs=1))
-    rows = list(algorithm.collect(collecting(policy_model)))
+    rows = [Comparison("p0", (4,), (), (3, 0), (5, 0), "", "")]
     with pytest.raises(UsageError, match="batch_size 9 is more than the 8 problems of the round"):
         algorithm.train(training(policy_model, rows, tmp_path / "a"))
     sharded = StepOptions(strategy=Strategy.FSDP)
     with pytest.raises(UsageError, match=r"GRPO-HF samples while it trains, .*; use ddp"):
         algorithm.train(training(policy_model, rows, tmp_path / "b", steps=sharded))
+
+
+@pytest.mark.slow
+def test_a_proxy_with_other_tokens(policy_model: Path, tmp_path: Path) -> None:
     other = tiny.tiny_llama(tmp_path / "other", characters="abc 0123456789:sy")
     algorithm = GRPOFromHumanFeedback(Options(batch_size=4, proxy_epochs=1, max_steps=1, proxy_model=str(other)))
     small = [Comparison("p0", (4,), (), (3, 0), (5, 0), "", "")]

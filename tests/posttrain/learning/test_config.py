@@ -195,6 +195,11 @@ def test_words_stand_over_the_file(tmp_path: Path) -> None:
         ("training: {data_file: a.jsonl}", "name its problems by policy_env.dataset"),
         ("training: {algorithm: dpo, data_file: a}", "two sources of what is learnt from"),
         ("training: {algorithm: sft}\nsft: {collect_every: 2}", "use gpuherd posttrain"),
+        ("training: {algorithm: sft, log_every: 2}", "sft logs every step"),
+        ("policy_env: {dataset: a, mode: client}", "the policy is trained in it"),
+        ("eval_envs: [{dataset: a, mode: server}]", "nothing is trained in it"),
+        ("distributed: {num_gpus: 2, backend: gloo}", "on GPUs are exchanged by nccl"),
+        ("distributed: {num_gpus: 2, backend: nccl}\nmodel: {device: cpu}", "on a CPU are exchanged by gloo"),
     ],
 )
 def test_what_can_not_be_is_refused_by_its_key(tmp_path: Path, text: str, told: str) -> None:

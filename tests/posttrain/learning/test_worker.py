@@ -121,6 +121,7 @@ def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
 def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Path) -> None:
     pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(12)]
@@ -149,6 +150,7 @@ def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_dpo_refuses_episodes_of_several_turns(
     tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

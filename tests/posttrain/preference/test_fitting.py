@@ -89,6 +89,7 @@ def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_smaller_micro_batches_where_memory_runs_out(
     policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,17 +59,19 @@ def reference(policy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        {"beta": 0.5},
-        {"beta": 0.5, "label_smoothing": 0.2},
-        {"beta": 0.5, "loss_type": "hinge"},
-        {"beta": 0.5, "loss_type": "ipo"},
-        {"beta": 0.5, "rpo_weight": 0.7, "label_smoothing": 0.1},
-        {"beta": 0.5, "reference_free": True},
+        pytest.param({"beta": 0.5}, marks=SLOW, id="sigmoid"),
+        pytest.param({"beta": 0.5, "label_smoothing": 0.2}, marks=SLOW, id="smoothed"),
+        pytest.param({"beta": 0.5, "loss_type": "hinge"}, marks=SLOW, id="hinge"),
+        pytest.param({"beta": 0.5, "loss_type": "ipo"}, marks=SLOW, id="ipo"),
+        pytest.param({"beta": 0.5, "rpo_weight": 0.7, "label_smoothing": 0.1}, id="rpo"),
+        pytest.param({"beta": 0.5, "reference_free": True}, marks=SLOW, id="without a reference"),
     ],
-    ids=lambda words: "-".join(f"{name}={value}" for name, value in words.items()),
 )
 def test_dpo(words: dict[str, Any], policy_model: Path, reference: Path, tmp_path: Path) -> None:
     rows = comparisons()
@@ -89,7 +91,11 @@ def test_dpo(words: dict[str, Any], policy_model: Path, reference: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("mode", "weights"),
-    [("behavioral_cloning", (1.0, 0.0)), ("world_model", (0.0, 1.0)), ("combined", (0.3, 2.0))],
+    [
+        pytest.param("behavioral_cloning", (1.0, 0.0), marks=SLOW),
+        pytest.param("world_model", (0.0, 1.0), marks=SLOW),
+        ("combined", (0.3, 2.0)),
+    ],
 )
 def test_sft(mode: str, weights: tuple[float, float], policy_model: Path, tmp_path: Path) -> None:
     """Prompts are never trained on; with ``combined`` the two kinds have means of their own."""

@@ -91,6 +91,18 @@ def test_they_are_settings_that_transformers_has() -> None:
     assert set(arguments(run(steps=sharded, device="cuda"), 2)) <= known
 
 
+def test_a_process_uses_one_gpu(tmp_path: Path) -> None:
+    """(A computer with four GPUs is pretended by what transformers keeps of it.)"""
+    from transformers import TrainingArguments
+
+    from gpuherd.posttrain.preference.trainers import on_one_device
+
+    settings = TrainingArguments(**arguments(run(folder=tmp_path), 1))
+    assert on_one_device(settings).n_gpu in (0, 1)
+    settings._n_gpu = 4
+    assert on_one_device(settings).n_gpu == 1
+
+
 def test_sharding() -> None:
     told = arguments(
         run(steps=StepOptions(strategy=Strategy.FSDP, fsdp_sharding_strategy=Sharding.SHARD_GRAD_OP), device="cuda"), 2

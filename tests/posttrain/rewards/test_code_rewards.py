@@ -21,7 +21,7 @@ from gpuherd.posttrain.rewards.code import (
     read_tests,
     same,
 )
-from gpuherd.posttrain.rewards.sandbox import Limits
+from gpuherd.posttrain.rewards.work import Limits
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
@@ -82,6 +82,26 @@ def test_bonus_and_penalty_are_added() -> None:
     for wrong in ({"all_bonus": -1.0}, {"error_penalty": math.nan}):
         with pytest.raises(UsageError):
             CodeScoring(**wrong)  # type: ignore[arg-type]
+
+
+def test_values_and_messages_that_mean_harm_harm_nobody() -> None:
+    asked = problem({"call": "f", "args": [], "result": [1]})
+    said = [
+        "import sys\nsys.set_int_max_str_digits(0)\ndef f(): return 10**5000",
+        "import json\njson.dumps = lambda each: '[' * 60000\nclass F: pass\ndef f(): return F()",
+        "def f(): raise ValueError('\\ud800')",
+    ]
+    rewards = CodeRewards(limits=Limits(seconds=20))
+    tested = rewards.tested([asked] * 3, said)
+    assert [each.passed for each in tested] == [0, 0, 0]
+    assert tested[0].problems == ("f returned a value that can't be read",)
+    for each in tested:
+        " ".join(each.notes).encode()
+    forged = "import sys\nframe = sys._getframe()\nwhile 'dumps' not in frame.f_locals: frame = frame.f_back\n"
+    forged += "write, reports, nonce = (frame.f_locals[each] for each in ('write', 'reports', 'nonce'))\n"
+    forged += "deep = '[' * 60000\ndef f():\n    write(reports, f'{nonce} [0, \"value\", \"{deep}\"]\\n'.encode())\n"
+    forged += "    import os; os._exit(0)"
+    assert rewards.tested([asked], [forged])[0].problems == ("f returned a value that can't be read",)
 
 
 def test_an_endless_program_keeps_nobody() -> None:

@@ -193,6 +193,7 @@ def test_no_reward_model(policy_model: Path, tmp_path: Path) -> None:
         RewardModel(str(tmp_path), batch_size=0)
 
 
+@pytest.mark.slow
 def test_smaller_batches_where_memory_runs_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

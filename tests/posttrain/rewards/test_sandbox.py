@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,8 @@ import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards import sandbox as sandboxes
-from gpuherd.posttrain.rewards.sandbox import Limits, Mode, NoProtection, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
 
 MB = 1 << 20
 
@@ -342,6 +344,25 @@ def test_where_nothing_protects_nothing_is_run(monkeypatch: pytest.MonkeyPatch) 
     found = sandboxes.available()
     assert found.mode in Mode
     assert found.told.startswith("code runs with")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare")
+def test_where_namespaces_are_forbidden_landlock_takes_their_place() -> None:
+    """As in most containers: here by a user namespace that may have none in it."""
+    code = (
+        "from gpuherd.posttrain.rewards.sandbox import *\nprint(available().told)\n"
+        "print(Sandbox().run(Work('open(\"/etc/passwd\")')).reports)"
+    )
+    forbidden = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" -c "$1"'
+    command = ["unshare", "-Ur", "sh", "-c", forbidden, sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare" in done.stderr or "cannot create" in done.stderr:
+        pytest.skip(done.stderr)
+    told, reports = done.stdout.strip().split("\n")
+    assert told.startswith("code runs with Landlock")
+    assert "namespaces: the sandbox could not be set up: namespaces: " in told
+    assert "PermissionError" in reports
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

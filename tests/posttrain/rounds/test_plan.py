@@ -41,7 +41,7 @@ def jobs_of(steps: Sequence[Step]) -> list[Job]:
     return [Job(name=step.name, argv=("x",), needs=step.needs) for step in steps]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(combinations(), st.integers(1, 4), st.booleans(), st.booleans(), st.randoms())
 def test_any_order_of_ends_keeps_the_rounds(
     combined: list[Combination], rounds: int, asynchronous: bool, references: bool, chance: object

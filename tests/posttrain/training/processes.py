@@ -72,6 +72,19 @@ def mixed(world: World, steps: StepOptions) -> list[float]:
     return trained(made(world, steps, amp_dtype="bfloat16"), range(6), BATCH)
 
 
+def half(world: World, steps: StepOptions) -> dict[str, Any]:
+    """Steps in float16, of which one overflows, in the last process alone."""
+    one = made(world, steps, amp_dtype="float16")
+    losses = trained(one, range(3), BATCH)
+    scale = one.scaler.get_scale()
+    lost = world.rank == world.size - 1
+    figures = one.step(
+        world.share(items(BATCH)), lambda batch: loss_of(one.module)(batch) * (1e34 if lost else 1.0), weight
+    )
+    lowered = world.gather(one.scaler.get_scale() / scale)
+    return {"losses": [*losses, *trained(one, range(3, 6), BATCH)], "skipped": figures.skipped, "lowered": lowered}
+
+
 def main(folder: Path) -> None:
     """Does all of it."""
     torch.set_num_threads(1)
@@ -80,6 +93,7 @@ def main(folder: Path) -> None:
         for name, steps in STRATEGIES.items():
             told[name] = by(world, steps, folder / name.replace(" ", "-"))
         told["mixed"] = {name: mixed(world, STRATEGIES[name]) for name in ("ddp", "full_shard")}
+        told["half"] = {name: half(world, STRATEGIES[name]) for name in ("ddp", "full_shard")}
         # What one process wrote, another number of processes goes on with, by another strategy.
         sharded = made(world, STRATEGIES["full_shard"], seed=5)
         Checkpoints(folder / "single", world).restore(sharded)

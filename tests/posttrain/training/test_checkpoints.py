@@ -103,6 +103,7 @@ def test_loss_scales_and_states_without_tensors_are_kept(tmp_path: Path) -> None
     assert again.scaler.get_scale() == 512.0
 
 
+@pytest.mark.slow
 def test_eight_bit_states_are_kept(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     options = OptimiserOptions(0.05, optimizer="adamw-8bit")  # type: ignore[arg-type]

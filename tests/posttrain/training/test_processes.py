@@ -19,7 +19,7 @@ from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SHARING = list(processes.STRATEGIES)
 
 
@@ -89,6 +89,14 @@ def test_a_single_process_goes_on_from_theirs(
 def test_mixed_precision_is_near_float32(single: tuple[Path, dict[str, Any]], told: dict[str, Any]) -> None:
     for losses in told["mixed"].values():
         assert losses != single[1]["losses"] and losses == pytest.approx(single[1]["losses"], abs=0.05)
+
+
+def test_float16_that_overflows_in_one_process_is_skipped_by_all(
+    single: tuple[Path, dict[str, Any]], told: dict[str, Any]
+) -> None:
+    for half in told["half"].values():
+        assert half["losses"] == pytest.approx(single[1]["losses"], abs=0.05)
+        assert half["skipped"] and half["lowered"] == [0.5, 0.5]
 
 
 def test_refusals_are_told_by_all(told: dict[str, Any]) -> None:

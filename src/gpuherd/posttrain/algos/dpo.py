@@ -38,6 +38,7 @@ from gpuherd.posttrain.rollout import Comparison, Rollout
 if TYPE_CHECKING:
     from gpuherd.posttrain.problem import Problem
     from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -140,26 +141,28 @@ class DPO:
         rows = [row_of(each) for each in comparisons]
         run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
             from trl import DPOConfig
 
             from gpuherd.posttrain.preference import trainers
 
-            loaded = trained_module(work, self.options, rows)
+            loaded = trained_module(work, self.options, rows, world.device)
             names, weights = self.options.losses()
             trainer = trainers.Preferring(
                 model=loaded.module,
-                ref_model=self._reference(work, loaded.module),
-                args=DPOConfig(
-                    **settings,
-                    max_length=None,
-                    train_sampling_strategy="sequential",
-                    beta=self.options.beta,
-                    loss_type=names,
-                    loss_weights=weights,
-                    label_smoothing=self.options.label_smoothing,
-                    precompute_ref_log_probs=self.options.reference_free,
-                    disable_dropout=True,
+                ref_model=self._reference(work, loaded.module, world.device),
+                args=trainers.on_one_device(
+                    DPOConfig(
+                        **settings,
+                        max_length=None,
+                        train_sampling_strategy="sequential",
+                        beta=self.options.beta,
+                        loss_type=names,
+                        loss_weights=weights,
+                        label_smoothing=self.options.label_smoothing,
+                        precompute_ref_log_probs=self.options.reference_free,
+                        disable_dropout=True,
+                    )
                 ),
                 train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, work.seed)),
                 processing_class=loaded.tokenizer,
@@ -174,14 +177,14 @@ class DPO:
         """The trained model, or the policy's model with the trained adapter."""
         return policy_in(work, self.options)
 
-    def _reference(self, work: Training, module: Any) -> Any:
+    def _reference(self, work: Training, module: Any, device: str) -> Any:
         """The reference's model; None where there is none, or it is the trained one without its adapter."""
         from gpuherd.posttrain.sampling.loading import load_causal
 
         if self.options.reference_free or shares_reference(work, module):
             return None
         reference = work.reference
-        return load_causal(reference.model, work.precision, work.device, adapter=reference.adapter).module
+        return load_causal(reference.model, work.precision, device, adapter=reference.adapter).module
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:

@@ -126,6 +126,11 @@ class GRPOFromHumanFeedback:
             raise UsageError(
                 "GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp"
             )
+        if len(work.problems) < self.options.batch_size:
+            raise UsageError(
+                f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
+                "round"
+            )
         comparisons = self._comparisons(work)
         proxy = self._proxy(work, comparisons)
         self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
@@ -163,10 +168,6 @@ class GRPOFromHumanFeedback:
 
     def _grpo(self, work: Training, proxy: Path, data: str) -> None:
         options = self.options
-        if len(work.problems) < options.batch_size:
-            raise UsageError(
-                f"GRPO-HF: batch_size {options.batch_size} is more than the {len(work.problems)} problems of the round"
-            )
         problems = {each.id: each for each in work.problems}
         group = options.samples_per_prompt
         run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data, sequences=group)
@@ -178,7 +179,7 @@ class GRPOFromHumanFeedback:
             from gpuherd.posttrain.preference import trainers
             from gpuherd.posttrain.rewards.reward_model import RewardModel
 
-            loaded = trained_module(work, options, [])
+            loaded = trained_module(work, options, [], world.device)
             score = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
             refuse_other_tokens(score, loaded.tokenizer)
             samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
@@ -192,20 +193,22 @@ class GRPOFromHumanFeedback:
                 loaded.module.config.name_or_path = str(locate(parse_model(work.reference.model), for_loading=True))
             trainer = trainers.exploring(
                 model=loaded.module,
-                args=GRPOConfig(
-                    **settings,
-                    num_generations=group,
-                    generation_batch_size=options.batch_size * group,
-                    max_completion_length=work.sampling.max_new_tokens,
-                    temperature=work.sampling.temperature,
-                    beta=options.kl_coef,
-                    num_iterations=1,
-                    loss_type=str(options.loss_type),
-                    scale_rewards="group",
-                    use_bias_correction_kl=False,
-                    mask_truncated_completions=False,
-                    shuffle_dataset=False,
-                    disable_dropout=True,
+                args=trainers.on_one_device(
+                    GRPOConfig(
+                        **settings,
+                        num_generations=group,
+                        generation_batch_size=options.batch_size * group,
+                        max_completion_length=work.sampling.max_new_tokens,
+                        temperature=work.sampling.temperature,
+                        beta=options.kl_coef,
+                        num_iterations=1,
+                        loss_type=str(options.loss_type),
+                        scale_rewards="group",
+                        use_bias_correction_kl=False,
+                        mask_truncated_completions=False,
+                        shuffle_dataset=False,
+                        disable_dropout=True,
+                    )
                 ),
                 train_dataset=trainers.dataset_of([{"prompt": each} for each in places], range(len(places))),
                 processing_class=loaded.tokenizer,
@@ -292,7 +295,8 @@ def refuse_other_tokens(score: RewardModel, tokenizer: Any) -> None:
     ours, its = tokenizer.get_vocab(), score.tokenizer.get_vocab()
     if ours == its:
         return
-    name = next(token for token in [*ours, *its] if ours.get(token) != its.get(token))
+    differing = [token for token in {**its, **ours} if ours.get(token) != its.get(token)]
+    name = min(differing, key=lambda token: (ours.get(token, len(ours)), its.get(token, len(its))))
     raise UsageError(
         f"GRPO-HF: the proxy's tokenizer is another than the policy's: token {name!r} is {its.get(name)} there and "
         f"{ours.get(name)} here; choose a proxy_model of the policy's family"

@@ -30,9 +30,11 @@ def rows_of_kind(work: Training, kind: type[Kind], algorithm: str, *, all_rounds
     return rows  # type: ignore[return-value]
 
 
-def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[str, Any]]) -> LoadedModel:
-    """The policy with what is trained requiring gradients. Raises UsageError for rows with more tokens than it has
-    places for."""
+def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[str, Any]], device: str) -> LoadedModel:
+    """The policy on this process's device, with what is trained requiring gradients.
+
+    Raises UsageError for rows with more tokens than it has places for.
+    """
     import torch
 
     from gpuherd.posttrain.policy_gradient import options as policy_gradient
@@ -40,7 +42,7 @@ def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
     lora = None if options.lora is None else policy_gradient.Lora(**asdict(options.lora))
-    loaded = load_for_training(work.policy, work.precision, work.device, lora)
+    loaded = load_for_training(work.policy, work.precision, device, lora)
     most = getattr(loaded.module.config.get_text_config(), "max_position_embeddings", None)
     longest = max((tokens_of(each) for each in rows), default=0)
     if most is not None and longest > most:

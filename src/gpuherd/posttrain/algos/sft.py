@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Collecting, Row, Training
@@ -22,6 +22,9 @@ from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.settings import digest, order
 from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
 from gpuherd.posttrain.rollout import Rollout
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -105,12 +108,12 @@ class SFT:
         run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
         places = order(len(rows), run.total_steps, run.batch_size, work.seed)
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
             from trl import SFTConfig
 
             from gpuherd.posttrain.preference import trainers
 
-            loaded = trained_module(work, self.options, rows)
+            loaded = trained_module(work, self.options, rows, world.device)
             words: dict[str, Any] = {}
             make, dataset = trainers.Supervised, trainers.dataset_of(rows, places)
             if self.options.mode == Imitated.COMBINED:
@@ -120,7 +123,9 @@ class SFT:
                 words["data_collator"] = trainers.WeighingCollator(pad_token_id=trainers.padding(loaded.tokenizer))
             return make(
                 model=loaded.module,
-                args=SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential"),
+                args=trainers.on_one_device(
+                    SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential")
+                ),
                 train_dataset=dataset,
                 processing_class=loaded.tokenizer,
                 callbacks=list(callbacks),

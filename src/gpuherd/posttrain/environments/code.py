@@ -12,7 +12,7 @@ from gpuherd.posttrain.environments.options import EnvironmentOptions
 from gpuherd.posttrain.environments.sources import source_of
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.code import CodeRewards, CodeScoring, Tested
-from gpuherd.posttrain.rewards.sandbox import Limits
+from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks import code
 
 _MOST_ATTEMPTS = 3

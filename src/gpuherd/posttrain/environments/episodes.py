@@ -106,18 +106,10 @@ def roll(
     while said:
         _stepped(environments, turns, said, most_tokens)
         going = [episode for episode, _ in said if not episode.done]
-        asked = [
-            (
-                f"{_named(each.problem.id, stream)}\nturn {each.turns} of {each.sample}",
-                (*each.prompt_ids, *each.ids),
-                (),
-            )
-            for each in going
-        ]
-        said = [
-            (each, some[0])
-            for each, some in zip(going, answering.continuations(asked, 1, greedy=greedy) if asked else (), strict=True)
-        ]
+        if not going:
+            break
+        more = answering.continuations([_next(each, stream) for each in going], 1, greedy=greedy)
+        said = [(episode, some[0]) for episode, some in zip(going, more, strict=True)]
     return [_rollout(episode) for group in groups for episode in group]
 
 
@@ -171,6 +163,12 @@ def _paid(environments: Environments, episode: _Episode, step: Step) -> None:
     episode.rewards.append((max(0, len(episode.ids) - 1), step.reward))
     episode.done = step.done
     episode.correct = step.correct
+
+
+def _next(episode: _Episode, stream: str) -> tuple[str, Sequence[int], Sequence[int]]:
+    """What an episode's next turn goes on from, under a name of its own."""
+    name = f"{_named(episode.problem.id, stream)}\nturn {episode.turns} of {episode.sample}"
+    return name, (*episode.prompt_ids, *episode.ids), ()
 
 
 def _named(problem: str, stream: str) -> str:

@@ -23,7 +23,8 @@ from gpuherd.posttrain.environments.sources import source_of
 from gpuherd.posttrain.environments.tools import Call, Toolbox, ToolName, Turn, explained, read_turn
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.sandbox import Limits, Sandbox
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from gpuherd.posttrain.environments.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.environments.lookup import Library
-from gpuherd.posttrain.rewards.sandbox import LIMITS, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import LIMITS, Outcome, Work
 
 ToolName = Literal["calculator", "python", "lookup"]
 # What each is for, and its one argument.

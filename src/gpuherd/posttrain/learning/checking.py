@@ -23,10 +23,15 @@ def problems_of(config: TrainConfig) -> Iterator[str]:
     yield from _model(config)
     yield from _data(config)
     yield from _distributed(config.distributed)
+    yield from _backend(config)
     if config.policy_env is not None:
         yield from _environment("policy_env", config.policy_env)
+        if config.policy_env.mode == "client":
+            yield "policy_env.mode=client: the policy is trained in it; leave it out, or say server"
     for number, each in enumerate(config.eval_envs):
         yield from _environment(f"eval_envs[{number}]", each)
+        if each.mode == "server":
+            yield f"eval_envs[{number}].mode=server: nothing is trained in it; leave it out, or say client"
 
 
 def _training(config: TrainConfig) -> Iterator[str]:
@@ -54,6 +59,8 @@ def _training(config: TrainConfig) -> Iterator[str]:
             f"training.num_rollouts_per_iteration={told.num_rollouts_per_iteration} is no multiple of "
             f"grpo.group_size={group}; groups are whole"
         )
+    if told.algorithm in ("dpo", "sft") and told.log_every != 1:
+        yield f"training.log_every={told.log_every}: {told.algorithm} logs every step; leave it at 1"
     if told.algorithm == "sft" and config.sft.collect_every != 1:
         yield "sft.collect_every: one training collects once, before it begins; for more rounds use gpuherd posttrain"
 
@@ -127,6 +134,16 @@ def _distributed(told: DistributedBlock) -> Iterator[str]:
         yield f"distributed.master_port={told.master_port}; it is from 1 to 65535"
     if told.num_nodes > 1 and told.master_port is None:
         yield "distributed.master_port is missing: with several nodes all must know it"
+
+
+def _backend(config: TrainConfig) -> Iterator[str]:
+    told = config.distributed
+    if told.backend is None or told.gpu_count * told.num_nodes == 1:
+        return
+    fitting = "gloo" if config.on_cpu else "nccl"
+    if told.backend != fitting:
+        place = "a CPU" if config.on_cpu else "GPUs"
+        yield f"distributed.backend={told.backend}: tensors on {place} are exchanged by {fitting}; leave it out"
 
 
 def _environment(where: str, told: EnvBlock) -> Iterator[str]:

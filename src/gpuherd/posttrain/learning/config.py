@@ -29,9 +29,8 @@ class TrainingBlock:
         micro_batch_size: items at once, in place of that (ours).
         learning_rate: None: the algorithm's own.
         lr_scheduler: linear, cosine or constant.
-        num_rollouts_per_iteration: rollouts of a step of ppo and grpo; with dpo and sft on an environment, collected
-            problems of an epoch.
-        max_episode_length: tokens that the policy may say in one episode.
+        num_rollouts_per_iteration: rollouts of a step of ppo and grpo.
+        max_episode_length: tokens that the policy may say in one turn, where ``model.max_new_tokens`` says more.
         eval_every, eval_episodes: steps between evaluations on ``eval_envs``, and problems in each.
         save_every, save_total_limit: steps between checkpoints, and how many stay.
         log_every: steps between lines of the curves.
@@ -254,3 +253,13 @@ class TrainConfig:
     policy_env: EnvBlock | None = None
     eval_envs: tuple[EnvBlock, ...] = ()
     distributed: DistributedBlock = field(default_factory=DistributedBlock)
+
+    @property
+    def device(self) -> str:
+        """What the model's block says of it: auto, cpu or cuda."""
+        return self.model.device if self.model.device != "auto" else (self.model.device_map or "auto")
+
+    @property
+    def on_cpu(self) -> bool:
+        """It is to compute on the CPU, whatever GPUs there are."""
+        return self.device == "cpu"

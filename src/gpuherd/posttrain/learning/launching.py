@@ -74,11 +74,9 @@ def placed(config: TrainConfig, where: Where) -> TrainConfig:
 
 def processes_of(config: TrainConfig) -> Processes:
     """How many processes, and on what."""
-    told, model = config.distributed, config.model
-    word = model.device if model.device != "auto" else (model.device_map or "auto")
+    told = config.distributed
     here = told.gpu_count
-    on_cpu = word == "cpu"
-    return Processes(here, here * told.num_nodes, on_cpu, None if on_cpu else told.gpu_ids)
+    return Processes(here, here * told.num_nodes, config.on_cpu, None if config.on_cpu else told.gpu_ids)
 
 
 def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: bool) -> list[str]:

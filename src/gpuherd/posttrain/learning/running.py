@@ -159,7 +159,7 @@ class TrainRun:
 
         watch = GpuWatch(asked.gpu_options(), "plan", self.settings)
         if watch.problem is not None:
-            if processes.here > 1 or config.model.device == "cuda":
+            if processes.here > 1 or config.device == "cuda":
                 raise JobCannotFit(
                     f"{processes.here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by "
                     "--device cpu"

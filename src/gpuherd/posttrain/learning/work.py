@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.training.curves import Curves, read_curves
 from gpuherd.posttrain.training.gpu_memory import memory_summary
+from gpuherd.posttrain.training.random_state import seed_all
 from gpuherd.posttrain.training.world import World
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: C
     Raises what algorithms, environments and models raise.
     """
     started = time.monotonic()
+    seed_all(config.training.seed)
+    if config.training.wandb_project is not None:  # TRL's trainings know of no names for it; wandb reads these itself
+        os.environ["WANDB_PROJECT"] = config.training.wandb_project
+        os.environ["WANDB_NAME"] = config.training.wandb_run_name or config.experiment_name
     device = world.device.partition(":")[0]
     on = device if world.size > 1 or device == "cpu" else world.device
     environments = None

@@ -105,7 +105,7 @@ def _run(config: TrainConfig, folder: TrainDirectory, device: str | None, asked:
     from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.posttrain.training.world import World
 
-    wanted = device or {"auto": None, "cpu": "cpu", "cuda": "cuda"}[_device_word(config)]
+    wanted = device or (None if config.device == "auto" else config.device)
     with ExitStack() as stack:
         world = stack.enter_context(World.from_environment(wanted))
         problem: GpuherdError | None = None
@@ -128,11 +128,6 @@ def _run(config: TrainConfig, folder: TrainDirectory, device: str | None, asked:
         if world.is_main:
             stack.enter_context(_log(folder))
         _train(config, folder, world, asked)
-
-
-def _device_word(config: TrainConfig) -> str:
-    """What the model's block says of the device."""
-    return config.model.device if config.model.device != "auto" else (config.model.device_map or "auto")
 
 
 def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:

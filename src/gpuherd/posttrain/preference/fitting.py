@@ -79,7 +79,7 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
         world.barrier()
         if is_finished(run.folder, run.identity):
             return model_folder(run.folder)
-        _check_dynamic(run, world)
+        _check_world(run, world)
         while not _trained(run, build, world, beside or {}):
             run = _halved(run)
     return model_folder(run.folder)
@@ -121,8 +121,13 @@ def _halved(run: Run) -> Run:
     return replace(run, steps=replace(run.steps, micro_batch_size=size))
 
 
-def _check_dynamic(run: Run, world: World) -> None:
-    """Raises UsageError where a batch can't follow the memory."""
+def _check_world(run: Run, world: World) -> None:
+    """Raises UsageError for what can't be done on this device, or in so many processes."""
+    if world.size == 1 and world.device not in ("cpu", "cuda:0"):
+        raise UsageError(
+            f"{run.stage} on {world.device}: transformers' trainers use the first GPU that a process sees; show it "
+            "that one alone (CUDA_VISIBLE_DEVICES), and say cuda"
+        )
     if run.steps.dynamic_batch_size and world.size > 1:
         raise UsageError(
             f"{run.stage}: dynamic_batch_size in {world.size} processes: TRL's trainers can't leave a step that all do "

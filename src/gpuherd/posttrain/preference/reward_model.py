@@ -21,6 +21,7 @@ from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.training.world import World
 
 STAGE = "reward model"
 
@@ -102,17 +103,19 @@ def train_reward_model(
     )
     form = Form.CHAT if use_chat_template else Form.ENDED
 
-    def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+    def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
         from trl import RewardConfig
 
-        from gpuherd.posttrain.preference.trainers import Rewarding, dataset_of
+        from gpuherd.posttrain.preference import trainers
 
-        module, tokenizer = load_base(base, precision, device, seed)
+        module, tokenizer = load_base(base, precision, world.device, seed)
         _check_lengths(comparisons, rows, module)
-        return Rewarding(
+        return trainers.Rewarding(
             model=module,
-            args=RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=True),
-            train_dataset=dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
+            args=trainers.on_one_device(
+                RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=True)
+            ),
+            train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
             processing_class=tokenizer,
             callbacks=list(callbacks),
         )

@@ -101,6 +101,14 @@ def exploring(**words: Any) -> Exploring:
         return Exploring(**words)
 
 
+def on_one_device(settings: Any) -> Any:
+    """TRL's settings for a process that uses one GPU, whatever it sees: Trainer would spread the model over all of them
+    by DataParallel, which TRL refuses."""
+    if settings.n_gpu > 1:
+        settings._n_gpu = 1
+    return settings
+
+
 def padding(tokenizer: Any) -> int:
     """The token that rows are filled up with; it is masked wherever it stands."""
     found = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

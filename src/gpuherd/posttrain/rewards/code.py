@@ -16,7 +16,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
 _FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -149,26 +150,22 @@ class CodeRewards:
         processes: int | None = None,
         allow_unconfined: bool = False,
     ):
-        """The sandbox is made when it is first needed."""
+        """Finds out what protection there is. Raises NoProtection, and so before any GPU is taken."""
         self.scoring = scoring or CodeScoring()
         self.verifiable = self.scoring == CodeScoring(partial=False)
         self.reward_range = self.scoring.reward_range
-        self._limits, self._processes, self._allow = limits or Limits(), processes, allow_unconfined
-        self._sandbox: Sandbox | None = None
+        self._sandbox = Sandbox(limits, processes=processes, allow_unconfined=allow_unconfined)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns; several are run at once. Raises NoProtection, UsageError for broken tests."""
+        """What each completion earns; several are run at once. Raises UsageError for broken tests."""
         return [self.scoring.reward(each) for each in self.tested(problems, completions)]
 
     def tested(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
         """How the tests of each completion came out."""
-        if self._sandbox is None:
-            self._sandbox = Sandbox(self._limits, processes=self._processes, allow_unconfined=self._allow)
         return tested(self._sandbox, problems, completions)
 
     def close(self) -> None:
         """Nothing stays behind a run."""
-        self._sandbox = None
 
 
 def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
@@ -258,7 +255,11 @@ def _reported(outcome: Outcome, place: int, test: Test) -> Verdict:
     if isinstance(test, Call):
         if kind != "value":
             return Verdict(False, True, message or "nothing came back", shown)
-        if same(json.loads(message), test.result):
+        try:
+            right = same(json.loads(message), test.result)
+        except (ValueError, RecursionError):  # numbers without end, brackets without end
+            return Verdict(False, True, f"{test.name} returned a value that can't be read", shown)
+        if right:
             return Verdict(True)
         return Verdict(False, False, f"{test.name} returned {_quoted(message)}, which is wrong", shown)
     if kind is None:

@@ -253,9 +253,10 @@ class RoundsExperiment:
         with closing(Queue(self.folder.queue)) as queue:
             if queue.running():
                 return
-        for place in (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage):
-            for folder in [self.folder.root, *(path for path in place.rglob("*") if path.is_dir())]:
-                remove_strays(folder, began)
+        made = (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage)
+        inside = (path for place in made for path in (place, *place.rglob("*")) if path.is_dir())
+        for folder in (self.folder.root, *inside):
+            remove_strays(folder, began)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

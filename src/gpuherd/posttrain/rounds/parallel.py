@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,6 @@ def _of_the_first_round(step: Step) -> bool:
 
 
 def _read(experiment: RoundsExperiment) -> Collected:
-    import json
-
     folder = experiment.folder
     steps = [each.step for each in experiment.plan]
     assert experiment.prepared is not None  # noqa: S101 - it has run

@@ -68,8 +68,7 @@ class Settings:
             raise UsageError(f"rounds_of_training={self.rounds_of_training}; the least is 1")
         if not self.parallel_generation and (self.data_collection.shards or 1) != 1:
             raise UsageError("parallel_generation=false with data_collection.shards above 1; give one of them")
-        steps = self.steps  # refused here, not in a job
-        del steps
+        self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
 
     @property
     def steps(self) -> StepOptions:

@@ -16,7 +16,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
-from gpuherd.posttrain.rewards.sandbox import Limits
+from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part

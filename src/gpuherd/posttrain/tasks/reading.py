@@ -99,21 +99,20 @@ def gather(
     problems: list[Problem] = []
     refused: list[str] = []
     ids: dict[str, str] = {}
-    prompts: dict[tuple[str, str], str] = {}
+    prompts: dict[str, str] = {}
     count = 0
     for row in rows:
         count += 1
         try:
             problem = made(_checked(row, draft))
-            key = (problem.prompt, repr(sorted(problem.hidden.items())))
-            if (same := prompts.get(key)) is not None:
-                raise BadRow(f"the same problem as {same}")
+            if (same := prompts.get(problem.prompt)) is not None:
+                raise BadRow(f"the same prompt as {same}")
             if (same := ids.get(problem.id)) is not None:
                 raise BadRow(f"the same id as {same}")
         except BadRow as reason:
             refused.append(f"{row.place}: {reason}")
             continue
-        prompts[key] = ids[problem.id] = row.place
+        prompts[problem.prompt] = ids[problem.id] = row.place
         problems.append(problem)
     first = f"; {refused[0]}" if refused else ""
     if not problems:

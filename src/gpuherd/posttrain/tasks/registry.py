@@ -35,10 +35,10 @@ _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
-    """The task of a name, or of the problems in a local file. No model is loaded and no process started with it: that
-    is done when rewards are first asked for.
+    """The task of a name, or of the problems in a local file. No model is loaded and no problem read with it: that is
+    done when problems or rewards are first asked for. Tasks that run code find out whether they can.
 
-    Raises UsageError, which says the nearest name or setting; errors of reading data.
+    Raises UsageError, which says the nearest name or setting; NoProtection; errors of looking into a file.
     """
     options = options or TaskOptions()
     plain = name_or_path.lower().replace("-", "_")

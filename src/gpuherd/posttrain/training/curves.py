@@ -146,7 +146,12 @@ class _WandB:
             import wandb
         except ModuleNotFoundError:
             raise MissingExtra("report_to wandb: wandb is not installed; pip install wandb") from None
-        self._run: Any = wandb.init(project=project or "gpuherd", name=name or folder.name, dir=str(folder))
+        # What is said in the environment (WANDB_PROJECT, WANDB_NAME) counts where nothing is said here.
+        self._run: Any = wandb.init(
+            project=project or os.environ.get("WANDB_PROJECT", "gpuherd"),
+            name=name or os.environ.get("WANDB_NAME", folder.name),
+            dir=str(folder),
+        )
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)

@@ -98,7 +98,7 @@ def _sigmoid(x: float) -> float:
     >>> _sigmoid(0.0), _sigmoid(-1e4), _sigmoid(1e4)
     (0.5, 0.0, 1.0)
     """
-    return 1 / (1 + math.exp(-x)) if x >= 0 else 1 - 1 / (1 + math.exp(x)) if x > -700 else 0.0
+    return (1 + math.tanh(x / 2)) / 2
 
 
 def comparisons(work: Collecting, how: Preferring) -> Iterator[Comparison]:
