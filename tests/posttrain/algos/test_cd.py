@@ -28,6 +28,7 @@ OPTIONS = CDOptions(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_expected_reward_is_learnt_and_guides(reference: Path, small: Path, tmp_path: Path) -> None:
     task = Letters()
     algorithm = ControlledDecoding(OPTIONS)

@@ -68,6 +68,7 @@ def test_a_second_round_begins_answers_with_the_first_rounds_policy_and_learns_o
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("loss", [Loss.BCE, Loss.BRADLEY_TERRY])
 def test_guidance_by_preferences_beats_the_reference(loss: Loss, reference: Path, small: Path, tmp_path: Path) -> None:
     task = Letters()

@@ -112,6 +112,7 @@ def test_the_second_round_rolls_in_with_the_first_rounds_policy(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_rewards_of_a_range_are_learnt_as_a_histogram(
     reference: Path, small: Path, tmp_path: Path, trees: dict[str, exact.Tree]
 ) -> None:
@@ -137,6 +138,7 @@ def _graded(tree: exact.Tree, task: Letters, reference: Path) -> exact.Tree:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_with_enough_data_values_and_guidance_are_near_exact(
     reference: Path, small: Path, tmp_path: Path, trees: dict[str, exact.Tree]
 ) -> None:
