@@ -44,9 +44,11 @@ def test_every_pass_has_every_rollout_once(count: int, minibatch: int, pass_numb
 def test_updates_are_counted(sizes: list[int], batch: int, minibatch: int, passes: int) -> None:
     plan = made(sizes, batch, 2, minibatch, passes)
     counts = [sum(sizes[unit] for unit in plan.units(step)) for step in range(plan.steps)]
-    assert plan.updates == sum(
+    assert plan.updates() == sum(
         len(plan.minibatches(step, number, count)) for step, count in enumerate(counts) for number in range(passes)
     )
+    assert counts == [plan.count(step) for step in range(plan.steps)]
+    assert plan.updates() == sum(plan.updates_of(step) for step in range(plan.steps))
 
 
 def test_orders_belong_to_the_seed_the_step_and_the_pass() -> None:

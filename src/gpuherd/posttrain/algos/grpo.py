@@ -39,7 +39,7 @@ class GRPOOptions(PolicyOptions):
         num_iterations: how often each step's rollouts are learnt from.
         clip_range: of the ratio, below 1 (and above, where ``clip_range_high`` is None).
         clip_range_high: of the ratio above 1, such as DAPO's 0.28.
-        kl_correction: the estimated KL divergence is weighed by rho, as TRL does it: only so is its gradient that of the
+        kl_correction: the estimated KL divergence is weighed by rho, as in TRL: only so is its gradient that of the
             divergence (arXiv 2512.02556). False: the paper's loss, as it stands above.
         entropy_coef: of the entropy bonus.
     """
@@ -98,7 +98,7 @@ class GRPO:
             advantages = grouped_advantages(rewards, groups_of(rollouts), options.reward_normalization, moments)
             mine = learner.mine(rollouts)
             own = [rollouts[place] for place in mine]
-            told = zip(own, mine, learner.when_drawn(own), learner.referred(own), strict=True)
+            told = zip(own, mine, learner.when_drawn(step, own), learner.referred(own), strict=True)
             items = [
                 Item(each, [advantages[place]] * len(each.ids), old, reference) for each, place, old, reference in told
             ]

@@ -98,7 +98,7 @@ class Learner:
             options.optimiser,
             self._steps,
             self.world,
-            total_steps=max(1, self.plan.updates),
+            total_steps=max(1, self.plan.updates()),
             amp_dtype=work.precision.amp_dtype,
         )
         self._reference: Reference | None = None
@@ -176,12 +176,12 @@ class Learner:
         with self._whole() if self._reference.shared else nullcontext(), self._autocast():
             return self._reference.log_probs(rollouts, self.temperature, self._rows)
 
-    def when_drawn(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
+    def when_drawn(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
         """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
         were recorded, where they were collected. None each where a step has one update alone: it is its own."""
         if not self.options.online:
             return [each.log_probs for each in rollouts]
-        if self.plan.updates == self.plan.steps:
+        if self.plan.updates_of(step) == 1:
             return [None] * len(rollouts)
         return self.weighed(rollouts)[0]
 

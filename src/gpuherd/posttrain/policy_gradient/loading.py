@@ -24,7 +24,8 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
     """The policy with what is trained requiring gradients: its adapter, a new adapter, or all weights.
 
     A new adapter has random numbers of torch's generator; where the policy has an adapter already, that is gone on
-    with. The model's own dropout is switched off. Raises UsageError for a guided policy: its classifier is not trained here.
+    with. The model's own dropout is switched off. Raises UsageError for a guided policy: its classifier is not
+    trained here.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
