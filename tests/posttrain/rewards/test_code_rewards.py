@@ -100,9 +100,32 @@ def test_values_and_messages_that_mean_harm_harm_nobody() -> None:
         " ".join(each.notes).encode()
     forged = "import sys\nframe = sys._getframe()\nwhile 'dumps' not in frame.f_locals: frame = frame.f_back\n"
     forged += "write, reports, nonce = (frame.f_locals[each] for each in ('write', 'reports', 'nonce'))\n"
-    forged += "deep = '[' * 60000\ndef f():\n    write(reports, f'{nonce} [0, \"value\", \"{deep}\"]\\n'.encode())\n"
+    forged += "deep = '[' * 60000\ndef f():\n    write(reports, f'{nonce} 0 value \"{deep}\"\\n'.encode())\n"
     forged += "    import os; os._exit(0)"
     assert rewards.tested([asked], [forged])[0].problems == ("f returned a value that can't be read",)
+
+
+CHEATS = (
+    "import builtins\nbuiltins.exec = lambda *a, **k: None",
+    "import builtins\nown = compile\nbuiltins.compile = lambda s, *a, **k: own('pass', *a, **k)",
+    "import builtins\nbuiltins.enumerate = lambda some, first=0: [(n, 'pass') for n in range(len(some))]",
+    "import json\njson._default_encoder.encode = lambda said: '[0, null, \"\"]'",
+    "import builtins\nbuiltins.isinstance = lambda *a: True\nimport sys\ndef f(): sys.exit(0)",
+    "import builtins, sys\nbuiltins.BaseException = builtins.AssertionError = KeyError\ndef f(): sys.exit(0)",
+    "import json, os\njson.dumps = lambda said: '\"\"\\n'\ndef f(): return 1",
+)
+
+
+def test_what_a_program_makes_of_built_in_names_passes_no_test() -> None:
+    rewards = CodeRewards(limits=Limits(seconds=20))
+    asked = problem("assert f() == 2", {"call": "f", "args": [], "result": 2})
+    assert [each.passed for each in rewards.tested([asked] * len(CHEATS), CHEATS)] == [0] * len(CHEATS)
+
+
+def test_programs_are_run_as_python_runs_them() -> None:
+    """Not with the future features of the program that runs them."""
+    asked = problem("assert f.__annotations__ == {'x': int}")
+    assert CodeRewards(limits=Limits(seconds=20)).rewards([asked], ["def f(x: int): pass"])[0].correct
 
 
 def test_an_endless_program_keeps_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import shutil
@@ -270,6 +271,30 @@ def test_nobody_else_can_be_signalled_traced_or_limited(either: Mode) -> None:
     assert box(either).run(Work("print('still here')")).stdout == "still here\n"
 
 
+def test_shared_memory_of_others_is_left_alone(either: Mode) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    shared = library.shmget(0, 4096, 0o1666)
+    assert shared >= 0
+    code = (
+        "import ctypes\nlibrary = ctypes.CDLL(None)\n"
+        f"print([library.shmctl({shared}, 0, None), library.msgctl(0, 0, None), library.semctl(0, 0, 0)])"
+    )
+    outcome = box(either).run(Work(code))
+    assert library.shmctl(shared, 0, None) == 0, "it was taken away"
+    assert outcome.stdout == "[-1, -1, -1]\n"
+
+
+def test_nobody_is_signalled_by_what_becomes_readable() -> None:
+    code = (
+        "import fcntl, os, socket, struct\none, other = socket.socketpair()\n"
+        f"pid = {os.getpid()}\n"
+        "for call, what, whom in ((fcntl.fcntl, 8, pid), (fcntl.fcntl, 15, struct.pack('ii', 1, pid)),\n"
+        "    (fcntl.ioctl, 0x8901, struct.pack('i', pid)), (fcntl.ioctl, 0x8902, struct.pack('i', pid))):\n"
+        "    try:\n        call(one, what, whom)\n    except PermissionError:\n        print('refused')\n"
+    )
+    assert box(Mode.LANDLOCK).run(Work(code)).stdout == "refused\n" * 4
+
+
 def test_nothing_is_inherited(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUHERD_TEST_SECRET", "hunter2")
     monkeypatch.setenv("LD_PRELOAD", "")
@@ -376,19 +401,22 @@ def test_limits_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_started_ends_with_whoever_started_it() -> None:
+def test_what_was_started_ends_with_whoever_started_it(mode: Mode) -> None:
     """A training that is killed hard leaves no program behind."""
+    box(mode)
+    asleep = "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(60)"
     own = (
         "from gpuherd.posttrain.rewards.sandbox import *\n"
-        "print('started', flush=True)\nSandbox(Limits(seconds=60)).run(Work('import time\\ntime.sleep(60)'))"
+        f"print('started', flush=True)\nSandbox(Limits(seconds=60), mode=Mode('{mode}')).run(Work({asleep!r}))"
     )
     with subprocess.Popen([sys.executable, "-c", own], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         deadline = time.monotonic() + 20
-        while not (started := _descendants(process.pid)) or len(started) < 3:
+        while len(started := _descendants(process.pid)) < (3 if mode is Mode.NAMESPACES else 2):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        time.sleep(1)  # the program itself runs by now
         process.kill()
     while any(Path(f"/proc/{pid}").exists() for pid in started):
         assert time.monotonic() < deadline, "something was left behind"

@@ -66,6 +66,11 @@ def test_calls_are_refused_as_listed(machine: str, children: bool, namespaces: b
         assert said(clone, SIGCHLD | CLONE_NEWUSER) == errno.EPERM
     assert said(prlimit, 0) == "allow"
     assert said(prlimit, 1) == errno.EPERM
+    for both, argument, values in tables._ARGUMENTS.values():
+        for value in (0, 2, 9, 0x5401, *values):
+            refused = not namespaces and value in values
+            given = [0] * argument + [0xFF << 32 | value]  # the kernel reads its lower half alone
+            assert said(both[column], *given) == (errno.EPERM if refused else "allow")
     for number in (0, 1, 3, 9, 60, 231):  # read, write, and so on
         if all(
             numbers[column] != number
@@ -104,4 +109,5 @@ def test_no_number_stands_for_two_calls() -> None:
             syscall_filter._FORKS,
         )
         numbers = [each[column] for table in tables for each in table.values() if each[column] is not None]
+        numbers += [each[0][column] for each in syscall_filter._ARGUMENTS.values()]
         assert len(set(numbers)) == len(numbers)

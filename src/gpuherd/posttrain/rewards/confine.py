@@ -89,9 +89,10 @@ def _in_group(spec: dict[str, Any]) -> None:
 
 def _run(spec: dict[str, Any]) -> None:
     """Runs the program in a process of its own, waits for it, and tells how it ended."""
+    guard = os.getpid()
     child = os.fork()
     if not child:
-        _become(spec)
+        _become(spec, guard)
     while True:
         ended, status, usage = os.wait4(-1, 0)
         if ended == child:
@@ -99,8 +100,8 @@ def _run(spec: dict[str, Any]) -> None:
     _tell(spec, {"status": os.waitstatus_to_exitcode(status), "cpu_seconds": usage.ru_utime + usage.ru_stime})
 
 
-def _become(spec: dict[str, Any]) -> NoReturn:
-    """Gives up all that is not needed, and becomes the program."""
+def _become(spec: dict[str, Any], guard: int) -> NoReturn:
+    """Gives up all that is not needed, and becomes the program, which ends with its guard."""
     try:
         _prctl(_NO_NEW_PRIVS, 1)
         if spec["mode"] == "namespaces":
@@ -118,6 +119,9 @@ def _become(spec: dict[str, Any]) -> NoReturn:
             os.chdir(spec["folder"])
             if os.geteuid() == 0:
                 _drop_capabilities()
+        _prctl(_PDEATHSIG, signal.SIGKILL)  # after the change of users, which undoes it
+        if os.getppid() != guard:
+            os._exit(127)
         _limit(spec["limits"])
         if spec["mode"] == "landlock":
             _restrict_files(spec["readable"])

@@ -165,14 +165,13 @@ def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
     found: dict[int, tuple[str, str] | None] = {}
     for line in lines.split(b"\n"):
         begins, _, said = line.partition(b" ")
-        if begins != nonce.encode():
+        if begins != nonce.encode() or said.count(b" ") < 2:
             continue
+        place, kind, message = said.split(b" ", 2)
         with suppress(ValueError, RecursionError):
-            told = json.loads(said)
-            if isinstance(told, list) and len(told) == 3 and isinstance(told[0], int):
-                kind, message = told[1:]
-                # Half a surrogate pair is no character, and would break whoever encodes it.
-                found[told[0]] = None if kind is None else (str(kind), str(message).encode(errors="replace").decode())
+            # Half a surrogate pair is no character, and would break whoever encodes it.
+            told = str(json.loads(message)).encode(errors="replace").decode()
+            found[int(place)] = None if kind == b"passed" else (kind.decode(), told)
     return found
 
 
