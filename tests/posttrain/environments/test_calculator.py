@@ -55,6 +55,7 @@ def test_it_says_what_python_says(expression: str) -> None:
         ("1e3 + .5", "1000.5"),
         ("log(8, 2)", str(math.log(8, 2))),
         ("round(2.567, 1)", "2.6"),
+        ("round(2.567)+round(155, -1)", "163"),
         ("99999999999999999999 * 99999999999999999999", "9999999999999999999800000000000000000001"),
     ],
 )
@@ -86,6 +87,8 @@ def test_values(expression: str, value: str) -> None:
         "exp(1000)",
         "pi(2)",
         "9**9**9**9**9",
+        "round(5, -20000000)",
+        "round(5, 1.5)",
     ],
 )
 def test_what_has_no_value_is_said_at_once(expression: str) -> None:

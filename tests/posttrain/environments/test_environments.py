@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def test_math_has_two_attempts() -> None:
     assert heard(environment.step("It is 2")).startswith("That is not the right result")
     assert environment.step("It is 3").reward == 0.0
     environment, _ = begun(maths)
-    environment.step("none")
+    cut = environment.step("none")
+    assert (cut.reward, cut.if_cut, cut.correct) == (0.0, -0.3, False)
     assert environment.step("none").reward == -0.3
     maths.close()
 
@@ -119,6 +121,22 @@ def test_what_a_turn_says_is_read() -> None:
     assert read_turn("<tool_call>" + "[" * 5000 + "</tool_call>").calls[0].name is None
 
 
+def test_marks_that_are_left_open_take_no_time() -> None:
+    started = time.process_time()
+    assert read_turn("<tool_call>" * 30_000 + "<answer>" * 30_000).calls == ()
+    assert time.process_time() - started < 0.5
+
+
+def test_questions_of_a_task_are_asked_with_the_tools() -> None:
+    tools = make_environments(EnvironmentOptions("tool", dataset="arithmetic", settings={"tools": ["calculator"]}))
+    problem = tools.problems(Split.TRAIN, 1, 0)[0]
+    assert problem.prompt.startswith("You can use these tools:\n- calculator: ")
+    assert problem.prompt.endswith(f"Question: {problem.id}=\n")
+    environment = tools.make()
+    environment.reset(problem, 0)
+    assert environment.step(f"<answer>{problem.hidden['value']}</answer>").correct
+
+
 def test_a_library_is_looked_into(tmp_path: Path) -> None:
     path = tmp_path / "library.jsonl"
     entries = [
@@ -159,6 +177,7 @@ def test_a_debate_is_judged_by_rules_that_are_named() -> None:
     first = environment.step("Because data shows speed")
     assert (first.reward, first.info["judge"], first.info["score"]) == (0.0, "keyword rules", 1.0)
     assert heard(first) == "The other side says: They cost time.\nAnswer."
+    assert math.isclose(first.if_cut, 0.6 + 0.2 + 0.2 * 0.5)
     second = environment.step("Because data shows speed")
     assert heard(second).startswith("The other side is not convinced")
     end = environment.step("speed")
@@ -186,11 +205,13 @@ def test_rewards_are_shaped_turn_by_turn() -> None:
     assert math.isclose(environment.step("3").reward, -0.1)
     assert environment.step("2").reward == 1.5
     fresh, _ = begun(shaped)
-    assert [each.reward for each in shaped.step_all([fresh], ["no idea"])] == [-0.1]
+    step = shaped.step_all([fresh], ["no idea"])[0]
+    assert step.reward == -0.1
+    assert math.isclose(step.reward + step.if_cut, 2 * -0.3 - 0.1)
     assert plain.reward_range == (-0.3, 1.2)
     low, high = shaped.reward_range
-    assert math.isclose(low, -0.8)
-    assert math.isclose(high, 2.6)
+    assert math.isclose(low, 2 * -0.3 - 2 * 0.1)
+    assert math.isclose(high, 2 * 1.2 - 0.1)
 
 
 def test_a_task_is_an_environment_of_one_turn() -> None:

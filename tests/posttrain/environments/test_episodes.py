@@ -147,6 +147,13 @@ def test_an_episode_ends_where_there_is_no_room_for_another_turn(tokenizer: Any)
     short = roll(Counting(), Script(tokenizer, ["x", "y", "z"]), turns, problems, 1, most_tokens=20)[0]
     assert (tokenizer.decode(short.ids), short.finished, short.reward) == ("x</s>", False, 0.0)
     assert short.turn_rewards == ((1, 0.0),)
+    maths = make_environments(
+        EnvironmentOptions("math", problems=({"id": "p", "question": "1+1?", "answer": "2"},), only=Split.TRAIN)
+    )
+    asked = maths.problems(Split.TRAIN, None, 0)
+    room = len(turns.prompt([Message("user", asked[0].prompt)])) + 10
+    cut = roll(maths, Script(tokenizer, ["none", "2"]), turns, asked, 1, most_tokens=room)[0]
+    assert (cut.reward, cut.correct, cut.finished, cut.turn_rewards) == (-0.3, False, False, ((4, -0.3),))
     whole = roll(Counting(), Script(tokenizer, ["x", "y", "z"]), turns, problems, 1, most_tokens=1000)[0]
     assert whole.reward == 5.0
 
@@ -169,6 +176,12 @@ def test_rewards_that_are_no_numbers_are_named(tokenizer: Any) -> None:
         Turns(tokenizer, chat=True)
     with pytest.raises(UsageError, match="greedy"):
         roll(Counting(), Script(tokenizer, []), Turns(tokenizer, chat=False), [], 2, greedy=True)
+
+
+def test_words_like_our_own_marker_are_said_whole(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    said = Turns(tokenizer, chat=True).between([], [Message("user", "a gpuherdmarkerofwords b")], None)
+    assert tokenizer.decode(said) == "</s><|user|>a gpuherdmarkerofwords b</s><|assistant|>"
 
 
 def test_a_template_that_hides_what_was_said_is_refused(tokenizer: Any) -> None:

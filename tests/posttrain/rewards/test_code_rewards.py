@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -155,6 +156,13 @@ def test_setup_comes_first_and_what_it_breaks_is_told() -> None:
 )
 def test_the_program_is_found_in_a_completion(completion: str, program: str) -> None:
     assert program_of(completion, {}) == program
+
+
+def test_a_long_line_that_begins_a_block_takes_no_time() -> None:
+    started = time.process_time()
+    assert program_of("```" + "a" * 100_000, {}).startswith("```")
+    assert program_of("```" + " " * 100_000, {}).startswith("```")
+    assert time.process_time() - started < 0.5
 
 
 def test_a_prompt_that_is_the_beginning_is_put_in_front() -> None:

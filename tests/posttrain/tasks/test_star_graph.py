@@ -100,6 +100,11 @@ def test_more_graphs_than_there_are_is_refused() -> None:
         make_task("star-graph", TaskOptions({"degree": 2, "length": 2, "nodes": 4}))
     with pytest.raises(UsageError, match="too few"):
         make_task("star_graph", TaskOptions({"degree": 5, "length": 5, "nodes": 20}))
+    for huge in ({"nodes": 10**9, "degree": 10**4, "length": 10**4}, {"nodes": 10**6}):
+        with pytest.raises(UsageError, match="10000 at most"):
+            make_task("star_graph", TaskOptions(huge))
+    with pytest.raises(UsageError, match="train=100000000; from 0 to"):
+        make_task("star_graph", TaskOptions({"train": 10**8}))
     with pytest.raises(UsageError, match="at least 2"):
         make_task("star_graph", TaskOptions({"length": 1}))
     with pytest.raises(UsageError, match="star_graph, test: 101 problems were asked for and there are 100"):

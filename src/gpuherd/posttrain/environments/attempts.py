@@ -86,4 +86,4 @@ class _Trying:
         info = {**reward.parts, "attempts": float(self._tried)}
         if done:
             return Step(NOTHING, reward.value, True, reward.correct, info)
-        return Step(user(attempt.feedback), 0.0, False, info=info)
+        return Step(user(attempt.feedback), 0.0, False, reward.correct, info, if_cut=reward.value)

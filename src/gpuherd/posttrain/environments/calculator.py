@@ -11,10 +11,23 @@ from collections.abc import Callable, Mapping
 
 Number = int | float
 
-_LONGEST, _DEEPEST, _MOST_BITS = 500, 50, 4096
+_LONGEST, _DEEPEST, _MOST_BITS, _MOST_DIGITS = 500, 50, 4096, 1000
 _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)|([A-Za-z_]\w*)|(\*\*|//|[-+*/%^(),]))"
 )
+
+
+class BadExpression(ValueError):
+    """An expression has no value; the text says why."""
+
+
+def _rounded(value: Number, digits: Number = 0) -> Number:
+    """Rounded to digits behind the point, before it where below 0. Raises BadExpression for what Python would make a
+    number of all these digits for."""
+    if not isinstance(digits, int) or abs(digits) > _MOST_DIGITS:
+        raise BadExpression(f"round rounds to a whole number of digits, {_MOST_DIGITS} at most")
+    return round(value, digits) if digits else round(value)
+
 
 FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "sqrt": math.sqrt,
@@ -32,16 +45,12 @@ FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "abs": abs,
     "floor": math.floor,
     "ceil": math.ceil,
-    "round": round,
+    "round": _rounded,
     "min": min,
     "max": max,
     "gcd": math.gcd,
 }
 _CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
-
-
-class BadExpression(ValueError):
-    """An expression has no value; the text says why."""
 
 
 def calculate(expression: str) -> str:

@@ -152,17 +152,21 @@ class _Debate:
         if turn < self.family.most_turns:
             against = json.loads(self.problem.hidden.get(_AGAINST, "[]"))
             self.asked = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
-            return Step(user(self.asked), 0.0, False, info=info)
-        mean = math.fsum(self.scores) / turn
+            return Step(user(self.asked), 0.0, False, info=info, if_cut=math.fsum(self._earned().values()))
+        parts = self._earned()
+        return Step(NOTHING, math.fsum(parts.values()), True, info={**info, **parts})
+
+    def _earned(self) -> dict[str, float]:
+        """What was earned with all that was said up to now, by name."""
+        mean = math.fsum(self.scores) / len(self.scores)
         if self.family.judged_by_model:
-            return Step(NOTHING, mean, True, info=info)
+            return {"mean": mean}
         points = json.loads(self.problem.hidden.get(_POINTS, "[]"))
-        parts = {
+        return {
             "mean": _MEAN * mean,
             "consistency": _CONSISTENCY * consistency(self.said),
             "coverage": _COVERAGE * coverage(" ".join(self.said), points),
         }
-        return Step(NOTHING, math.fsum(parts.values()), True, info={**info, **parts})
 
 
 def keyword_score(text: str, words: int) -> float:

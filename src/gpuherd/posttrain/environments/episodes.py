@@ -147,6 +147,8 @@ def _stepped(
             raise GpuherdError(f"environment {environments.name} goes on behind its {environments.most_turns} turns")
         if len(episode.prompt_ids) + len(episode.ids) + len(between) >= room:
             episode.done, episode.finished = True, False
+            place, reward = episode.rewards[-1]
+            episode.rewards[-1] = place, _finite(environments, episode, reward + step.if_cut)
             continue
         episode.messages += [Message("assistant", answer.text), *step.observation.messages]
         episode.ids += between
@@ -155,14 +157,18 @@ def _stepped(
 
 
 def _paid(environments: Environments, episode: _Episode, step: Step) -> None:
-    if not math.isfinite(step.reward):
-        raise GpuherdError(
-            f"environment {environments.name}, problem {printable(episode.problem.id)}, turn {episode.turns}: the "
-            f"reward is {step.reward}; rewards are finite numbers"
-        )
-    episode.rewards.append((max(0, len(episode.ids) - 1), step.reward))
+    episode.rewards.append((max(0, len(episode.ids) - 1), _finite(environments, episode, step.reward)))
     episode.done = step.done
     episode.correct = step.correct
+
+
+def _finite(environments: Environments, episode: _Episode, reward: float) -> float:
+    if math.isfinite(reward):
+        return reward
+    raise GpuherdError(
+        f"environment {environments.name}, problem {printable(episode.problem.id)}, turn {episode.turns}: the "
+        f"reward is {reward}; rewards are finite numbers"
+    )
 
 
 def _next(episode: _Episode, stream: str) -> tuple[str, Sequence[int], Sequence[int]]:

@@ -35,8 +35,10 @@ class Step:
         observation: what is said to it; of the last step nothing.
         reward: what the turn earned; those of an episode add up.
         done: the episode is over.
-        correct: of the last step whether it ended well; None where there is no right and wrong.
+        correct: whether the episode ends well if it ends here; None where there is no right and wrong.
         info: what it is made of, by name, for logs.
+        if_cut: what the episode earns besides where it has to end here though it is not done, since the conversation
+            has no room for another turn. So nobody gains or loses by talking until there is none.
     """
 
     observation: Observation
@@ -44,6 +46,7 @@ class Step:
     done: bool
     correct: bool | None = None
     info: Mapping[str, float | str] = field(default_factory=dict)
+    if_cut: float = 0.0
 
 
 class Environment(Protocol):

@@ -67,15 +67,16 @@ class _ShapedEnvironment:
 
 
 def _shaped(step: Step, shape: Shape) -> Step:
-    return replace(step, reward=shape.of(step.reward)) if math.isfinite(step.reward) else step
+    """With the reward as it is paid, also where the episode is cut; one that is not finite stays, to be refused."""
+    if not math.isfinite(step.reward + step.if_cut):
+        return step
+    paid = shape.of(step.reward)
+    return replace(step, reward=paid, if_cut=shape.of(step.reward + step.if_cut) - paid if step.if_cut else 0.0)
 
 
 def _range(inner: Environments, shape: Shape) -> tuple[float, float]:
-    """The least and the largest reward of an episode: each turn is shaped by itself."""
-    bounds = []
-    for sign in (-1, 1):
-        ends = [each * shape.scale for each in inner.reward_range]
-        whole = (min(ends) if sign < 0 else max(ends)) + sign * abs(shape.bias) * inner.most_turns
-        most = math.inf if shape.clip is None else shape.clip * inner.most_turns
-        bounds.append(max(-most, min(most, whole)))
-    return bounds[0], bounds[1]
+    """The least and the largest reward of an episode of one turn or more, each turn shaped by itself."""
+    low, high = sorted(each * shape.scale for each in inner.reward_range)
+    biases = (shape.bias, shape.bias * inner.most_turns)
+    most = math.inf if shape.clip is None else shape.clip * inner.most_turns
+    return max(-most, low + min(biases)), min(most, high + max(biases))

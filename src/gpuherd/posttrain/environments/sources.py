@@ -40,14 +40,32 @@ class ListedProblems:
         """Nothing was started."""
 
 
+class Asked:
+    """A task's problems, asked in an environment's own way."""
+
+    def __init__(self, task: ProblemSource, asked: Callable[[Problem], Problem]):
+        self._task, self._asked = task, asked
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """The task's. Raises what it raises."""
+        return [self._asked(each) for each in self._task.problems(split, count, seed)]
+
+    def close(self) -> None:
+        """Ends what the task has started."""
+        self._task.close()
+
+
 def source_of(
     options: EnvironmentOptions,
     draft: Callable[[Mapping[str, Any]], Draft],
     made: Callable[[Checked], Problem],
     name: str,
+    *,
+    of_task: Callable[[Problem], Problem] | None = None,
 ) -> ProblemSource:
     """The problems that the options say: ``draft`` and ``made`` read rows of a file or of the configuration, as
-    ``tasks.reading.gather`` does; a task's problems are its own. Raises UsageError, and what reading raises."""
+    ``tasks.reading.gather`` does; a task's problems are its own, changed by
+    ``of_task`` where the environment says more than they do. Raises UsageError, and what reading raises."""
     if options.problems is not None:
         rows = [Row(f"problem {number}", each) for number, each in enumerate(options.problems, start=1)]
         return ListedProblems(name, gather(rows, draft, made, f"environment {name}"), options.only)
@@ -57,4 +75,5 @@ def source_of(
         path = str(Path(options.dataset).expanduser())
         rows_of_file = read_rows(Part(path, "train"), None, frozenset())
         return ListedProblems(name, gather(rows_of_file, draft, made, f"environment {name} ({path})"), options.only)
-    return make_task(options.dataset, replace(options.task, settings={}))
+    task = make_task(options.dataset, replace(options.task, settings={}))
+    return task if of_task is None else Asked(task, of_task)

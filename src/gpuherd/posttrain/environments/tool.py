@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpuherd.posttrain.environments.interface import NOTHING, Environment, Obser
 from gpuherd.posttrain.environments.lookup import read_library
 from gpuherd.posttrain.environments.options import EnvironmentOptions
 from gpuherd.posttrain.environments.sources import source_of
-from gpuherd.posttrain.environments.tools import Call, Toolbox, ToolName, Turn, explained, read_turn
+from gpuherd.posttrain.environments.tools import MOST_CALLS, Call, Toolbox, ToolName, Turn, explained, read_turn
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.sandbox import Sandbox
@@ -28,7 +28,7 @@ from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
 
-_MOST_TURNS, _MOST_CALLS = 5, 4
+_MOST_TURNS = 5
 _RIGHT_TOOL, _WRONG_TOOL, _UNKNOWN_TOOL, _BAD_FORM = 0.3, -0.1, -0.2, -0.1
 _CORRECT, _COVERAGE, _EFFICIENCY = 0.5, 0.3, 0.2
 _TOOLS = "tools"  # the hidden part of a problem that lists those it expects, as JSON
@@ -59,11 +59,13 @@ def make(options: EnvironmentOptions) -> ToolUse:
         sandbox = Sandbox(limits, processes=options.task.processes, allow_unconfined=options.task.allow_unconfined)
     library = None if settings.library is None else read_library(Path(settings.library).expanduser())
 
-    def problem(found: Checked) -> Problem:
-        prompt = f"{explained(settings.tools)}\n\nQuestion: {found.question}\n"
-        return Problem(found.id, prompt, found.answers, found.hidden)
+    def asked(problem: Problem) -> Problem:
+        return replace(problem, prompt=f"{explained(settings.tools)}\n\nQuestion: {problem.prompt}\n")
 
-    source = source_of(options, draft, problem, "tool")
+    def problem(found: Checked) -> Problem:
+        return asked(Problem(found.id, found.question, found.answers, found.hidden))
+
+    source = source_of(options, draft, problem, "tool", of_task=asked)
     box = Toolbox(settings.tools, sandbox, library)
     return ToolUse(source, box, MathRewards(options.task.processes), options.max_attempts or _MOST_TURNS)
 
@@ -88,7 +90,7 @@ class ToolUse:
 
     def __init__(self, source: ProblemSource, box: Toolbox, judge: MathRewards, most_turns: int):
         self.most_turns = most_turns
-        worst = min(_UNKNOWN_TOOL, _WRONG_TOOL) * _MOST_CALLS * most_turns
+        worst = min(_UNKNOWN_TOOL, _WRONG_TOOL) * MOST_CALLS * most_turns
         self.reward_range = (worst, _RIGHT_TOOL * len(box.names) + 1.0)
         self._source, self._box, self._judge = source, box, judge
 
@@ -154,7 +156,7 @@ class _UsingTools:
         said = "\n".join(f"<tool_result>{each}</tool_result>" for each in results)
         told = said or "Neither a call of a tool nor an answer was found. An answer is written <answer>...</answer>."
         info = {"calls": float(self.calls)}
-        return Step(NOTHING if done else user(told), reward, done, False if done else None, info)
+        return Step(NOTHING if done else user(told), reward, done, False, info)
 
     def answered(self, right: bool) -> Step:
         """What an answer earns, and the end."""

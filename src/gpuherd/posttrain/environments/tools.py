@@ -6,9 +6,9 @@ Knows nothing of episodes and rewards.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from gpuherd.posttrain.environments.calculator import FUNCTIONS, BadExpression, calculate
@@ -23,9 +23,7 @@ TOOLS: Mapping[ToolName, tuple[str, str]] = {
     "python": ("code", "runs a Python program and returns what it prints"),
     "lookup": ("query", "the entry of a library that fits best to some words"),
 }
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_MOST_CALLS = 4  # in one turn; what comes behind is not read
+MOST_CALLS = 4  # in one turn; what comes behind is not read
 _LONGEST = 2000  # characters of a result
 
 
@@ -51,9 +49,9 @@ def read_turn(text: str) -> Turn:
     >>> read_turn('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>').calls
     (Call(name='calculator', argument='1+1'),)
     """
-    answers = _ANSWER.findall(text)
-    calls = tuple(_call(each) for each in _CALL.findall(text)[:_MOST_CALLS])
-    return Turn(calls, answers[-1].strip() if answers else None)
+    answers = list(_between(text, "<answer>", "</answer>"))
+    calls = map(_call, islice(_between(text, "<tool_call>", "</tool_call>"), MOST_CALLS))
+    return Turn(tuple(calls), answers[-1].strip() if answers else None)
 
 
 def explained(names: Sequence[ToolName]) -> str:
@@ -95,6 +93,14 @@ class Toolbox:
             found = self._library.find(call.argument)
             return f"{found[0].title}: {found[0].text}" if found else "nothing fits"
         return _printed(next(outcomes))
+
+
+def _between(text: str, begin: str, end: str) -> Iterator[str]:
+    """What stands between marks. In time linear in the text, however many marks are left open."""
+    place = 0
+    while (start := text.find(begin, place)) >= 0 and (stop := text.find(end, start + len(begin))) >= 0:
+        yield text[start + len(begin) : stop]
+        place = stop + len(end)
 
 
 def _call(text: str) -> Call:

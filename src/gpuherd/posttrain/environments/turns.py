@@ -16,7 +16,7 @@ from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.token_ids import token_ids
 
-_MARKER = "gpuherdmarkerofwords"  # one word that no environment says and no template changes
+_MARKER = "gpuherdmarkerofwords"  # one word that no template changes
 _BETWEEN = "\n\n"
 
 
@@ -58,8 +58,11 @@ class Turns:
         if not self.chat:
             text = f"{_BETWEEN}{_BETWEEN.join(each['content'] for each in self._said(new))}{_BETWEEN}"
             return self._ids(text)
-        marked = [*self._said(before), {"role": "assistant", "content": _MARKER}, *self._said(new)]
-        _, found, behind = templated(self._tokenizer, marked).rpartition(_MARKER)
+        said, marker = self._said(new), _MARKER
+        while any(marker in each["content"] for each in said):  # a program that was run may print it
+            marker += "s"
+        marked = [*self._said(before), {"role": "assistant", "content": marker}, *said]
+        _, found, behind = templated(self._tokenizer, marked).rpartition(marker)
         if not found:
             raise UsageError("the tokenizer's chat template does not show what the policy said; it can't take turns")
         ids = self._ids(behind)

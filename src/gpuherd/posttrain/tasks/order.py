@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem
 
+MOST_PROBLEMS = 10_000_000  # of a split that is made: they are all held in memory
+
 
 def first_problems(problems: Sequence[Problem], count: int | None, seed: int, where: str) -> list[Problem]:
     """The first ``count`` problems in the order of a hash of the seed and their ids; None: all of them.
@@ -43,6 +45,7 @@ class Shuffled:
     """
 
     def __init__(self, size: int, key: str):
+        """``size``: up to 2**1000."""
         self._size = size
         self._key = key.encode()
         self._half = max(1, ((max(size - 1, 1)).bit_length() + 1) // 2)
@@ -64,6 +67,7 @@ class Shuffled:
         mask = (1 << self._half) - 1
         left, right = number >> self._half, number & mask
         for turn in range(4):
-            digest = hashlib.blake2b(right.to_bytes(32, "little"), key=self._key[:64], salt=bytes([turn])).digest()
-            left, right = right, left ^ (int.from_bytes(digest[:32], "little") & mask)
+            said = right.to_bytes(max(32, -(-self._half // 8)), "little")
+            digest = hashlib.blake2b(said, key=self._key[:64], salt=bytes([turn])).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "little") & mask)
         return left << self._half | right
