@@ -142,8 +142,8 @@ def algorithm(name: str, steps: int) -> Any:
     if name == "GRPO":
         return GRPO(
             GRPOOptions(
-                samples_per_prompt=8, batch_size=64, minibatch_size=128, num_iterations=2, epochs=100, max_steps=steps, lr=4e-4, warmup_steps=20, kl_coef=0.0,
-                entropy_coef=0.0, grad_clip=1.0,
+                samples_per_prompt=8, batch_size=64, minibatch_size=128, num_iterations=2, epochs=100,
+                max_steps=steps, lr=4e-4, warmup_steps=20, kl_coef=0.0,
             )
         )  # fmt: skip
     return PPO(
