@@ -64,14 +64,22 @@ def test_rules_are_chosen(tmp_path: Path) -> None:
 
 
 def test_preferences_are_asked_for_their_prompts(tmp_path: Path) -> None:
+    """Rows that are no preference for a training are none here either."""
+    asked_c = {"role": "user", "content": "c"}
     rows: list[Mapping[str, Any]] = [
         {"prompt": "a", "chosen": "good", "rejected": "bad"},
         {
             "prompt": [{"role": "user", "content": "b"}],
             "chosen": [{"role": "assistant", "content": "fine"}],
-            "rejected": [],
+            "rejected": [{"role": "assistant", "content": "poor"}],
         },
-        {"chosen": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "well"}], "rejected": "x"},
+        {
+            "chosen": [asked_c, {"role": "assistant", "content": "well"}],
+            "rejected": [asked_c, {"role": "assistant", "content": "ill"}],
+        },
+        {"chosen": [asked_c, {"role": "assistant", "content": "well"}], "rejected": "x"},
+        {"prompt": "the same", "chosen": "g", "rejected": "g"},
+        {"prompt": "none", "chosen": "g"},
         {"prompt": [{"role": "user", "content": "d"}] * 2, "chosen": "e", "rejected": "f"},
     ]
     path = file_of(tmp_path, rows)
