@@ -129,7 +129,7 @@ def test_marks_that_are_left_open_take_no_time() -> None:
 
 def test_questions_of_a_task_are_asked_with_the_tools() -> None:
     tools = make_environments(EnvironmentOptions("tool", dataset="arithmetic", settings={"tools": ["calculator"]}))
-    problem = tools.problems(Split.TRAIN, 1, 0)[0]
+    problem = tools.problems(Split.HELDOUT, 1, 0)[0]
     assert problem.prompt.startswith("You can use these tools:\n- calculator: ")
     assert problem.prompt.endswith(f"Question: {problem.id}=\n")
     environment = tools.make()
@@ -231,7 +231,7 @@ def test_files_and_tasks_are_where_problems_are_from(tmp_path: Path) -> None:
     assert [len(maths.problems(split, None, 0)) for split in Split] == [16, 2, 2]
     sums = make_environments(EnvironmentOptions("math", dataset="arithmetic"))
     environment = sums.make()
-    problem = sums.problems(Split.TRAIN, 1, 0)[0]
+    problem = sums.problems(Split.HELDOUT, 1, 0)[0]
     environment.reset(problem, 0)
     assert environment.step(f"= {problem.answers[0]}").reward == 1.0
 

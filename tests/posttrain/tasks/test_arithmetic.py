@@ -26,7 +26,11 @@ def test_a_sum_comes_to_what_python_says(numbers: list[int], data: st.DataObject
 
 @pytest.mark.parametrize(
     "settings",
-    [{"digits": 1}, {"digits": 1, "operations": "+-", "operands": 3}, {"train": 100, "heldout": 10, "test": 20}],
+    [
+        {"digits": 1},
+        {"digits": 1, "operations": "+-*", "operands": 3, "train": 300},
+        {"train": 100, "heldout": 10, "test": 20},
+    ],
 )
 def test_no_problem_is_in_two_splits_and_all_are_right(settings: dict[str, object]) -> None:
     task = make_task("arithmetic", TaskOptions(settings))
@@ -39,12 +43,12 @@ def test_no_problem_is_in_two_splits_and_all_are_right(settings: dict[str, objec
             assert problem.answers == (str(eval(problem.id)),)
         rewards = task.rewards(part, [each.answers[0] for each in part])
         assert all(each.value == 1.0 and each.correct for each in rewards)
-    if "train" in settings:
+    if "heldout" in settings:
         assert [len(parts[split]) for split in SPLITS] == [100, 10, 20]
 
 
 def test_rewards_are_exact() -> None:
-    task = make_task("arithmetic")
+    task = make_task("arithmetic", TaskOptions({"train": 10}))
     problem = task.problems(Split.TRAIN, 1, 0)[0]
     value = problem.answers[0]
     said = [value, f" {value}\n", f"{value}.", f"{value}{value}", "", "-" + value, "so " + value]
@@ -56,12 +60,12 @@ def test_rewards_are_exact() -> None:
 
 
 def test_wrong_labels_are_imitated_and_not_paid() -> None:
-    clean = make_task("arithmetic", TaskOptions({"train": 2000, "test": 50}))
-    noisy = make_task("arithmetic", TaskOptions({"train": 2000, "test": 50, "wrong_labels": 0.5}))
+    clean = make_task("arithmetic", TaskOptions({"train": 1000, "test": 50}))
+    noisy = make_task("arithmetic", TaskOptions({"train": 1000, "test": 50, "wrong_labels": 0.5}))
     pairs = list(zip(clean.problems(Split.TRAIN, None, 0), noisy.problems(Split.TRAIN, None, 0), strict=True))
     assert all(one.id == other.id for one, other in pairs)
     wrong = [(one, other) for one, other in pairs if one.answers != other.answers]
-    assert 0.46 < len(wrong) / len(pairs) < 0.54
+    assert 0.45 < len(wrong) / len(pairs) < 0.55
     assert all(abs(int(one.answers[0]) - int(other.answers[0])) <= 99 for one, other in wrong)
     assert len({int(one.answers[0]) - int(other.answers[0]) for one, other in wrong}) > 90
     for reward in noisy.rewards([other for _, other in wrong], [other.answers[0] for _, other in wrong]):

@@ -120,7 +120,6 @@ def test_programs_are_known_by_their_tests(tmp_path: Path) -> None:
     problems = {each.id: each for split in Split for each in task.problems(split, None, 0)}
     assert len(problems) == 3
     assert problems["7"].prompt == "Add.\nYour code should pass these tests:\nassert add(1, 2) == 3\n"
-    all_of_them = list(problems.values())
-    rewards = task.rewards(all_of_them, [each.answers[0] for each in all_of_them])
-    assert [each.value for each in rewards] == [1, 1, 1]
-    assert task.rewards([problems["7"]], ["pass"])[0].value == 0
+    known = [problems["7"], problems["7"], problems["HumanEval/1"]]
+    said = [known[0].answers[0], "pass", known[2].answers[0]]
+    assert [each.value for each in task.rewards(known, said)] == [1, 0, 1]

@@ -28,7 +28,7 @@ def task(**settings: int) -> StarGraphs:
 
 @pytest.mark.parametrize(("degree", "length"), [(2, 2), (2, 3), (3, 3), (2, 5), (5, 5)])
 def test_graphs_are_stars_as_the_papers_have_them(degree: int, length: int) -> None:
-    for problem in task(degree=degree, length=length, nodes=50).problems(Split.TRAIN, None, 0):
+    for problem in task(degree=degree, length=length, nodes=50, train=100).problems(Split.TRAIN, None, 0):
         graph = graph_of(problem.prompt)
         assert len(graph.edges) == degree * (length - 1)
         assert len({node for edge in graph.edges for node in edge}) == 1 + degree * (length - 1)
@@ -49,7 +49,7 @@ def test_graphs_are_stars_as_the_papers_have_them(degree: int, length: int) -> N
 def test_no_graph_is_in_two_splits_whatever_the_order_of_its_edges_and_the_seed() -> None:
     def graphs(split: Split, seed: int) -> list[object]:
         found: list[object] = []
-        for problem in task(degree=2, length=3, nodes=8, seed=seed).problems(split, None, 0):
+        for problem in task(degree=2, length=3, nodes=6, train=120, seed=seed).problems(split, None, 0):
             graph = graph_of(problem.prompt)
             found.append((frozenset(graph.edges), graph.goal))
         return found
@@ -59,8 +59,8 @@ def test_no_graph_is_in_two_splits_whatever_the_order_of_its_edges_and_the_seed(
     assert not seen[Split.TRAIN] & seen[Split.HELDOUT]
     assert not seen[Split.HELDOUT] & seen[Split.TEST]
     assert len(graphs(Split.TRAIN, 0)) > len(set(graphs(Split.TRAIN, 0)))  # the space is small enough to meet again
-    prompts = [each.prompt for each in task(degree=2, length=3, nodes=8).problems(Split.TRAIN, None, 0)]
-    assert len(prompts) == len(set(prompts)) == 300
+    prompts = [each.prompt for each in task(degree=2, length=3, nodes=6, train=120).problems(Split.TRAIN, None, 0)]
+    assert len(prompts) == len(set(prompts)) == 120
     assert graphs(Split.TRAIN, 0) != graphs(Split.TRAIN, 1)
     assert graphs(Split.TRAIN, 0) == graphs(Split.TRAIN, 0)
 

@@ -33,7 +33,8 @@ class Limits:
         disk: bytes in its folder, which lies in memory besides.
         open_files: at once in a process.
         output: bytes of both outputs together; more ends the run.
-        children: processes that it may have besides the first one; threads are limited by memory and to 64.
+        children: processes that it may have besides the first one; threads are limited by memory, with namespaces
+            also to 64.
     """
 
     seconds: float = 5.0
