@@ -97,6 +97,9 @@ def test_prompts_without_answers_need_a_reward_model(tmp_path: Path) -> None:
         make_task(path).problems(Split.TRAIN, 1, 0)
     task = make_task(path, TaskOptions(reward_model="org/model"))
     assert task.problems(Split.TRAIN, 1, 0)[0].answers == ()
+    for number in (math.inf, math.nan):
+        with pytest.raises(BadQuestions, match=f"the answer is {number}, which is no number"):
+            make_task(file_of(tmp_path, [{"prompt": "How many?", "answer": number}])).problems(Split.TRAIN, 1, 0)
     empty = file_of(tmp_path, [{"other": 1}], "other.jsonl")
     with pytest.raises(BadQuestions, match="no column prompt"):
         make_task(empty).problems(Split.TRAIN, 1, 0)
@@ -107,6 +110,7 @@ def test_programs_are_known_by_their_tests(tmp_path: Path) -> None:
         {"prompt": "Write f.", "tests": ["assert f(1) == 2"], "solution": "def f(x):\n    return x + 1\n"},
         {"prompt": "Bad", "tests": []},
         {"prompt": "Also bad", "tests": [3]},
+        {"test_list": ["assert nothing is asked"]},
         {"text": "Add.", "test_list": ["assert add(1, 2) == 3"], "code": "def add(a, b): return a + b", "task_id": 7},
         {
             "prompt": "def twice(x):\n    '''Doubles.'''\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,8 +150,10 @@ def _checked(row: Row, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
 
 
 def _text(value: Any, what: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRow(f"there is no {what}" if value is None else f"the {what} is no text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRow(f"the {what} is {value}, which is no number")
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     try:
         text.encode()
