@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.evaluation.gathering import Comparison, Gathered, Row
+from gpuherd.posttrain.evaluation.comparing import Comparison
+from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.look.shown import Shown, Training
 from gpuherd.report.pictures import BLUE, RED, blank_figure, plain_text

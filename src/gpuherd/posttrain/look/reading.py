@@ -9,7 +9,8 @@ from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
-from gpuherd.posttrain.evaluation.gathering import Found, Gathered, find_results, gathered
+from gpuherd.posttrain.evaluation.found import Found, find_results
+from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.look.jobs_seen import read_timeline
 from gpuherd.posttrain.look.kinds import Made, json_object, made_by
