@@ -13,7 +13,7 @@ from tests.posttrain.evaluation.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.algos.interface import Sampling
+from gpuherd.posttrain.algos.interface import Precision, Sampling
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.evaluation.files import read_result, read_scores
@@ -147,9 +147,9 @@ def test_a_guided_policy_at_every_eta(policy_model: Path, classifier: Path, tmp_
         made.append(asked)
         return Sampler(asked, todo.precision, "cpu", todo.sampling)
 
-    todo = work(tmp_path, policy, reference, options=replace(OPTIONS, etas=(0.05, 0.5, math.inf)))
+    todo = work(tmp_path, policy, reference, options=replace(OPTIONS, etas=(0.05, math.inf)))
     evaluation = evaluate(todo, sampler_of)
-    assert len(made) == 1  # loaded once for all three
+    assert len(made) == 1  # loaded once for all three, its own eta among them
     assert [point.eta for point in evaluation.points] == [None, 0.5, 0.05]
     assert evaluation.own.eta == 0.5
     kls = [point.metrics.kl.sequence.value for point in evaluation.points if point.metrics.kl is not None]
@@ -178,9 +178,17 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(policy_model: Path, othe
     folder = tmp_path / "killed"
     evaluate(work(folder, policy, reference))
     # As a kill at two places leaves it: a batch and a half of answers; then all answers and a part of the divergences.
+    (folder / "kl.jsonl").write_text('{"kl": [1, 2, "x"]}\n' * 5)
+    with pytest.raises(BadAnswers, match="damaged"):
+        evaluate(work(folder, policy, reference))
+    (folder / "kl.jsonl").write_text('{"kl": [1, 2]}\n' * 5)
+    with pytest.raises(BadAnswers, match="not of these completions"):
+        evaluate(work(folder, policy, reference))
+    (folder / "kl.jsonl").unlink()
     for name, lines in (("answers.jsonl", 3), ("kl.jsonl", 2)):
-        (folder / "result.json").unlink()
         path = folder / name
+        evaluate(work(folder, policy, reference))
+        (folder / "result.json").unlink()
         kept = path.read_text().splitlines(keepends=True)
         path.write_text("".join(kept[:lines]) + kept[lines][: len(kept[lines]) // 2])
         todo = work(folder, policy, reference)
@@ -209,6 +217,8 @@ def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_mod
         (work(tmp_path, reference, reference), "policy"),
         (work(tmp_path, policy, reference, options=replace(OPTIONS, problem_seed=1)), "problems_sha256"),
         (work(tmp_path, policy, reference, sampling=replace(SAMPLING, seed=1)), "sampling"),
+        (work(tmp_path, policy, reference, precision=Precision("bfloat16")), "dtype"),
+        (replace(work(tmp_path, policy, reference), task=FirstLetter(answer="b")), "problems_sha256"),
     ):
         with pytest.raises(OtherEvaluation, match=name):
             evaluate(other)
@@ -219,6 +229,26 @@ def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_mod
     path.write_text("".join([lines[1], lines[0], *lines[2:]]))
     with pytest.raises(BadAnswers, match="move it away"):
         evaluate(work(tmp_path, policy, reference))
+
+
+def test_a_divergence_that_is_not_finite_is_left_out_and_told(policy_model: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # A reference that never says one of the tokens that the policy may.
+    model = AutoModelForCausalLM.from_pretrained(policy_model)
+    with torch.no_grad():
+        model.lm_head.weight[7] = math.inf
+    model.save_pretrained(tmp_path / "reference")
+    AutoTokenizer.from_pretrained(policy_model).save_pretrained(tmp_path / "reference")
+    for how in (Divergence.EXACT, Divergence.K3):
+        options = replace(OPTIONS, problems=1, kl=how)
+        policy, reference = Policy(str(policy_model)), Policy(str(tmp_path / "reference"))
+        evaluation = evaluate(work(tmp_path / how, policy, reference, options=options))
+        assert read_result(tmp_path / how) == evaluation
+        kl = evaluation.own.metrics.kl
+        assert kl is not None and kl.completions == 0 and kl.sequence.value is None and kl.token.value is None
+        assert any("of 3 of 3 completions is not finite" in note for note in evaluation.notes)
 
 
 def test_a_reference_with_another_tokenizer_is_refused(policy_model: Path, tmp_path: Path) -> None:
@@ -234,6 +264,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         {"samples": 0},
         {"samples": 4, "pass_at": (8,)},
         {"samples": 4, "majority_at": (5,)},
+        {"samples": 4, "majority_at": (2, 2)},
         {"greedy": True, "samples": 2},
         {"etas": (0.1, 0.1)},
         {"etas": (0.0,)},

@@ -103,6 +103,11 @@ def test_all_alike_has_wilsons_interval_and_one_problem_none() -> None:
     assert one.pass_at_1 is not None and one.pass_at_1.interval is None and one.pass_at_1.note is not None
 
 
+def test_one_problem_whose_divergence_is_unknown() -> None:
+    one = metrics_of(made_scores([[True, False]], kl=[[None, None]]), EvaluationOptions(samples=2))
+    assert one.kl is not None and one.kl.sequence.value is None and one.kl.token.value is None
+
+
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     draw = np.random.default_rng(3)
     held = 0
