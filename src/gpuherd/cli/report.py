@@ -82,7 +82,8 @@ def _policies(args: argparse.Namespace) -> int:
         from gpuherd.report.pictures import check_format, picture_bytes
 
         picture = None if args.plot is None else check_format(args.plot.name)
-        shown = read_run(Path(args.run_folder))
+        with _progress() as progress:
+            shown = read_run(Path(args.run_folder), progress("reading"))
         path = (args.output or Path(args.run_folder) / "report.html").absolute()
         if args.plot is not None and picture is not None:
             _write(args.plot.absolute(), picture_bytes(run_figure(shown), picture), "--plot")

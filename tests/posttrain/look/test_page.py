@@ -139,6 +139,17 @@ def test_the_command_refuses(root: Path, tmp_path: Path) -> None:
             command(["report", *words, "--open", "no"])
 
 
+def test_a_figure_has_every_method(shown: Shown) -> None:
+    rows = list(shown.gathered.rows)
+    like = next(row for row in rows if row.about.algorithm == "DPO" and row.about.round == 1)
+    more = [replace(like, about=replace(like.about, algorithm=f"M{number}")) for number in range(9)]
+    many = replace(shown, trainings=(), gathered=replace(shown.gathered, rows=tuple(rows + more)))
+    (axes,) = [axes for axes in run_figure(many).axes if axes.get_title(loc="left")]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == sorted(
+        ["CD", "DPO", "QSharp", *(f"M{number}" for number in range(9))]
+    )
+
+
 def test_nothing_to_plot_is_said(shown: Shown) -> None:
     bare = replace(shown, trainings=(), gathered=replace(shown.gathered, comparisons=()))
     with pytest.raises(UsageError, match="nothing to plot"):
