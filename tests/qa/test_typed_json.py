@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.qa.typed_json import plain, read
@@ -60,6 +60,7 @@ houses = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(houses, st.booleans())
 def test_what_is_written_is_read_again(house: House, short: bool) -> None:
     as_lists = [Place] if short else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -154,6 +154,7 @@ def test_where_curves_are_read_nearly_all_resamples_reach() -> None:
     assert all(each.difference.dropped <= 0.1 * PLAN.resamples for each in apart)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.floats(0, 50), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_common_values_lie_within_every_sweep(kls: list[list[float]]) -> None:
     sweeps = {str(at): [point(kl, 0) for kl in row] for at, row in enumerate(kls)}

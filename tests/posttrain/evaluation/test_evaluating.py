@@ -105,6 +105,7 @@ def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     assert point.cost.seconds > 0 and point.cost.gpu_hours is None and point.cost.tokens_per_second is not None
 
 
+@pytest.mark.slow
 def test_estimators_are_of_the_sampled_tokens_at_the_temperature(
     policy_model: Path, other_model: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_estimators_are_of_the_sampled_tokens_at_the_temperature(
         assert found[Divergence.K1][number][2] is None  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_guided_policy_at_every_eta(policy_model: Path, classifier: Path, tmp_path: Path) -> None:
     from gpuherd.posttrain.sampling.sampler import Sampler
 
@@ -172,6 +174,7 @@ def test_the_reference_is_at_no_distance_and_nobody_needs_to_ask(policy_model: P
     assert not list(tmp_path.glob("*/kl*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_to_the_same_result(policy_model: Path, other_model: Path, tmp_path: Path) -> None:
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     whole = evaluate(work(tmp_path / "whole", policy, reference))
@@ -210,6 +213,7 @@ def test_what_is_done_loads_no_model(policy_model: Path, other_model: Path, tmp_
     assert evaluate(work(tmp_path, policy, reference), never).points == first.points
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_model: Path, tmp_path: Path) -> None:
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     evaluate(work(tmp_path, policy, reference))
@@ -231,6 +235,7 @@ def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_mod
         evaluate(work(tmp_path, policy, reference))
 
 
+@pytest.mark.slow
 def test_a_divergence_that_is_not_finite_is_left_out_and_told(policy_model: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -251,6 +256,7 @@ def test_a_divergence_that_is_not_finite_is_left_out_and_told(policy_model: Path
         assert any("of 3 of 3 completions is not finite" in note for note in evaluation.notes)
 
 
+@pytest.mark.slow
 def test_a_reference_with_another_tokenizer_is_refused(policy_model: Path, tmp_path: Path) -> None:
     from tests.posttrain.tiny import tiny_llama
 
@@ -277,6 +283,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             EvaluationOptions(**wrong)
 
 
+@pytest.mark.slow
 def test_json_of_an_infinite_eta_is_json(policy_model: Path, classifier: Path, tmp_path: Path) -> None:
     reference = Policy(str(policy_model))
     policy = replace(reference, guide=Guide(str(classifier), math.inf, Mode.EXPECTATION, top_k=5))

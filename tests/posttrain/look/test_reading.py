@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain.look.made_runs import made_curves, made_run, made_training
 
@@ -133,6 +133,7 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
     assert found == {"a": [(1.0, 1.0)], "d": [(2.0, 2.5)]}
 
 
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), st.integers(1, 60))
 def test_thinned_curves_keep_their_mean_and_ends(values: list[float], most: int) -> None:
     points = [(float(step), value) for step, value in enumerate(values)]
