@@ -70,6 +70,7 @@ def test_programs_are_run_on_inputs() -> None:
     assert not CodeRewards().verifiable
 
 
+@pytest.mark.slow
 def test_bonus_and_penalty_are_added() -> None:
     scoring = CodeScoring(all_bonus=1.0, error_penalty=0.5)
     assert scoring.reward_range == (-0.5, 2.0)

@@ -155,6 +155,7 @@ def test_nothing_outside_can_be_written_or_changed(either: Mode, tmp_path: Path)
     assert [each.name for each in tmp_path.iterdir()] == ["victim"]
 
 
+@pytest.mark.slow
 def test_it_has_an_empty_folder_that_is_gone_afterwards() -> None:
     sandbox = box(Mode.NAMESPACES)
     code = "import os, tempfile\nprint(os.listdir('.'))\nopen('kept', 'w').write('x')\nprint(tempfile.mkstemp()[1])"
@@ -203,6 +204,7 @@ def test_no_process_is_made(mode: Mode, code: str) -> None:
     assert time.monotonic() - started < 9
 
 
+@pytest.mark.slow
 def test_threads_work_and_a_bomb_of_them_does_not(mode: Mode) -> None:
     fine = "import threading\nt = threading.Thread(target=print, args=('hi',)); t.start(); t.join()"
     assert box(mode).run(Work(fine)).stdout == "hi\n"
@@ -318,6 +320,7 @@ def test_a_flood_of_output_ends_the_run(mode: Mode) -> None:
     assert (quiet.limit, len(quiet.stdout)) == (None, 100)
 
 
+@pytest.mark.slow
 def test_large_inputs_are_read_or_left(mode: Mode) -> None:
     sandbox = box(mode)
     large = "x" * (3 * MB)
@@ -326,6 +329,7 @@ def test_large_inputs_are_read_or_left(mode: Mode) -> None:
     assert sandbox.run(Work("print(len(open(0).read()))", input="abc")).stdout == "3\n"
 
 
+@pytest.mark.slow
 def test_runs_are_the_same_and_side_by_side() -> None:
     sandbox = Sandbox(Limits(seconds=20), processes=2)
     code = "print(hash('a'), {'b', 'a', 'c'}, input())"
