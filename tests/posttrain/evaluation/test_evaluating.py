@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,19 +63,13 @@ def work(folder: Path, policy: Policy, reference: Policy, **more: Any) -> Evalua
     return Evaluating(About("GRPO", "letters", "letters", "tiny", 0), policy, reference, FirstLetter(), folder, **words)
 
 
-def chain_kl(policy: Path, reference: Path, prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[float]:
-    """KL at each position of an answer, written out in float64."""
+def chain_kl(models: Sequence[Any], prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[float]:
+    """KL of a policy's and a reference's law at each position of an answer, written out in float64."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     found = []
     with torch.inference_mode():
-        both = [
-            torch.log_softmax(
-                AutoModelForCausalLM.from_pretrained(each)(torch.tensor([[*prompt, *ids]])).logits[0].double(), -1
-            )
-            for each in (policy, reference)
-        ]
+        both = [torch.log_softmax(each(torch.tensor([[*prompt, *ids]])).logits[0].double(), -1) for each in models]
         for place in range(len(prompt) - 1, len(prompt) + len(ids) - 1):
             mine, theirs = both[0][place], both[1][place]
             found.append(float((mine.exp() * (mine - theirs)).sum()))
@@ -84,6 +79,8 @@ def chain_kl(policy: Path, reference: Path, prompt: tuple[int, ...], ids: tuple[
 def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     policy_model: Path, other_model: Path, tmp_path: Path
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     evaluation = evaluate(work(tmp_path, policy, reference))
     assert read_result(tmp_path) == evaluation
@@ -92,13 +89,12 @@ def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     scores = read_scores(tmp_path / point.scores)
     assert scores.estimator is Estimator.EXACT and scores.kl is not None and scores.correct is not None
     answered = list(read_answers(tmp_path / point.answers))
+    models = [AutoModelForCausalLM.from_pretrained(each) for each in (other_model, policy_model)]
     assert [each.problem for each in answered] == [f"test-{number}" for number in range(5)]
     for row, kls, rights in zip(answered, scores.kl, scores.correct, strict=True):
         for completion, kl, right in zip(row.completions, kls, rights, strict=True):
             assert right is (completion.text[:1] <= "m" and completion.text != "")
-            assert kl == pytest.approx(
-                sum(chain_kl(other_model, policy_model, row.prompt_ids, completion.ids)), abs=1e-4
-            )
+            assert kl == pytest.approx(sum(chain_kl(models, row.prompt_ids, completion.ids)), abs=1e-4)
     assert point.metrics.pass_at_1 is not None
     assert point.metrics.pass_at_1.value == pytest.approx(sum(map(sum, scores.correct)) / 15)
     assert point.cost.tokens == sum(len(each.ids) for row in answered for each in row.completions)

@@ -178,6 +178,8 @@ def test_files_that_lie_elsewhere_or_are_of_other_figures_are_refused(tmp_path: 
     text = (tmp_path / "a" / "result.json").read_text()
     (tmp_path / "a" / "result.json").write_text(text.replace('"answers.jsonl"', '"../../secret.jsonl"'))
     assert len(gather(tmp_path).damaged) == 1 and "elsewhere" in gather(tmp_path).damaged[0]
+    (tmp_path / "a" / "result.json").write_text(text.replace('"round": 0', '"round": 999999999999'))
+    assert "can't be" in gather(tmp_path).damaged[0]
     for old, new in (('"samples": 4', '"samples": 3'), ('"problems": 40', '"problems": 39'), ('"k": 4', '"k": 5')):
         (tmp_path / "a" / "result.json").write_text(text.replace(old, new))
         tables = gather(tmp_path)

@@ -129,7 +129,13 @@ def test_many_trainings_have_coarser_curves(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:
-    found = series_of([{"step": 1, "a": 1, "b": True, "c": "x"}, {"step": 2, "a": float("nan"), "d": 2.5}])
+    found = series_of(
+        [
+            {"step": 1, "a": 1, "b": True, "c": "x"},
+            {"step": 2, "a": float("nan"), "d": 2.5, "e": 10**400},
+            {"step": 10**400, "a": 1},
+        ]
+    )
     assert found == {"a": [(1.0, 1.0)], "d": [(2.0, 2.5)]}
 
 

@@ -51,9 +51,20 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-                found.setdefault(name, []).append((float(line["step"]), float(value)))
+            step, number = _number(line["step"]), _number(value)
+            if name != "step" and step is not None and number is not None:
+                found.setdefault(name, []).append((step, number))
     return {name: thinned(points) for name, points in found.items()}
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for anything else, whole numbers that no float can hold among them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
