@@ -76,7 +76,7 @@ def test_a_mode_that_does_not_go_with_the_head_is_refused() -> None:
         offsets(torch.zeros(1), Mode.DISTRIBUTIONAL, 1)
 
 
-@pytest.mark.parametrize("wrong", [{"eta": 0.0}, {"eta": -1.0}, {"eta": math.nan}, {"top_k": 0}])
+@pytest.mark.parametrize("wrong", [{"eta": 0.0}, {"eta": -1.0}, {"eta": math.nan}, {"eta": 1e-310}, {"top_k": 0}])
 def test_a_guide_of_senseless_numbers_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Guide("folder", **wrong)  # type: ignore[arg-type]

@@ -106,6 +106,21 @@ def test_a_mask_of_other_prompts_is_refused(policy: Any, batch: Any, make: MakeC
         generated(policy, batch, processor, do_sample=False)
 
 
+def test_padding_may_be_a_token_that_the_classifier_does_not_know(make: MakeClassifier) -> None:
+    """Before a prompt, and behind a row that has ended: it changes nothing. In a prompt it is refused."""
+    classifier, scores = make(), torch.zeros(2, 400)
+    told = []
+    for padding in (1, 300):
+        mask = torch.tensor([[0, 1], [1, 1]])
+        processor = GuidedLogitsProcessor(classifier, GUIDE, attention_mask=mask)
+        processor(torch.tensor([[padding, 5], [6, 7]]), scores)
+        chosen = processor(torch.tensor([[padding, 5, padding], [6, 7, 8]]), scores)[1]
+        told += [chosen, processor(torch.tensor([[padding, 5, padding, padding], [6, 7, 8, 9]]), scores)[1]]
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(told[:2], told[2:], strict=True))
+    with pytest.raises(UsageError, match="has embeddings of 103 tokens, and a row has the token 300"):
+        GuidedLogitsProcessor(classifier, GUIDE)(torch.tensor([[300, 5]]), scores[:1])
+
+
 def test_rows_that_grow_longer_than_the_classifier_are_refused(make: MakeClassifier) -> None:
     processor = GuidedLogitsProcessor(make(), GUIDE)
     with pytest.raises(UsageError, match="256 places for prompt and answer together, and a row has 257 tokens"):
