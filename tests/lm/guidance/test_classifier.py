@@ -11,12 +11,12 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.posttrain import tiny
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.lm.guidance.form import ClassifierForm, Head, Kind, read_form
+from gpuherd.lm.guidance.form import HEAD_FILE, ClassifierForm, Head, Kind, read_form
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuherd.lm.guidance.classifier import HEAD_FILE, load_classifier, new_classifier  # noqa: E402
+from gpuherd.lm.guidance.classifier import load_classifier, new_classifier  # noqa: E402
 
 IDS = torch.tensor([[10, 20, 30, 40], [11, 12, 13, 14]])
 HEADS = [("v", ()), ("v", (0.0, 0.5, 1.0)), ("q", ()), ("q", (0.0, 1.0))]

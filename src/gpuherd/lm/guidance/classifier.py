@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.folders import whole_folder
-from gpuherd.lm.guidance.form import FILE, ClassifierForm, Head, Kind, read_form
+from gpuherd.lm.guidance.form import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form
 from gpuherd.lm.guidance.tokens import tokens_digest
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gpuherd.lm.guidance.reading import ReadingMaker
     from gpuherd.lm.guidance.value_model import ValueModel
 
-HEAD_FILE = "value_head.safetensors"
 _EXTRAS = {"torch": "load", "transformers": "load", "safetensors": "load", "huggingface_hub": "load"}
 
 

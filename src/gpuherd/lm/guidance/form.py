@@ -14,6 +14,7 @@ from gpuherd.errors import BadModel, MissingModel, UsageError
 
 FORMAT = 1
 FILE = "classifier.json"
+HEAD_FILE = "value_head.safetensors"
 
 
 class Kind(StrEnum):
