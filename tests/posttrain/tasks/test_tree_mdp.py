@@ -88,9 +88,7 @@ def guided(policy: Any, classifier: Any, mode: Mode, eta: float) -> tuple[TreePo
     return TreePolicy(left, win), first.kl.item(), second.kl.item()
 
 
-@pytest.fixture(
-    params=[0.1, 0.5, pytest.param(0.01, marks=pytest.mark.slow), pytest.param(0.9, marks=pytest.mark.slow)]
-)
+@pytest.fixture(params=[0.1, *(pytest.param(p_left, marks=pytest.mark.slow) for p_left in (0.01, 0.5, 0.9))])
 def tree(request: pytest.FixtureRequest) -> Settings:
     return Settings(p_left=request.param)
 
