@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +152,40 @@ def test_micro_batches_change_nothing(policy_model: Path, tmp_path: Path) -> Non
     for one, other in zip(read_curves(made), read_curves(small), strict=True):
         for name in ("reward", "completions/mean_length", "grad_norm"):
             assert one[name] == pytest.approx(other[name], rel=2e-3), name
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.posttrain.preference.vowels import training
+from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback
+from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.training.options import StepOptions
+model, folder, rows, strategy = sys.argv[1:]
+rows = [Comparison.from_dict(each) for each in json.loads(Path(rows).read_text())]
+options = GRPOFromHumanFeedback.Options(lr=1e-3, epochs=2, batch_size=4, proxy_epochs=2, proxy_batch_size=4)
+steps = StepOptions(micro_batch_size=4, strategy=strategy)
+GRPOFromHumanFeedback(options).train(training(Path(model), rows, Path(folder), steps=steps))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
+    """Both phases, by gloo: whole groups to each process, and the same draws as one process makes."""
+    rows = list(GRPOFromHumanFeedback().collect(collecting(policy_model)))
+    (tmp_path / "rows.json").write_text(json.dumps([each.to_dict() for each in rows]))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."])}
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    for name, strategy, several in (("one", "single", []), ("two", "ddp", torchrun)):
+        told = [str(tmp_path / "script.py"), str(policy_model), str(tmp_path / name), str(tmp_path / "rows.json")]
+        subprocess.run([sys.executable, *several, *told, strategy], check=True, env=environment)
+    for part in ("proxy", "."):
+        one, two = (read_curves(tmp_path / name / part) for name in ("one", "two"))
+        assert len(one) == len(two)
+        assert [line["grad_norm"] for line in one] == pytest.approx([line["grad_norm"] for line in two], rel=2e-3)
+    rewards = [[line["reward"] for line in read_curves(tmp_path / name)] for name in ("one", "two")]
+    assert rewards[0] == pytest.approx(rewards[1], rel=1e-3)

@@ -133,7 +133,7 @@ DPO(DPO.Options(**json.loads(options))).train(work)
 
 
 def command(model: Path, folder: Path, options: dict[str, Any], *, processes: int = 0, **steps: Any) -> list[str]:
-    several = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--rdzv-backend=c10d"]
+    several = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"]
     script = folder.parent / "script.py"
     script.write_text(SCRIPT)
     told = [str(script), str(model), str(folder), json.dumps(options), json.dumps(steps)]

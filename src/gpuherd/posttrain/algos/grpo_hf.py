@@ -131,9 +131,12 @@ class GRPOFromHumanFeedback:
                 f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
                 "round"
             )
+        from gpuherd.posttrain.training.world import World
+
         comparisons = self._comparisons(work)
-        proxy = self._proxy(work, comparisons)
-        self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
+        with World.from_environment(work.device):  # one group of processes for both phases
+            proxy = self._proxy(work, comparisons)
+            self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:

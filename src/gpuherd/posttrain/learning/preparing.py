@@ -19,12 +19,10 @@ _FREE_OF_TRAINING = (
 )  # fmt: skip
 
 
-def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
-    """Begins the folder, or checks that what was begun there is this training.
+def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
+    """Checks that the folder is free for this training, or holds it already. Writes nothing.
 
-    Raises:
-        UsageError: another training lies there, or this one without ``resume``.
-        CannotWrite.
+    Raises UsageError: another training lies there, or this one without ``resume``, or something else.
     """
     if folder.config.exists():
         if not resume:
@@ -33,10 +31,15 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> Non
                 f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
             )
         refuse_another(folder, config)
-    else:
+    elif folder.root.is_dir() and any(path.name not in _OURS for path in folder.root.iterdir()):
+        raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
+
+
+def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
+    """Begins the folder, or goes on with it. Raises as ``look_over``, and CannotWrite."""
+    look_over(folder, config, resume=resume)
+    if not folder.config.exists():
         folder.create()
-        if any(path.name not in _OURS for path in folder.root.iterdir()):
-            raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
         about = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__, "name": config.experiment_name}
         folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
     folder.stop.unlink(missing_ok=True)

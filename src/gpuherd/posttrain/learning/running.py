@@ -31,7 +31,7 @@ from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
 from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
-from gpuherd.posttrain.learning.preparing import prepare, refuse_another
+from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import steps_of
 
@@ -130,10 +130,14 @@ class TrainRun:
         if self.options.dry_run:
             self._tell(["nothing was started"])
             return ExitCode.OK
-        folder.create()
-        DispatcherLock(folder.lock).close()  # raises QueueBusy before GPUs are waited for
-        prepare(folder, config, resume=self.options.resume)
+        first = config.distributed.node_rank == 0  # the folder is the first machine's business
+        if first:
+            look_over(folder, config, resume=self.options.resume)
+            folder.create()
+            DispatcherLock(folder.lock).close()  # raises QueueBusy before GPUs are waited for
         taken = Taken() if waiter is None else waiter.take()
+        if first:
+            prepare(folder, config, resume=self.options.resume)
         code = self._started(self.plan, taken)
         self.summary = folder.summary()
         self._tell(self._end(code, folder))
@@ -166,6 +170,8 @@ class TrainRun:
                 )
             self._tell([f"no GPUs: {watch.problem}; training on the CPU"])
             return None, None, True
+        if len(watch.gpus) < processes.here:
+            raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
         need = need_of(config, idle_cards(watch.gpus), processes.size)
         wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate

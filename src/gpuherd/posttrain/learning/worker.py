@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.processes import ProcessId, identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.flags import Parser
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.preparing import prepare
+from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.report.log import FORMAT, configure_console
 
@@ -51,9 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_console()
         if args.config is None and args.output is None:
             raise UsageError("--config FILE is missing (or --output DIR --resume, to go on)")
-        config = read_config(args.config or TrainDirectory(args.output).config, args.overrides)
-        folder = TrainDirectory(args.output or config.output_dir or f"outputs/{config.experiment_name}")
-        _run(config, folder, args.device, asked, resume=args.resume)
+        # On another machine than the first the folder may not have been begun yet: the main process tells all.
+        config = None
+        if args.config is not None or args.device is None:
+            config = read_config(args.config or TrainDirectory(args.output).config, args.overrides)
+        _run(config, args, asked)
     except GpuherdError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return asked.code if problem.exit_code is ExitCode.INTERRUPTED else problem.exit_code
@@ -101,25 +105,18 @@ class Asked:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _run(config: TrainConfig, folder: TrainDirectory, device: str | None, asked: Asked, *, resume: bool) -> None:
-    from gpuherd.jobs.lock import DispatcherLock
+def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> None:
+    """Joins the others, and trains. ``config``: where it is known before; the main process's counts for all."""
     from gpuherd.posttrain.training.world import World
 
-    wanted = device or (None if config.device == "auto" else config.device)
+    device = args.device if args.device is not None or config is None or config.device == "auto" else config.device
     with ExitStack() as stack:
-        world = stack.enter_context(World.from_environment(wanted))
-        problem: GpuherdError | None = None
-        if world.is_main:
-            try:
-                folder.create()
-                lock = DispatcherLock(folder.lock)
-                stack.callback(lock.close)
-                prepare(folder, config, resume=resume)
-            except GpuherdError as found:
-                problem = found
-        problem = world.broadcast(problem)
-        if problem is not None:
-            raise problem
+        world = stack.enter_context(World.from_environment(device))
+        begun = world.broadcast(_begun(config, args, stack) if world.is_main else None)
+        if isinstance(begun, GpuherdError):
+            raise begun
+        assert begun is not None  # noqa: S101 - the main process has said it
+        config, folder = begun
         if folder.done.exists():
             if world.is_main:
                 print(f"The training in {printable(str(folder.root))} has ended; nothing is left to do")
@@ -128,6 +125,24 @@ def _run(config: TrainConfig, folder: TrainDirectory, device: str | None, asked:
         if world.is_main:
             stack.enter_context(_log(folder))
         _train(config, folder, world, asked)
+
+
+def _begun(
+    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack
+) -> tuple[TrainConfig, TrainDirectory] | GpuherdError:
+    """The configuration, and the folder locked and prepared; or what is wrong, for all to say."""
+    try:
+        if config is None:
+            config = read_config(TrainDirectory(args.output).config, args.overrides)
+        folder = TrainDirectory(args.output or config.output_dir or f"outputs/{config.experiment_name}")
+        look_over(folder, config, resume=args.resume)
+        folder.create()
+        lock = DispatcherLock(folder.lock)
+        stack.callback(lock.close)
+        prepare(folder, config, resume=args.resume)
+    except GpuherdError as problem:
+        return problem
+    return config, folder
 
 
 def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:
