@@ -30,7 +30,9 @@ def test_a_new_one_knows_nothing(value_model: Path, kind: str, atoms: tuple[floa
     assert not values.any()
 
 
-@pytest.mark.parametrize(("kind", "atoms"), HEADS)
+@pytest.mark.parametrize(
+    ("kind", "atoms"), [HEADS[0], HEADS[3], *(pytest.param(*each, marks=pytest.mark.slow) for each in HEADS[1:3])]
+)
 def test_one_that_is_loaded_says_the_same(
     make: MakeClassifier, tmp_path: Path, kind: str, atoms: tuple[float, ...]
 ) -> None:

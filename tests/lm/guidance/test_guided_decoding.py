@@ -201,7 +201,7 @@ def test_memory_that_runs_out_changes_no_answer(
 ) -> None:
     guidance = Guidance(make(), GUIDE)
     lm = LanguageModel(policy, tokenizer, guidance=guidance)
-    asked = prompts(tokenizer)[:3]
+    asked = prompts(tokenizer)[:2]
     expected = lm.decode(asked, SHORT)
     forward = type(policy).forward
 
