@@ -14,9 +14,10 @@ Ways:
 - ``guided_v_bfloat16``: kind V, the classifier in bfloat16 beside a model in float32;
 - ``naive_v``: kind V as it is done without a cache: each candidate with all that stands before it.
 
-Beside them: how many multiplications by weights a step of each takes, relative to plain decoding: what a processor
-that multiplies all the time tends to as the rows grow. Where a step waits for the
-weights to come from memory (one row; a GPU), 20 candidates cost little more than one token. Without CUDA seconds are
+Beside them: how many multiplications by weights a step of each takes, relative to plain decoding; and ``least_v``: what
+kind V would take if the classifier's products ran at the speed of one large product and all else of it took no time, so
+what no better code of ours could get below. Where a step waits for the weights to come from memory (one row; a GPU), 20
+candidates cost little more than one token. Without CUDA seconds are
 those of the CPU, of one process and its threads; with it they are of the clock. Each way is run three times, in turns;
 the median counts.
 """
@@ -94,6 +95,8 @@ def measured(rows: int, dtype: str, *, quick: bool) -> dict[str, Any]:
             seconds[name].append(taken(way))
     each = {name: statistics.median(all_of) / (rows * new) for name, all_of in seconds.items()}
     each["naive_v"] = naive(guidance["v"], prompts, each["plain"], quick=quick)
+    multiplied = TOP_K * multiplied_weights(guidance["v"].classifier.module.body)
+    each["least_v"] = each["plain"] + multiplied * multiplication(dtype, where)
     for name, cost in each.items():
         print(f"{dtype}, {rows} rows, {name}: {1 / cost:.1f} tokens a second", file=sys.stderr, flush=True)
     classifier = guidance["v"].classifier
@@ -149,13 +152,29 @@ def size_of(module: Any) -> int:
     return sum(each.numel() for each in module.parameters())
 
 
+def multiplied_weights(model: Any) -> int:
+    """Weights that each token is multiplied by; embeddings are looked up, not multiplied."""
+    return size_of(model) - int(model.get_input_embeddings().weight.numel())
+
+
+def multiplication(dtype: str, where: str) -> float:
+    """Seconds of one multiplication (and addition) in a large product, at its best of several."""
+    import torch
+
+    side, times = 1024, 4
+    one, other = torch.ones(2, side, side, dtype=getattr(torch, dtype), device=where)
+
+    def products() -> None:
+        for _ in range(times):
+            torch.mm(one, other)
+
+    products()
+    return min(taken(products) for _ in range(5)) / (times * side**3)
+
+
 def multiplications(module: Any, body: Any) -> dict[str, float]:
-    """Multiplications of a token by weights, relative to plain decoding; embeddings are looked up, not multiplied."""
-
-    def of(model: Any) -> int:
-        return size_of(model) - int(model.get_input_embeddings().weight.numel())
-
-    plain, small = of(module), of(body)
+    """Multiplications of a token by weights, relative to plain decoding."""
+    plain, small = multiplied_weights(module), multiplied_weights(body)
     return {"guided_v": 1 + TOP_K * small / plain, "guided_q": 1 + small / plain}
 
 

@@ -11,12 +11,12 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.posttrain import tiny
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.lm.guidance.form import ClassifierForm, Head, Kind, read_form
+from gpuherd.lm.guidance.form import HEAD_FILE, ClassifierForm, Head, Kind, read_form
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpuherd.lm.guidance.classifier import HEAD_FILE, load_classifier, new_classifier  # noqa: E402
+from gpuherd.lm.guidance.classifier import load_classifier, new_classifier  # noqa: E402
 
 IDS = torch.tensor([[10, 20, 30, 40], [11, 12, 13, 14]])
 HEADS = [("v", ()), ("v", (0.0, 0.5, 1.0)), ("q", ()), ("q", (0.0, 1.0))]
@@ -30,7 +30,9 @@ def test_a_new_one_knows_nothing(value_model: Path, kind: str, atoms: tuple[floa
     assert not values.any()
 
 
-@pytest.mark.parametrize(("kind", "atoms"), HEADS)
+@pytest.mark.parametrize(
+    ("kind", "atoms"), [HEADS[0], HEADS[3], *(pytest.param(*each, marks=pytest.mark.slow) for each in HEADS[1:3])]
+)
 def test_one_that_is_loaded_says_the_same(
     make: MakeClassifier, tmp_path: Path, kind: str, atoms: tuple[float, ...]
 ) -> None:
@@ -98,9 +100,19 @@ def test_a_save_that_fails_leaves_what_was_there(make: MakeClassifier, tmp_path:
         classifier.save(tmp_path / "c", trained={"no JSON": object()})
     assert {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()} == before
     # What a killed save left is removed by the next.
-    (tmp_path / ".c.killed.tmp" / "new").mkdir(parents=True)
+    (tmp_path / ".c.tmp" / "body").mkdir(parents=True)
+    (tmp_path / ".c.old").mkdir()
     classifier.save(tmp_path / "c")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_tokenizer_of_several_templates_is_saved_with_all_of_them(make: MakeClassifier, tmp_path: Path) -> None:
+    """Transformers writes the others into a folder of their own."""
+    classifier = make()
+    classifier.tokenizer = type(classifier.tokenizer).from_pretrained(classifier.name)
+    classifier.tokenizer.chat_template = {"default": "one", "tool_use": "two"}
+    classifier.save(tmp_path / "c")
+    assert load_classifier(tmp_path / "c").tokenizer.chat_template == {"default": "one", "tool_use": "two"}
 
 
 @pytest.fixture
@@ -118,6 +130,8 @@ def test_what_is_no_classifier_is_told_as_that(value_model: Path, saved: Path, t
     for wrong in (
         "[]", "{", json.dumps(form | {"format": 99}), json.dumps(form | {"kind": "x"}),
         json.dumps(form | {"atoms": [0.0]}), json.dumps(form | {"head": "bernoulli"}),
+        json.dumps(form | {"atoms": [0, 10**400]}), json.dumps(form | {"atoms": "01"}), "[" * 100_000,
+        json.dumps(form | {"trained": [1]}), json.dumps(form | {"loss": 5}), json.dumps(form | {"made_from": None}),
     ):  # fmt: skip
         (saved / "classifier.json").write_text(wrong)
         with pytest.raises(BadModel, match=r"classifier\.json"):

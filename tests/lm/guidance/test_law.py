@@ -15,7 +15,7 @@ from gpuherd.lm.guidance.law import guided_law, most_probable  # noqa: E402
 NUMBERS = st.lists(st.integers(-32, 32).map(lambda each: each / 4), min_size=12, max_size=12, unique=True)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(NUMBERS, NUMBERS, st.integers(1, 15))
 def test_it_is_the_references_best_reweighed(logits: list[float], added: list[float], top_k: int) -> None:
     z = math.fsum(map(math.exp, logits))

@@ -51,7 +51,7 @@ def batch(tokenizer: Any) -> Any:
 def generated(policy: Any, batch: Any, processor: Any, **how: Any) -> Any:
     with seeded(7):
         return policy.generate(
-            **batch, max_new_tokens=8, eos_token_id=how.pop("eos_token_id", 0), pad_token_id=1,
+            **batch, max_new_tokens=6, eos_token_id=how.pop("eos_token_id", 0), pad_token_id=1,
             logits_processor=transformers.LogitsProcessorList([processor]), return_dict_in_generate=True,
             output_scores=True, **how,
         )  # fmt: skip
@@ -61,7 +61,7 @@ def generated(policy: Any, batch: Any, processor: Any, **how: Any) -> Any:
 @pytest.mark.parametrize(
     "how",
     [
-        {"do_sample": False},
+        pytest.param({"do_sample": False}, marks=pytest.mark.slow),  # test_it_gives_what_our_decoder_gives is greedy
         {"do_sample": True, "num_return_sequences": 2, "temperature": 0.8},
         {"do_sample": False, "num_beams": 3},
         {"do_sample": False, "eos_token_id": [0, *range(20, 60)]},  # some rows end early, and are padded
@@ -88,7 +88,7 @@ def test_it_gives_what_our_decoder_gives(policy: Any, tokenizer: Any, batch: Any
     lm = LanguageModel(policy, tokenizer, guidance=Guidance(classifier, GUIDE))
     asked = [PromptTokens(text, tuple(tokenizer(text)["input_ids"])) for text in TEXTS]
     for decoded, tokens in zip(
-        lm.decode(asked, Decoding(max_new_tokens=8, end_ids=(0,))), theirs.tolist(), strict=True
+        lm.decode(asked, Decoding(max_new_tokens=6, end_ids=(0,))), theirs.tolist(), strict=True
     ):
         assert decoded.greedy is not None
         assert list(decoded.greedy.token_ids) == tokens[: len(decoded.greedy.token_ids)]
@@ -104,6 +104,21 @@ def test_a_mask_of_other_prompts_is_refused(policy: Any, batch: Any, make: MakeC
     processor = GuidedLogitsProcessor(make(), GUIDE, attention_mask=torch.ones(2, 30, dtype=torch.long))
     with pytest.raises(UsageError, match="2 prompts of 30 tokens, and generates from 3 rows"):
         generated(policy, batch, processor, do_sample=False)
+
+
+def test_padding_may_be_a_token_that_the_classifier_does_not_know(make: MakeClassifier) -> None:
+    """Before a prompt, and behind a row that has ended: it changes nothing. In a prompt it is refused."""
+    classifier, scores = make(), torch.zeros(2, 400)
+    told = []
+    for padding in (1, 300):
+        mask = torch.tensor([[0, 1], [1, 1]])
+        processor = GuidedLogitsProcessor(classifier, GUIDE, attention_mask=mask)
+        processor(torch.tensor([[padding, 5], [6, 7]]), scores)
+        chosen = processor(torch.tensor([[padding, 5, padding], [6, 7, 8]]), scores)[1]
+        told += [chosen, processor(torch.tensor([[padding, 5, padding, padding], [6, 7, 8, 9]]), scores)[1]]
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(told[:2], told[2:], strict=True))
+    with pytest.raises(UsageError, match="has embeddings of 103 tokens, and a row has the token 300"):
+        GuidedLogitsProcessor(classifier, GUIDE)(torch.tensor([[300, 5]]), scores[:1])
 
 
 def test_rows_that_grow_longer_than_the_classifier_are_refused(make: MakeClassifier) -> None:

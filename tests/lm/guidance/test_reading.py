@@ -82,12 +82,12 @@ def furthest(maker: ReadingMaker, model: ValueModel, rows: int, steps: int) -> f
     return worst
 
 
-@pytest.mark.parametrize("kind", COMMON)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_cached_is_uncached(kind: str) -> None:
     model = body(kind, COMMON[kind])
     maker = ReadingMaker(model, kind)
     assert maker.keeps
-    assert furthest(maker, model, 3, 12) < 1e-5
+    assert furthest(maker, model, 3, 10) < 1e-5
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_cached_is_uncached_for_long_and_in_any_batch(kind: str, rows: int, dtyp
     assert furthest(maker, model, rows, 24) < (1e-5 if dtype == "float32" else 0.05)
 
 
-@pytest.mark.parametrize("kind", SLIDING)
+@pytest.mark.parametrize("kind", ["gemma3_text", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_windows_are_kept_to_and_the_tokens_behind_them_too(kind: str) -> None:
     model = body(kind, SLIDING[kind])
     maker = ReadingMaker(model, kind)

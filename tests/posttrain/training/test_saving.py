@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpuherd.errors import CannotWrite
-from gpuherd.posttrain.training.folders import aside, settle, whole_folder
+from gpuherd.jobs.folders import aside, settle, whole_folder
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.saving import save_model
 from gpuherd.posttrain.training.trainee import Trainee

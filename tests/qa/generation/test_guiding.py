@@ -26,6 +26,7 @@ from gpuherd.standin.machine import Machine
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pq = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +65,13 @@ def test_a_guided_run_keeps_what_the_guide_did_and_its_log_probs_are_the_models(
         assert answered_of(line_of(each)) == each
     assert done.done["counts"]["kl_per_answer"] == pytest.approx(total / 6)
     assert total > 0.1
+    rows = pq.read_table(done.folder.answers_table).to_pylist()
+    for row, each in zip(rows, answers, strict=True):
+        kept = each.samples[0].guided
+        assert row["which"] == "sample-0" and kept is not None
+        assert (row["guided_log_probs"], row["guided_kl"]) == (list(kept.log_probs), list(kept.kl))
+        assert (row["guided_end_log_prob"], row["guided_end_kl"]) == (kept.end_log_prob, kept.end_kl)
+    assert not any("guided" in name for name in pq.read_schema(plain.folder.answers_table).names)
     assert done.record["guide"] == {
         "classifier": str(classifier), "eta": 0.05, "mode": "bernoulli", "top_k": 20
     }  # fmt: skip
@@ -119,6 +127,11 @@ def test_memory_is_planned_for_both(classifier: Path, trained: Path, tmp_path: P
     few, many = (guide_bytes(Guide(str(classifier)), Workload(rows, 400, 100)) for rows in (8, 512))
     weights = sum(path.stat().st_size for path in classifier.glob("*.safetensors"))
     assert weights * 0.9 < few < many
+    wide = tmp_path / "wide"
+    shutil.copytree(classifier, wide)
+    with (wide / "value_head.safetensors").open("ab") as file:
+        file.truncate(50 << 20)  # as of kind Q: the vocabulary's width for each atom
+    assert guide_bytes(Guide(str(wide)), Workload(8, 400, 100)) - few > 49 << 20
     short = Workload(512, 10, 100)
     assert guide_bytes(Guide(str(classifier), top_k=400), short) > guide_bytes(Guide(str(classifier)), short)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
+from gpuherd.jobs import folders
 from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
-from gpuherd.posttrain.training import folders
 from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.world import World
 

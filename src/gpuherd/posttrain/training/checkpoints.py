@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
-from gpuherd.posttrain.training import folders, random_state, shards
+from gpuherd.jobs import folders
+from gpuherd.posttrain.training import random_state, shards
 from gpuherd.posttrain.training.shards import Place
 from gpuherd.posttrain.training.trainee import Trainee
 from gpuherd.posttrain.training.world import World

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.form import FILE, Head, read_form
+from gpuherd.lm.guidance.form import FILE, HEAD_FILE, Head, read_form
 from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.lm.guidance.offsets import refuse_mode
 from gpuherd.lm.guidance.tokens import refuse_other_tokens, tokens_digest
@@ -142,7 +142,15 @@ def guide_bytes(guide: Guide | None, workload: Workload) -> int:
     )
     if isinstance(plan, Refusal):
         raise BadModel(f"{guide.classifier} can't be planned: {plan.reason}")
-    return plan.memory_mb << 20
+    return (plan.memory_mb << 20) + _head_bytes(Path(guide.classifier))
+
+
+def _head_bytes(folder: Path) -> int:
+    """Of kind Q it is as wide as the vocabulary, for each atom. Raises BadModel."""
+    try:
+        return (folder / HEAD_FILE).stat().st_size
+    except OSError as problem:
+        raise BadModel(f"{folder / HEAD_FILE} can't be read: {problem.strerror}") from None
 
 
 def load_guidance(record: Mapping[str, Any], device: str) -> Guidance | None:
