@@ -46,7 +46,7 @@ def test_other_rewards_are_normalised_by_the_tasks_range_or_the_data() -> None:
 
 
 def test_a_reward_that_says_more_than_right_or_wrong_is_what_is_learnt() -> None:
-    """Of programs: the share of tests that passed. One that is wrong has earned something, and no problem is left out."""
+    """Such as the share of tests that passed: what is wrong has earned something too, and no problem is left out."""
     rows = [rollout(correct=False, reward=0.0), rollout(correct=False, reward=0.5), rollout("q", correct=True)]
     data = of_rollouts([rows], ALL, (0.0, 1.0))
     assert data.loss is Loss.MLE
