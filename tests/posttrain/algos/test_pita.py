@@ -69,17 +69,9 @@ def test_a_second_round_begins_answers_with_the_first_rounds_policy_and_learns_o
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("loss", "first_cut", "gained"),
-    [
-        # Where no answer is cut before its first token nothing is learnt of that one; and it decides most here.
-        (Loss.BCE, 1, 0.05),
-        (Loss.BRADLEY_TERRY, 1, 0.05),
-        (Loss.BCE, 0, 0.2),
-    ],
-)
+@pytest.mark.parametrize(("loss", "first_cut"), [(Loss.BCE, 1), (Loss.BRADLEY_TERRY, 1), (Loss.BCE, 0)])
 def test_guidance_by_preferences_beats_the_reference(
-    loss: Loss, first_cut: int, gained: float, reference: Path, small: Path, tmp_path: Path
+    loss: Loss, first_cut: int, reference: Path, small: Path, tmp_path: Path
 ) -> None:
     task = Letters()
     trees = exact.trees(reference, task)
@@ -94,5 +86,4 @@ def test_guidance_by_preferences_beats_the_reference(
         policy = algorithm.train(training(reference, small, tmp_path / str(number), rows, policy=policy, number=number))
         assert policy.guide is not None
         earned.append(fmean(exact.guided_reward(policy.guide, tree) for tree in trees.values()))
-    print(loss, first_cut, earned)
-    assert plain + 0.02 < earned[1] and plain + gained < earned[2], earned
+    assert plain + 0.02 < earned[1] and plain + 0.05 < earned[2], earned
