@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain.value.rows import comparison, rollout
 
@@ -22,7 +22,7 @@ def graded(reward: float, problem: str = "p") -> Rollout:
     return rollout(problem, reward=reward, correct=None)
 
 
-MIXED = [rollout("p", reward=7.0, correct=True), rollout("p", reward=9.0, correct=False)]
+MIXED = [rollout("p", correct=True), rollout("p", correct=False)]
 
 
 def test_where_completions_are_right_or_wrong_that_is_the_label() -> None:
@@ -43,6 +43,20 @@ def test_other_rewards_are_normalised_by_the_tasks_range_or_the_data() -> None:
     told = of_rollouts([rows], ALL, (1.0, 5.0))
     assert [each.target for (each,) in told.lessons] == [0.0, 0.25, 0.5]
     assert told.told["scale"]["known_from"] == "task"
+
+
+def test_a_reward_that_says_more_than_right_or_wrong_is_what_is_learnt() -> None:
+    """Such as the share of tests that passed: what is wrong has earned something too, and no problem is left out."""
+    rows = [rollout(correct=False, reward=0.0), rollout(correct=False, reward=0.5), rollout("q", correct=True)]
+    data = of_rollouts([rows], ALL, (0.0, 1.0))
+    assert data.loss is Loss.MLE
+    assert [each.target for (each,) in data.lessons] == [0.0, 0.5, 1.0]
+    assert "problems_all_wrong" not in data.told
+
+
+def test_ends_that_nothing_reads_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"V_max=2.0: the loss is bce here"):
+        of_rollouts([MIXED], replace(ALL, V_max=2.0))
 
 
 def test_groups_are_of_a_round_and_what_teaches_nothing_is_counted() -> None:
@@ -99,7 +113,8 @@ def test_losses_and_modes_that_do_not_go_together_are_refused() -> None:
         of_rollouts([[graded(0.0), graded(1.0)]], replace(ALL, guidance=Guidance(mode=Mode.BERNOULLI)))
 
 
-@given(st.text(max_size=8))
+@settings(max_examples=30)
+@given(st.text("ab\n\ud800", max_size=8))
 def test_shares_grow_around_each_other(problem: str) -> None:
     assert not kept_apart(problem, 0.0)
     if kept_apart(problem, 0.2):
