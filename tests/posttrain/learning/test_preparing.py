@@ -25,7 +25,7 @@ def test_a_folder_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     assert json.loads(folder.run_json.read_text())["kind"] == "train"
     folder.stop.touch()
     prepare(folder, CONFIG, resume=True)
-    assert not folder.stop.exists()
+    assert folder.stop.exists()  # it may be meant for the start that is being made
 
 
 def test_without_resume_it_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,18 @@ def read_curves(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _lines(path)]
 
 
+def amend(folder: Path, step: int, figures: Mapping[str, float]) -> None:
+    """Adds figures to the line of a step that is there, or adds the line; whole or not at all. Raises CannotWrite."""
+    lines = read_curves(folder)
+    if not any(line["step"] == step for line in lines):
+        lines.append({"step": step})
+    told = [json.dumps({**line, **figures} if line["step"] == step else line, allow_nan=False) for line in lines]
+    try:
+        atomic_write(folder / FILE, "".join(f"{line}\n" for line in told).encode())
+    except OSError as problem:
+        raise CannotWrite(f"can't write {folder / FILE}: {problem.strerror}") from None
+
+
 def _lines(path: Path) -> Iterator[str]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines[:-1], 1):  # behind the last newline stands nothing, or what a kill cut
