@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.posttrain.algos.interface import Row, Training
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning import data, translating
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import Evaluation, make_environments, problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import algorithm_options
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Split
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.environments.interface import Environments
 
 logger = logging.getLogger(__name__)
-
-_NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 
 
 def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
@@ -79,16 +77,14 @@ def _work(
     stopping: Callable[[], bool],
 ) -> tuple[Training, Any]:
     """The training in the words of algorithms, and the algorithm."""
-    name = _NAMES[config.training.algorithm]
-    kind = algorithm_class(name)
     online = config.training.algorithm in ("ppo", "grpo")
     seed = config.training.seed
     problems: Sequence[Problem] = ()
     if online and environments is not None:
         wanted = translating.problems_wanted(config)
         problems = problems_of(environments, "policy_env", Split.TRAIN, wanted, seed)
-    options = read(kind.Options, translating.options_of(config, max(1, len(problems))), name)
-    algorithm = kind(options)
+    kind = algorithm_class(config.training.algorithm.upper())
+    algorithm = kind(algorithm_options(config, max(1, len(problems))))
     rows: list[Row] = [] if online else _rows(config, folder, world, device, environments, algorithm)
     policy = Policy(translating.model_of(config))
     hooks = _hooks(config, stopping)
