@@ -132,6 +132,10 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
         asked.listen(folder)
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
+            if asked.alone and world.device != "cpu":
+                from gpuherd.posttrain.learning.memory import foretell
+
+                foretell(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world.size)  # gpuherd train has done so
         _train(config, folder, world, asked)
 
 
