@@ -155,7 +155,7 @@ class TrainRun:
             assert options.output is not None  # noqa: S101 - TrainOptions has looked
             file = str(TrainDirectory(options.output).config)
         config = placed(read_config(file, self.overrides), options.where)
-        return config, TrainDirectory(options.output or config.output_dir or f"outputs/{config.experiment_name}")
+        return config, TrainDirectory.of(config, options.output)
 
     def _waiter(self, config: TrainConfig, processes: Processes) -> tuple[Waiter | None, Need | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""

@@ -146,7 +146,7 @@ def _begun(
     try:
         if config is None:
             config = read_config(TrainDirectory(args.output).config, args.overrides)
-        folder = TrainDirectory(args.output or config.output_dir or f"outputs/{config.experiment_name}")
+        folder = TrainDirectory.of(config, args.output)
         look_over(folder, config, resume=args.resume)
         if asked.alone and not folder.done.exists():
             check_data(config)  # else whoever started us has looked
