@@ -136,6 +136,8 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
                 from gpuherd.posttrain.learning.memory import foretell
 
                 foretell(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world.size)  # gpuherd train has done so
+        elif not os.environ.get("LOG_LEVEL"):
+            _quieter()
         _train(config, folder, world, asked)
 
 
@@ -159,6 +161,12 @@ def _begun(
     except GpuherdError as problem:
         return problem
     return config, folder
+
+
+def _quieter() -> None:
+    """What all processes warn of, the main one says; what concerns this one alone, its trainee does."""
+    logging.getLogger("gpuherd").setLevel(logging.ERROR)
+    logging.getLogger("gpuherd.posttrain.training").setLevel(logging.WARNING)
 
 
 def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:
