@@ -236,7 +236,7 @@ def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, s
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path, file: Path) -> None:
-    large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192")
+    large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192", "grpo.group_size=1024")
     small = Machine.create(tmp_path / "small", "1x1GB", attribute=True).path
     code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), *large)
     assert code == JobCannotFit.exit_code and ("what would fit" in said or "choose a smaller model" in said)
