@@ -89,6 +89,7 @@ def test_a_dry_run_tells_and_starts_nothing(
         (["--device=cpu", "distributed.strategy=deepspeed"], "DeepSpeed is not used"),
         (["--num-gpus=2", "--gpu-ids", "1"], "--gpu-ids names 1"),
         (["--device=cpu", "seed"], "is no setting"),
+        (["--device=cpu", "training.num_rollouts_per_iteration=64"], "asks for 16 problems a step, and there are"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told: str) -> None:
@@ -96,6 +97,12 @@ def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told
     with pytest.raises(UsageError, match=told):
         in_process(["train", "--config", str(file), "--output", str(output), *words])
     assert not output.exists()
+
+
+def test_settings_stand_before_gpu_ids(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        in_process(["train", "--config", str(file), "--gpu-ids", "0", "1", "training.seed=2"])
+    assert "write settings before it" in capsys.readouterr().err
 
 
 def test_there_is_something_to_train(tmp_path: Path) -> None:
@@ -206,12 +213,12 @@ def test_killed_and_stopped_it_goes_on_exactly(tmp_path: Path, file: Path, machi
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, strategy: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    short = "training.num_iterations=6"
-    assert done(machine, "--config", str(file), "--output", str(one), short)[0] == ExitCode.OK
-    words = (short, f"distributed.strategy={strategy}", "--gpu-ids", "1", "3")
+    short = ("training.num_iterations=6", "model.use_flash_attention=true")  # it is not there on a CPU: one warning
+    assert done(machine, "--config", str(file), "--output", str(one), *short)[0] == ExitCode.OK
+    words = (*short, f"distributed.strategy={strategy}", "--gpu-ids", "1", "3")
     code, said = done(machine, "--config", str(file), "--output", str(two), *words)
     assert code == ExitCode.OK, said
-    assert "on GPU 1, 3" in said
+    assert "on GPU 1, 3" in said and said.count("flash_attention_2 can't be had") == 1
     summary = json.loads((two / "done.json").read_text())
     assert (summary["processes"], summary["strategy"]) == (2, strategy)
     for mine, other in zip(curves(one), curves(two), strict=True):
@@ -229,7 +236,7 @@ def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, s
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path, file: Path) -> None:
-    large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192")
+    large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192", "grpo.group_size=1024")
     small = Machine.create(tmp_path / "small", "1x1GB", attribute=True).path
     code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), *large)
     assert code == JobCannotFit.exit_code and ("what would fit" in said or "choose a smaller model" in said)

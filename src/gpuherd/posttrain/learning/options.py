@@ -26,8 +26,16 @@ def _port(word: str) -> int:
 
 
 def _gpu(word: str) -> int:
+    if "=" in word:
+        raise UsageError(f"{word!r} stands behind --gpu-ids, which takes numbers alone; write settings before it")
     if not word.isdecimal():
         raise UsageError(f"{word!r} is no GPU's number")
+    return int(word)
+
+
+def _rank(word: str) -> int:
+    if not word.isdecimal():
+        raise UsageError(f"{word!r} is no machine's number; they are counted from 0")
     return int(word)
 
 
@@ -51,7 +59,7 @@ class TrainOptions:
         group="GPUs",
     )
     nnodes: int | None = option(None, help="machines that train together", parse=count, metavar="N", group="GPUs")
-    node_rank: int | None = option(None, help="this machine's number, from 0", parse=_gpu, metavar="N", group="GPUs")
+    node_rank: int | None = option(None, help="this machine's number, from 0", parse=_rank, metavar="N", group="GPUs")
     master_addr: str | None = option(None, help="address of machine 0", metavar="ADDRESS", group="GPUs")
     master_port: int | None = option(
         None,
