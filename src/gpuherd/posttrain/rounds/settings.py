@@ -68,7 +68,11 @@ class Settings:
             raise UsageError(f"rounds_of_training={self.rounds_of_training}; the least is 1")
         if not self.parallel_generation and (self.data_collection.shards or 1) != 1:
             raise UsageError("parallel_generation=false with data_collection.shards above 1; give one of them")
-        self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
+        try:
+            self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
+        except UsageError as problem:
+            block = "system" if str(problem).startswith("clear_cache_interval") else "training"
+            raise UsageError(f"{block}.{problem}") from None
 
     @property
     def steps(self) -> StepOptions:

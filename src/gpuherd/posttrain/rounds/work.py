@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
+from gpuherd.posttrain.evaluation.options import EvaluationOptions
 from gpuherd.posttrain.evaluation.result import About
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split, Task
@@ -177,7 +178,7 @@ def _training(work: Work) -> Training:
         folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
         round=work.round,
         sampling=work.sampling(f"training {work.round}"),
-        precision=settings.system.precision,
+        precision=settings.system.training,
         device=work.device,
         seed=seed_for(settings.training.seed, f"training {work.round}"),
         steps=settings.steps,
@@ -217,7 +218,7 @@ def evaluate(work: Work) -> dict[str, Any]:
             reference=work.reference,
             task=work.task,
             folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
-            options=settings.evaluation.options(settings.data_collection.seed),
+            options=evaluation_options(work),
             sampling=work.sampling("evaluation"),
             precision=settings.system.precision,
             device=work.device,
@@ -227,6 +228,14 @@ def evaluate(work: Work) -> dict[str, Any]:
         )
     )
     return {"seconds_last_start": time.monotonic() - started}
+
+
+def evaluation_options(work: Work) -> EvaluationOptions:
+    """How a policy is evaluated: a guided one at its own eta too, at which the next round rolls in and summaries show
+    it."""
+    told = work.settings.evaluation.options(work.settings.data_collection.seed)
+    guide = work.policy.guide
+    return told if guide is None or not told.etas else replace(told, etas=tuple({*told.etas, guide.eta}))
 
 
 def versions() -> dict[str, str]:
