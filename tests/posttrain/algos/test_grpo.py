@@ -162,6 +162,7 @@ def test_groups_of_equal_rewards_change_nothing(policy_model: Path, tmp_path: Pa
     assert [line["correct"] for line in curves(tmp_path)] == [0.0, 0.0]
 
 
+@pytest.mark.slow  # PEFT is long in coming
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_an_adapter_is_trained_and_the_reference_is_the_model_without_it(policy_model: Path, tmp_path: Path) -> None:
     options = replace(FAST, lora=Lora(r=4, alpha=16.0, dropout=0.1, target_modules=("q_proj", "v_proj")), lr=2e-2)
