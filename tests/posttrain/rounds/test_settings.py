@@ -83,6 +83,7 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
     ("words", "message"),
     [
         (["algos.PITA.lrr=1"], "there is no key algos.PITA.lrr; did you mean algos.PITA.lr?"),
+        (["algos.RPO.lr=1"], "algorithm 'RPO' is DPO with rpo_weight above 0"),
         (["algos.PITTA.lr=1"], "algorithm 'PITTA' is none of"),
         (["algos.PITA.guidance.eta=0"], "algos.PITA.guidance.eta=0.0; it is above 0"),
         (["algos.mine.algorithm=PITA", "algos.mine.lr=a"], "algos.mine.lr=a: it should be a number"),
