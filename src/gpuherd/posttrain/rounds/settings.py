@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,5 +143,12 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         for name, family in settings.families().items():
             if choice.guided and family.value is None:
                 raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")
+    etas = {"evaluation.etas": settings.evaluation.etas}
+    etas |= {f"algos.{each.name}.guidance.eta": (each.options.guidance.eta,) for each in choices if each.guided}
+    for key, values in etas.items():
+        if math.inf in values:
+            raise UsageError(
+                f"{key}: an infinite eta leaves the reference as it is, and evaluation.base evaluates that"
+            )
     settings.evaluation.options(settings.data_collection.seed)
     return settings
