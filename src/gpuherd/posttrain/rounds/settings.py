@@ -143,7 +143,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         for name, family in settings.families().items():
             if choice.guided and family.value is None:
                 raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")
-    etas = {"evaluation.etas": settings.evaluation.etas}
+    etas: dict[str, tuple[float, ...]] = {"evaluation.etas": settings.evaluation.etas}
     etas |= {f"algos.{each.name}.guidance.eta": (each.options.guidance.eta,) for each in choices if each.guided}
     for key, values in etas.items():
         if math.inf in values:
