@@ -191,7 +191,7 @@ def two_by_two(models: tuple[str, str], output: Path) -> list[str]:
         models,
         output,
         "algos=[QSharp,GRPO]",
-        "algos.QSharp={epochs:1,samples_per_example:4}",
+        "algos.QSharp={epochs:4,samples_per_example:4,lr:1e-2}",  # so that it guides, and rounds differ
         "algos.GRPO={batch_size:8,lr:1e-3}",
         "datasets.more={task:arithmetic,settings:{digits:1,train:16,test:8,seed:1}}",
         "data_collection.shards=2",
@@ -239,6 +239,8 @@ def test_killed_five_times_equals_undisturbed(adders: tuple[str, str], machine: 
     assert one.keys() == other.keys()
     assert [name for name in one if one[name] != other[name]] == []
     assert sum(name.endswith("result.json") for name in one) == 2 * 2 * 2 + 2
+    guided = json.loads(next(killed.glob("results/QSharp/tiny/sums/r1/result.json")).read_bytes())
+    assert max(point["metrics"]["kl"]["sequence"]["value"] for point in guided["points"]) > 0.01
     in_order(killed)
     # Once more: nothing is left to do, and another start of the experiment is a new run.
     assert "is complete; nothing is left to do" in ended(start(machine, "posttrain", "--resume", str(killed)))

@@ -145,8 +145,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
                 raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")
     etas: dict[str, tuple[float, ...]] = {"evaluation.etas": settings.evaluation.etas}
     etas |= {f"algos.{each.name}.guidance.eta": (each.options.guidance.eta,) for each in choices if each.guided}
-    for key, values in etas.items():
-        if math.inf in values:
+    for key, told in etas.items():
+        if math.inf in told:
             raise UsageError(
                 f"{key}: an infinite eta leaves the reference as it is, and evaluation.base evaluates that"
             )
