@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.qa.typed_json import plain, read
@@ -47,19 +47,20 @@ places = st.builds(Place, numbers, st.none() | numbers)
 houses = st.builds(
     House,
     st.text(),
-    st.integers(),
+    st.integers(-(2**64) + 1, 2**64 - 1),
     st.booleans(),
     st.sampled_from(Colour),
     st.none() | places,
     st.lists(places, max_size=4).map(tuple),
     st.dictionaries(st.text(), numbers, max_size=3),
     st.none() | st.text() | st.lists(st.integers(), max_size=2),
-    st.lists(st.integers(), max_size=3).map(tuple),
+    st.lists(st.integers(0, 10**6), max_size=3).map(tuple),
     st.lists(numbers, max_size=3).map(tuple),
     st.lists(st.none() | numbers, max_size=3).map(tuple),
 )
 
 
+@settings(max_examples=30)
 @given(houses, st.booleans())
 def test_what_is_written_is_read_again(house: House, short: bool) -> None:
     as_lists = [Place] if short else []
@@ -98,6 +99,13 @@ def test_what_it_is_not_is_refused(field: str, value: Any) -> None:
     assert read(House, good) == HOUSE
     with pytest.raises((TypeError, ValueError, KeyError)):
         read(House, {**good, field: value})
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**30)])
+def test_numbers_that_nothing_can_hold_are_no_surprise_later(value: int) -> None:
+    for kind in (int, float, float | None, tuple[int, ...], tuple[float | None, ...]):
+        with pytest.raises(ValueError):
+            read(kind, [value] if "tuple" in str(kind) else value)
 
 
 def test_lists_of_fields_have_each_field_once() -> None:

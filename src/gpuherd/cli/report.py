@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras
+from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
@@ -68,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--plot is of post-training, and {args.run_folder} is none; {other} draws its figures")
     if folder is not None:
         return _answers(args, folder)
+    if not trained and not Path(args.run_folder).is_dir():
+        raise UsageError(
+            f"there is no folder {printable(args.run_folder)}, and no run of answers of this name; "
+            "name the output folder of a gpuherd esd, generate, posttrain or train"
+        )
     if args.evaluation is not None:
         raise UsageError(f"{args.run_folder} is no run of answers: it has no evaluations")
     return _policies(args) if trained else _spectra(args)
@@ -82,7 +87,8 @@ def _policies(args: argparse.Namespace) -> int:
         from gpuherd.report.pictures import check_format, picture_bytes
 
         picture = None if args.plot is None else check_format(args.plot.name)
-        shown = read_run(Path(args.run_folder))
+        with _progress() as progress:
+            shown = read_run(Path(args.run_folder), progress("reading"))
         path = (args.output or Path(args.run_folder) / "report.html").absolute()
         if args.plot is not None and picture is not None:
             _write(args.plot.absolute(), picture_bytes(run_figure(shown), picture), "--plot")

@@ -14,6 +14,8 @@ from functools import cache
 from math import isfinite
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+_LARGEST = 2**64 - 1  # of whole numbers: seeds are
+
 
 def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
     """``value`` as JSON values: dataclasses as objects, of the kinds in ``as_lists`` as lists of their fields."""
@@ -33,7 +35,7 @@ def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
 def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
     """``value`` as what the annotation ``kind`` says: a dataclass, an enum, ``tuple[X, ...]``, ``Mapping[str, X]``,
     ``X | None``, ``Any`` or a plain type. Raises TypeError, ValueError or KeyError where it is not that; numbers are
-    finite."""
+    finite, and whole ones of at most 64 bits."""
     if kind is Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
@@ -52,7 +54,7 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(_of(int, value))
     return _of(kind, value)
 
 
@@ -75,7 +77,12 @@ def _all_plain(kind: Any, items: list[Any]) -> bool:
     exact = _EXACT.get(kind)
     if exact is None or not exact.issuperset(map(type, items)):
         return False
-    return float not in exact or all(map(isfinite, filter(None, items)))
+    if float in exact:
+        return all(map(isfinite, filter(None, items)))
+    if int in exact:
+        known = [*filter(None, items), 0]
+        return bool(min(known) >= -_LARGEST and max(known) <= _LARGEST)
+    return True
 
 
 # What items of these kinds are where nothing must be done with them.
@@ -94,4 +101,6 @@ def _of(kind: type, value: Any) -> Any:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if isinstance(value, float) and not isfinite(value):  # Python's reader knows NaN and Infinity, JSON doesn't
         raise ValueError(f"{value!r} is no figure")
+    if isinstance(value, int) and abs(value) > _LARGEST:  # Python's reader knows numbers that no float can hold
+        raise ValueError("a whole number has more than 64 bits")
     return value

@@ -16,10 +16,12 @@ class FirstLetter:
     verifiable: bool = True
     reward_range: tuple[float, float] = (0.0, 1.0)
     asked: list[str] = field(default_factory=list)
+    answer: str = "a"
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """``count`` prompts; ``seed`` says with which the order begins."""
-        return [Problem(f"{split}-{seed + number}", "q" * (1 + number % 4) + ":") for number in range(count or 6)]
+        numbers = range(count or 6)
+        return [Problem(f"{split}-{seed + at}", "q" * (1 + at % 4) + ":", (self.answer,)) for at in numbers]
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """1 for a first character that is at most ``m``."""

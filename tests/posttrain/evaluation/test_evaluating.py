@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.posttrain.evaluation.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.algos.interface import Sampling
+from gpuherd.posttrain.algos.interface import Precision, Sampling
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.evaluation.files import read_result, read_scores
@@ -62,19 +63,13 @@ def work(folder: Path, policy: Policy, reference: Policy, **more: Any) -> Evalua
     return Evaluating(About("GRPO", "letters", "letters", "tiny", 0), policy, reference, FirstLetter(), folder, **words)
 
 
-def chain_kl(policy: Path, reference: Path, prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[float]:
-    """KL at each position of an answer, written out in float64."""
+def chain_kl(models: Sequence[Any], prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[float]:
+    """KL of a policy's and a reference's law at each position of an answer, written out in float64."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     found = []
     with torch.inference_mode():
-        both = [
-            torch.log_softmax(
-                AutoModelForCausalLM.from_pretrained(each)(torch.tensor([[*prompt, *ids]])).logits[0].double(), -1
-            )
-            for each in (policy, reference)
-        ]
+        both = [torch.log_softmax(each(torch.tensor([[*prompt, *ids]])).logits[0].double(), -1) for each in models]
         for place in range(len(prompt) - 1, len(prompt) + len(ids) - 1):
             mine, theirs = both[0][place], both[1][place]
             found.append(float((mine.exp() * (mine - theirs)).sum()))
@@ -84,6 +79,8 @@ def chain_kl(policy: Path, reference: Path, prompt: tuple[int, ...], ids: tuple[
 def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     policy_model: Path, other_model: Path, tmp_path: Path
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     evaluation = evaluate(work(tmp_path, policy, reference))
     assert read_result(tmp_path) == evaluation
@@ -92,19 +89,19 @@ def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     scores = read_scores(tmp_path / point.scores)
     assert scores.estimator is Estimator.EXACT and scores.kl is not None and scores.correct is not None
     answered = list(read_answers(tmp_path / point.answers))
+    models = [AutoModelForCausalLM.from_pretrained(each) for each in (other_model, policy_model)]
     assert [each.problem for each in answered] == [f"test-{number}" for number in range(5)]
     for row, kls, rights in zip(answered, scores.kl, scores.correct, strict=True):
         for completion, kl, right in zip(row.completions, kls, rights, strict=True):
             assert right is (completion.text[:1] <= "m" and completion.text != "")
-            assert kl == pytest.approx(
-                sum(chain_kl(other_model, policy_model, row.prompt_ids, completion.ids)), abs=1e-4
-            )
+            assert kl == pytest.approx(sum(chain_kl(models, row.prompt_ids, completion.ids)), abs=1e-4)
     assert point.metrics.pass_at_1 is not None
     assert point.metrics.pass_at_1.value == pytest.approx(sum(map(sum, scores.correct)) / 15)
     assert point.cost.tokens == sum(len(each.ids) for row in answered for each in row.completions)
     assert point.cost.seconds > 0 and point.cost.gpu_hours is None and point.cost.tokens_per_second is not None
 
 
+@pytest.mark.slow
 def test_estimators_are_of_the_sampled_tokens_at_the_temperature(
     policy_model: Path, other_model: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +133,7 @@ def test_estimators_are_of_the_sampled_tokens_at_the_temperature(
         assert found[Divergence.K1][number][2] is None  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_guided_policy_at_every_eta(policy_model: Path, classifier: Path, tmp_path: Path) -> None:
     from gpuherd.posttrain.sampling.sampler import Sampler
 
@@ -147,9 +145,9 @@ def test_a_guided_policy_at_every_eta(policy_model: Path, classifier: Path, tmp_
         made.append(asked)
         return Sampler(asked, todo.precision, "cpu", todo.sampling)
 
-    todo = work(tmp_path, policy, reference, options=replace(OPTIONS, etas=(0.05, 0.5, math.inf)))
+    todo = work(tmp_path, policy, reference, options=replace(OPTIONS, etas=(0.05, math.inf)))
     evaluation = evaluate(todo, sampler_of)
-    assert len(made) == 1  # loaded once for all three
+    assert len(made) == 1  # loaded once for all three, its own eta among them
     assert [point.eta for point in evaluation.points] == [None, 0.5, 0.05]
     assert evaluation.own.eta == 0.5
     kls = [point.metrics.kl.sequence.value for point in evaluation.points if point.metrics.kl is not None]
@@ -172,15 +170,24 @@ def test_the_reference_is_at_no_distance_and_nobody_needs_to_ask(policy_model: P
     assert not list(tmp_path.glob("*/kl*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_to_the_same_result(policy_model: Path, other_model: Path, tmp_path: Path) -> None:
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     whole = evaluate(work(tmp_path / "whole", policy, reference))
     folder = tmp_path / "killed"
     evaluate(work(folder, policy, reference))
     # As a kill at two places leaves it: a batch and a half of answers; then all answers and a part of the divergences.
+    (folder / "kl.jsonl").write_text('{"kl": [1, 2, "x"]}\n' * 5)
+    with pytest.raises(BadAnswers, match="damaged"):
+        evaluate(work(folder, policy, reference))
+    (folder / "kl.jsonl").write_text('{"kl": [1, 2]}\n' * 5)
+    with pytest.raises(BadAnswers, match="not of these completions"):
+        evaluate(work(folder, policy, reference))
+    (folder / "kl.jsonl").unlink()
     for name, lines in (("answers.jsonl", 3), ("kl.jsonl", 2)):
-        (folder / "result.json").unlink()
         path = folder / name
+        evaluate(work(folder, policy, reference))
+        (folder / "result.json").unlink()
         kept = path.read_text().splitlines(keepends=True)
         path.write_text("".join(kept[:lines]) + kept[lines][: len(kept[lines]) // 2])
         todo = work(folder, policy, reference)
@@ -202,6 +209,7 @@ def test_what_is_done_loads_no_model(policy_model: Path, other_model: Path, tmp_
     assert evaluate(work(tmp_path, policy, reference), never).points == first.points
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_model: Path, tmp_path: Path) -> None:
     policy, reference = Policy(str(other_model)), Policy(str(policy_model))
     evaluate(work(tmp_path, policy, reference))
@@ -209,6 +217,8 @@ def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_mod
         (work(tmp_path, reference, reference), "policy"),
         (work(tmp_path, policy, reference, options=replace(OPTIONS, problem_seed=1)), "problems_sha256"),
         (work(tmp_path, policy, reference, sampling=replace(SAMPLING, seed=1)), "sampling"),
+        (work(tmp_path, policy, reference, precision=Precision("bfloat16")), "dtype"),
+        (replace(work(tmp_path, policy, reference), task=FirstLetter(answer="b")), "problems_sha256"),
     ):
         with pytest.raises(OtherEvaluation, match=name):
             evaluate(other)
@@ -221,6 +231,28 @@ def test_a_folder_of_another_evaluation_is_refused(policy_model: Path, other_mod
         evaluate(work(tmp_path, policy, reference))
 
 
+@pytest.mark.slow
+def test_a_divergence_that_is_not_finite_is_left_out_and_told(policy_model: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # A reference that never says one of the tokens that the policy may.
+    model = AutoModelForCausalLM.from_pretrained(policy_model)
+    with torch.no_grad():
+        model.lm_head.weight[7] = math.inf
+    model.save_pretrained(tmp_path / "reference")
+    AutoTokenizer.from_pretrained(policy_model).save_pretrained(tmp_path / "reference")
+    for how in (Divergence.EXACT, Divergence.K3):
+        options = replace(OPTIONS, problems=1, kl=how)
+        policy, reference = Policy(str(policy_model)), Policy(str(tmp_path / "reference"))
+        evaluation = evaluate(work(tmp_path / how, policy, reference, options=options))
+        assert read_result(tmp_path / how) == evaluation
+        kl = evaluation.own.metrics.kl
+        assert kl is not None and kl.completions == 0 and kl.sequence.value is None and kl.token.value is None
+        assert any("of 3 of 3 completions is not finite" in note for note in evaluation.notes)
+
+
+@pytest.mark.slow
 def test_a_reference_with_another_tokenizer_is_refused(policy_model: Path, tmp_path: Path) -> None:
     from tests.posttrain.tiny import tiny_llama
 
@@ -234,6 +266,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         {"samples": 0},
         {"samples": 4, "pass_at": (8,)},
         {"samples": 4, "majority_at": (5,)},
+        {"samples": 4, "majority_at": (2, 2)},
         {"greedy": True, "samples": 2},
         {"etas": (0.1, 0.1)},
         {"etas": (0.0,)},
@@ -246,6 +279,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             EvaluationOptions(**wrong)
 
 
+@pytest.mark.slow
 def test_json_of_an_infinite_eta_is_json(policy_model: Path, classifier: Path, tmp_path: Path) -> None:
     reference = Policy(str(policy_model))
     policy = replace(reference, guide=Guide(str(classifier), math.inf, Mode.EXPECTATION, top_k=5))

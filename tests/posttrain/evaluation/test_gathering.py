@@ -99,6 +99,56 @@ def test_seeds_go_together(tmp_path: Path) -> None:
     )
 
 
+def changed(folder: Path, **values: object) -> None:
+    """A result with other values of some fields."""
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_what_was_drawn_otherwise_is_neither_pooled_nor_compared(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        made_result(tmp_path / f"a{seed}", About("CD", "star", "star", "tiny", 0, seed), {None: (0.3, 1.0)})
+    made_result(tmp_path / "b", About("PITA", "star", "star", "tiny", 0), {None: (0.7, 1.0)})
+    changed(tmp_path / "a1", sampling={"temperature": 0.7, "seed": 1})
+    changed(tmp_path / "b", confidence=0.9)
+    tables = gather(tmp_path)
+    assert sorted((row.about.algorithm, row.seeds) for row in tables.rows) == [
+        ("CD", (0,)),
+        ("CD", (1,)),
+        ("PITA", (0,)),
+    ]
+    assert [(each.one, each.other) for one in tables.comparisons for each in one.differences] == [("CD", "PITA")]
+    assert any("different settings" in each for each in tables.damaged)
+    assert any("(90 %, 95 %)" in each for each in tables.damaged)
+    changed(tmp_path / "a1", sampling={"temperature": 1.0, "seed": 1, "batch_size": 3})  # neither matters
+    assert [row.seeds for row in gather(tmp_path).rows if row.about.algorithm == "CD"] == [(0, 1)]
+
+
+def test_seeds_that_have_other_etas_have_rows_of_their_own(tmp_path: Path) -> None:
+    for seed, etas in ((1, (2.0, 0.1)), (0, (1.0, 0.1))):
+        rates: dict[float | None, tuple[float, float]] = dict.fromkeys(etas, (0.5, 1.0))
+        made_result(tmp_path / f"{9 - seed}", About("CD", "star", "star", "tiny", 0, seed), rates, own=0.1)
+    rows = {row.eta: row for row in gather(tmp_path).rows}
+    assert {eta: row.seeds for eta, row in rows.items()} == {2.0: (1,), 1.0: (0,), 0.1: (0, 1)}
+    assert [eta for eta, row in rows.items() if row.own] == [0.1]
+
+
+def test_divergences_of_unlike_laws_are_not_compared(tmp_path: Path) -> None:
+    made_result(tmp_path / "a", About("CD", "star", "star", "tiny", 0), {0.1: (0.3, 1.0)}, own=0.1)
+    made_result(tmp_path / "r", About(REFERENCE, "star", "star", "tiny", None), {None: (0.3, 0.0)})
+    made_result(tmp_path / "b", About("DPO", "star", "star", "tiny", 0), {None: (0.7, 2.0)})
+    for name in ("result.json", "scores.json"):
+        path = tmp_path / "b" / name
+        path.write_text(path.read_text().replace('"exact"', '"k3"'))
+    (comparison,) = gather(tmp_path).comparisons
+    assert comparison.note is None and len(comparison.at_equal_kl) > 0  # at temperature 1 all mean the same
+    for name in "abr":
+        changed(tmp_path / name, sampling={"temperature": 0.7})
+    (comparison,) = gather(tmp_path).comparisons
+    assert comparison.note is not None and "temperature 1" in comparison.note
+    assert comparison.at_equal_kl == () and len(comparison.differences) == 3
+
+
 def test_one_seed_twice_is_no_two_seeds(tmp_path: Path) -> None:
     about = About("CD", "star", "star", "tiny", 0)
     made_result(tmp_path / "2026-01-01", about, {None: (0.3, 1.0)})
@@ -128,6 +178,8 @@ def test_files_that_lie_elsewhere_or_are_of_other_figures_are_refused(tmp_path: 
     text = (tmp_path / "a" / "result.json").read_text()
     (tmp_path / "a" / "result.json").write_text(text.replace('"answers.jsonl"', '"../../secret.jsonl"'))
     assert len(gather(tmp_path).damaged) == 1 and "elsewhere" in gather(tmp_path).damaged[0]
+    (tmp_path / "a" / "result.json").write_text(text.replace('"round": 0', '"round": 999999999999'))
+    assert "can't be" in gather(tmp_path).damaged[0]
     for old, new in (('"samples": 4', '"samples": 3'), ('"problems": 40', '"problems": 39'), ('"k": 4', '"k": 5')):
         (tmp_path / "a" / "result.json").write_text(text.replace(old, new))
         tables = gather(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.posttrain.evaluation.voting import answer_of, asks_for_number, numbered
@@ -28,6 +28,7 @@ def test_which_answers_are_one(one: str, other: str, number: bool, same: bool) -
     assert (answer_of(one, number=number) == answer_of(other, number=number)) is same
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=30), st.booleans())
 def test_every_text_answers_something_or_nothing(text: str, number: bool) -> None:
     found = answer_of(text, number=number)
@@ -39,6 +40,7 @@ def test_what_is_asked_for() -> None:
     assert not asks_for_number(Problem("b", "q", ("x^2",))) and not asks_for_number(Problem("c", "q"))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.none() | st.text(max_size=2), max_size=10))
 def test_numbers_say_which_are_equal(answers: list[str | None]) -> None:
     found = numbered(answers)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.posttrain.look.made_runs import made_run, made_training
+from tests.posttrain.look.made_runs import made_curves, made_run, made_training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.look.jobs_seen import gpu_hours, hours_by
+from gpuherd.posttrain.look.jobs_seen import gpu_hours, hours_by, read_timeline
 from gpuherd.posttrain.look.kinds import Made, made_by
 from gpuherd.posttrain.look.reading import SHOWN_PROBLEMS, read_run
 from gpuherd.posttrain.look.shown import Bar, Shown
-from gpuherd.posttrain.look.trainings import series_of, thinned
+from gpuherd.posttrain.look.trainings import find_trainings, series_of, thinned
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,17 @@ def test_jobs_in_time_and_what_failed(shown: Shown) -> None:
     }
     assert timeline.hours["DPO"] == {"collect": pytest.approx(83 / 3600), "train": pytest.approx(19 / 3600)}
     assert set(timeline.hours) == {"DPO", "QSharp"}
+
+
+def test_all_attempts_count_though_not_all_are_drawn(tmp_path: Path) -> None:
+    root = made_run(tmp_path / "run")
+    whole, few = (read_timeline(root / "queue.sqlite", ["DPO"], most) for most in (9, 3))
+    assert (len(whole.bars), whole.left_out) == (9, 0) and (len(few.bars), few.left_out) == (3, 6)
+    assert few.gpu_hours == whole.gpu_hours and few.hours == whole.hours and few.failures == whole.failures
+    with closing(sqlite3.connect(root / "queue.sqlite")) as db, db:
+        db.execute("UPDATE attempts SET gpus = '{'")
+    shown = read_run(root)
+    assert shown.timeline is None and any("damaged" in each for each in shown.notes)
 
 
 def test_hours_by_the_longest_name_that_fits() -> None:
@@ -107,11 +120,26 @@ def test_damage_is_told_and_spoils_nothing_else(tmp_path: Path) -> None:
         assert any(word in note for note in shown.notes), word
 
 
+def test_many_trainings_have_coarser_curves(tmp_path: Path) -> None:
+    for number in range(4):
+        made_curves(tmp_path / f"t{number}", ("loss", "reward"), seed=number)
+    found, told = find_trainings(tmp_path, most_points=700)
+    assert [each.steps for each in found] == [120] * 4 and told == []
+    assert 400 <= sum(len(points) for each in found for points in each.series.values()) <= 750
+
+
 def test_figures_that_are_no_numbers_are_left_out() -> None:
-    found = series_of([{"step": 1, "a": 1, "b": True, "c": "x"}, {"step": 2, "a": float("nan"), "d": 2.5}])
+    found = series_of(
+        [
+            {"step": 1, "a": 1, "b": True, "c": "x"},
+            {"step": 2, "a": float("nan"), "d": 2.5, "e": 10**400},
+            {"step": 10**400, "a": 1},
+        ]
+    )
     assert found == {"a": [(1.0, 1.0)], "d": [(2.0, 2.5)]}
 
 
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), st.integers(1, 60))
 def test_thinned_curves_keep_their_mean_and_ends(values: list[float], most: int) -> None:
     points = [(float(step), value) for step, value in enumerate(values)]

@@ -138,7 +138,11 @@ def with_intervals(found: Mapping[str, Ratio], plan: Plan) -> dict[str, Figure]:
     same (all right, all wrong) has no spread to resample: it gets Wilson's interval of so many problems."""
     n = next(iter(found.values())).top.size
     if n < 2:
-        return {name: Figure(each.value, note="of one problem there is no interval") for name, each in found.items()}
+        values = {name: each.value for name, each in found.items()}
+        return {
+            name: Figure(None if np.isnan(value) else value, note="of one problem there is no interval")
+            for name, value in values.items()
+        }
 
     def statistics(weights: Weights) -> dict[str, Floats]:
         return {name: each.weighted(weights) for name, each in found.items()}

@@ -34,7 +34,7 @@ def summary_table(gathered: Gathered, width: int | None) -> Fitted:
     """A line for each policy at its own eta, in so many columns; what there is no room for is named. Columns that no
     policy has anything in are left out, and rewards that are the shares of right completions again."""
     rows = [_words(row) for row in gathered.summary]
-    again = all(row.figures.get("pass@1") == row.figures["reward"] for row in gathered.summary)
+    again = all(_value(row, "pass@1") == _value(row, "reward") for row in gathered.summary)
     kept = [
         place
         for place, column in enumerate(_COLUMNS)
@@ -115,6 +115,10 @@ def _words(row: Row) -> Sequence[str]:
         "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f}",
         hours,
     )
+
+
+def _value(row: Row, name: str) -> float | None:
+    return row.figures[name].value if name in row.figures else None
 
 
 def _majority(row: Row) -> Figure | None:

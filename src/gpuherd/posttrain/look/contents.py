@@ -9,7 +9,8 @@ from typing import Any
 
 from gpuherd.errors import printable
 from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
-from gpuherd.posttrain.evaluation.gathering import Comparison, Gathered, Row
+from gpuherd.posttrain.evaluation.comparing import Comparison
+from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.look.shown import Samples, Shown, Timeline
 from gpuherd.qa.intervals import Figure
@@ -141,9 +142,11 @@ def _comparison_values(comparison: Comparison) -> dict[str, Any]:
                 "figure": figure_values(each.difference),
                 "p": _short(each.p),
                 "holm": _short(each.p_holm),
+                "unit": each.unit,
             }
             for each in comparison.differences_at_kl
         ],
+        "note": comparison.note,
     }
 
 

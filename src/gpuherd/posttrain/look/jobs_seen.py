@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import Row
 
+from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
 
-PHASES = ("collect", "train", "evaluate")
+# Behind the round, which only a reference's evaluation has not.
+_PHASE = re.compile(r"_r\d+_(collect|train|evaluate)(?:_|$)|_(evaluate)$")
 MOST_BARS = 5000
 
 
-def read_timeline(queue: Path, algorithms: Collection[str]) -> Timeline:
-    """All attempts and failures of a queue; ``algorithms``: those whose names jobs begin with.
+def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOST_BARS) -> Timeline:
+    """All attempts and failures of a queue.
+
+    Args:
+        algorithms: those whose names jobs begin with.
+        most_bars: that are drawn, the first ones; all else is of all attempts.
 
     Raises QueueUnreadable, UsageError where there is none.
     """
@@ -29,19 +36,25 @@ def read_timeline(queue: Path, algorithms: Collection[str]) -> Timeline:
             "attempts.started_at AS started_at, attempts.ended_at AS ended_at, attempts.class AS class, "
             "attempts.reason AS reason FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
-    bars = [_bar(each, attempts[0]["started_at"]) for each in attempts[:MOST_BARS]]
+    try:
+        bars = [_bar(each, attempts[0]["started_at"]) for each in attempts]
+    except (TypeError, ValueError, RecursionError):
+        raise QueueUnreadable(f"{queue} is damaged: what it tells of its attempts can't be read") from None
     counts = Counter(each["state"] for each in jobs)
-    return Timeline(bars, counts, _failures(jobs, attempts), gpu_hours(bars), hours_by(bars, algorithms))
+    shown, left_out = bars[:most_bars], max(0, len(bars) - most_bars)
+    return Timeline(shown, counts, _failures(jobs, attempts), gpu_hours(bars), hours_by(bars, algorithms), left_out)
 
 
 def phase_of(job: str) -> str:
     """What a job does, by its name (``rounds.plan.Step.name``); "" where that says nothing.
 
-    >>> phase_of("PITA_gsm8k_llama32_r1_collect_2"), phase_of("CD_a_evaluate_b"), phase_of("other")
+    >>> phase_of("PITA_gsm8k_llama32_r1_collect_2"), phase_of("reference_a_tiny_evaluate"), phase_of("other")
     ('collect', 'evaluate', '')
+    >>> phase_of("CD_a_tiny_r0_evaluate_train"), phase_of("CD_train_tiny_r0_collect")  # data sets may be called so
+    ('evaluate', 'collect')
     """
-    parts = job.split("_")
-    return next((part for part in reversed(parts) if part in PHASES), "")
+    found = _PHASE.search(job)
+    return (found[1] or found[2]) if found else ""
 
 
 def gpu_hours(bars: Sequence[Bar]) -> dict[str, float] | None:

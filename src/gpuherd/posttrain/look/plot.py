@@ -6,10 +6,12 @@ The same results give the same picture. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.evaluation.gathering import Comparison, Gathered, Row
+from gpuherd.posttrain.evaluation.comparing import Comparison
+from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.look.shown import Shown, Training
 from gpuherd.report.pictures import BLUE, RED, blank_figure, plain_text
@@ -80,7 +82,7 @@ def _sweeps(gathered: Gathered, comparison: Comparison) -> dict[str, list[Row]]:
 
 
 def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[Row]]) -> None:
-    for (name, rows), (colour, stroke) in zip(sorted(sweeps.items()), _LINES, strict=False):
+    for (name, rows), (colour, stroke) in zip(sorted(sweeps.items()), cycle(_LINES), strict=False):
         kl, height = ([row.figures[key] for row in rows] for key in ("kl", comparison.metric))
         x, y = ([each.value or 0.0 for each in figures] for figures in (kl, height))
         reach = [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
-from gpuherd.posttrain.evaluation.gathering import Found, Gathered, find_results, gathered
+from gpuherd.posttrain.evaluation.found import Found, find_results
+from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.look.jobs_seen import read_timeline
 from gpuherd.posttrain.look.kinds import Made, json_object, made_by
@@ -21,8 +22,11 @@ SHOWN_PROBLEMS = 40  # of an evaluation
 _MOST_SETTINGS = 400
 
 
-def read_run(folder: Path) -> Shown:
+def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None) -> Shown:
     """All that the page shows of it.
+
+    Args:
+        on_progress: told how many results have been read, of how many.
 
     Raises UsageError where it is no such folder, or nothing is in it yet.
     """
@@ -31,7 +35,7 @@ def read_run(folder: Path) -> Shown:
         raise UsageError(f"{folder} is no run of {Made.ROUNDS.value} and no output of {Made.TRAINING.value}")
     place = RoundsDirectory(folder)
     found, damaged = find_results(place.results if made is Made.ROUNDS else folder)
-    tables = gathered(found, damaged)
+    tables = gathered(found, damaged, on_progress)
     trainings, unread = find_trainings(place.models if made is Made.ROUNDS else folder)
     timeline, queue_note = _timeline(place, {row.about.algorithm for row in tables.rows})
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
@@ -56,7 +60,12 @@ def _timeline(place: RoundsDirectory, algorithms: set[str]) -> tuple[Timeline | 
     if not place.queue.exists():
         return None, []
     try:
-        return read_timeline(place.queue, algorithms), []
+        found = read_timeline(place.queue, algorithms)
+        bars = len(found.bars)
+        told = (
+            [f"{found.left_out} later attempts of jobs are not drawn: the first {bars} are"] if found.left_out else []
+        )
+        return found, told
     except (QueueUnreadable, UsageError) as problem:
         return None, [str(problem)]
 

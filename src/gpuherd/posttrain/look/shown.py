@@ -68,6 +68,7 @@ class Timeline:
         failures: final ones first.
         gpu_hours: of all attempts that have ended, by phase; None for a run on CPUs.
         hours: of all attempts that have ended, by algorithm and phase: of GPUs, or on CPUs of jobs.
+        left_out: later attempts that have no bar, though they count in all else.
     """
 
     bars: Sequence[Bar] = ()
@@ -75,6 +76,7 @@ class Timeline:
     failures: Sequence[Failure] = ()
     gpu_hours: Mapping[str, float] | None = None
     hours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from gpuherd.posttrain.training.curves import FILE, read_curves
 
 MOST_POINTS = 300  # of a curve on a screen
 MOST_TRAININGS = 400
+MOST_IN_ALL = 300_000  # points: 3 MB of the page
 
 
-def find_trainings(root: Path) -> tuple[list[Training], list[str]]:
-    """The trainings that have logged something, by their names, and a sentence for each that can't be read or has no
-    room."""
+def find_trainings(root: Path, most_points: int = MOST_IN_ALL) -> tuple[list[Training], list[str]]:
+    """The trainings that have logged something, by their names, with about so many points in all at most; and a
+    sentence for each that can't be read or has no room."""
     found, told = [], []
     paths = sorted(root.rglob(FILE))
     if len(paths) > MOST_TRAININGS:
@@ -30,7 +32,18 @@ def find_trainings(root: Path) -> tuple[list[Training], list[str]]:
             continue
         if lines:
             found.append(Training(_name(path.parent, root), len(lines), series_of(lines)))
-    return found, told
+    return _within(found, most_points), told
+
+
+def _within(trainings: Sequence[Training], most: int) -> list[Training]:
+    """The same with at most about so many points in all: of many trainings each curve is coarser."""
+    lengths = [len(points) for each in trainings for points in each.series.values()]
+    if sum(lengths) <= most:
+        return list(trainings)
+    fewer = max(2, max(lengths) * most // sum(lengths))
+    return [
+        replace(each, series={name: thinned(some, fewer) for name, some in each.series.items()}) for each in trainings
+    ]
 
 
 def series_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
@@ -38,9 +51,20 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-                found.setdefault(name, []).append((float(line["step"]), float(value)))
+            step, number = _number(line["step"]), _number(value)
+            if name != "step" and step is not None and number is not None:
+                found.setdefault(name, []).append((step, number))
     return {name: thinned(points) for name, points in found.items()}
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for anything else, whole numbers that no float can hold among them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:

@@ -61,7 +61,7 @@ function scatter(series, metric, title) {
 }
 
 function equalKl(comparison) {
-  if (!comparison.atKl.length) return make("p", { class: "soft" }, "The curves have no KL in common at which two methods could be compared.");
+  if (!comparison.atKl.length) return make("p", { class: "soft" }, comparison.note ?? "The curves have no KL in common at which two methods could be compared.");
   const kls = [...new Set(comparison.atKl.map((each) => each.kl))].sort((a, b) => a - b);
   const methods = [...new Set(comparison.atKl.map((each) => each.method))];
   const cell = (method, kl) => { const found = comparison.atKl.find((each) => each.method === method && each.kl === kl)?.figure; return make("td", { class: "num", title: found?.note }, fixed(found?.value), make("span", { class: "ends" }, found?.ends ? `${fixed(found.ends[0])} to ${fixed(found.ends[1])}` : "")); };
@@ -80,5 +80,5 @@ function clearWords([pair, found]) {
   const gains = found.map((each) => Math.abs(each.figure.value));
   const [least, most] = [Math.min(...gains), Math.max(...gains)].map((each) => fixed(each));
   const p = Math.max(...found.map((each) => each.holm));
-  return `${pair} at ${kls.length > 1 ? `${kls.slice(0, -1).join(", ")} and ` : ""}${kls.at(-1)} nats, by ${least === most ? least : `${least} to ${most}`} (p corrected ${p < 0.001 ? "" : found.length > 1 ? "at most " : ""}${probabilityWords(p)}).`;
+  return `${pair} at ${kls.length > 1 ? `${kls.slice(0, -1).join(", ")} and ` : ""}${kls.at(-1)} nats, by ${least === most ? least : `${least} to ${most}`} (p corrected ${p < 0.001 ? "" : found.length > 1 ? "at most " : ""}${probabilityWords(p)}, by ${found[0].unit}).`;
 }
