@@ -105,7 +105,7 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
         (["evaluation.etas=[0]"], "evaluation.etas=[0.0]; each is above 0"),
         (["evaluation.etas=[1,inf]"], "evaluation.etas: an infinite eta"),
         (["algos.PITA.guidance.eta=inf"], "algos.PITA.guidance.eta: an infinite eta"),
-        (["evaluation.pass_at=[16]"], "pass_at=[16]; each is from 1 to"),
+        (["evaluation.pass_at=[16]"], "evaluation.pass_at=[16]; each is"),
         (["evaluation.datasets_by_train.math=[math]"], "evaluation.datasets_by_train.math: nothing is trained on it"),
         (["parallel_generation=false", "data_collection.shards=2"], "parallel_generation=false with data_collection"),
         (["data_collection.shards=0"], "data_collection.shards=0; the least is 1"),

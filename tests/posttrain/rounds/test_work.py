@@ -9,7 +9,6 @@ import pytest
 from tests.posttrain.rounds.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.posttrain.evaluation.files import read_result
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.rollout import Rollout
@@ -19,7 +18,7 @@ from gpuherd.posttrain.rounds.handing import write_policy
 from gpuherd.posttrain.rounds.prepared import prepare
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.posttrain.rounds.work import Work, do, evaluation_options, rows_of_rounds, seed_for, step_named
+from gpuherd.posttrain.rounds.work import Work, do, rows_of_rounds, seed_for, step_named
 
 
 def begun(settings: Settings, root: Path, places: int = 2) -> tuple[RoundsDirectory, RunRecord]:
@@ -79,15 +78,6 @@ def test_which_policy_a_step_asks(make_settings: MakeSettings, tmp_path: Path) -
     assert asked["r0_train"] == asked["r1_collect_0"] == reference
     assert asked["r2_collect_0"].model == "trained0"
     assert asked["r2_train"].model == asked["r1_evaluate"].model == "trained1"
-
-
-def test_a_guided_policy_is_evaluated_at_its_own_eta_too(make_settings: MakeSettings, tmp_path: Path) -> None:
-    folder, record = begun(make_settings(rounds_of_training=1), tmp_path / "run")
-    place = folder.policy(folder.model("QSharp", "sums", "tiny", 0))
-    place.parent.mkdir(parents=True)
-    write_policy(place, Policy("reference", guide=Guide("classifier", 0.2, Mode.BERNOULLI, 20)), folder.root)
-    found = evaluation_options(work(folder, record, "QSharp_sums_tiny_r0_evaluate"))
-    assert sorted(found.etas) == [0.1, 0.2, 1]
 
 
 def test_a_job_that_is_none(make_settings: MakeSettings, tmp_path: Path) -> None:

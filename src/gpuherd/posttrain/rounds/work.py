@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,6 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
-from gpuherd.posttrain.evaluation.options import EvaluationOptions
 from gpuherd.posttrain.evaluation.result import About
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split, Task
@@ -218,7 +217,7 @@ def evaluate(work: Work) -> dict[str, Any]:
             reference=work.reference,
             task=work.task,
             folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
-            options=evaluation_options(work),
+            options=settings.evaluation.options(settings.data_collection.seed),
             sampling=work.sampling("evaluation"),
             precision=settings.system.precision,
             device=work.device,
@@ -228,14 +227,6 @@ def evaluate(work: Work) -> dict[str, Any]:
         )
     )
     return {"seconds_last_start": time.monotonic() - started}
-
-
-def evaluation_options(work: Work) -> EvaluationOptions:
-    """How a policy is evaluated: a guided one at its own eta too, at which the next round rolls in and summaries show
-    it."""
-    told = work.settings.evaluation.options(work.settings.data_collection.seed)
-    guide = work.policy.guide
-    return told if guide is None or not told.etas else replace(told, etas=tuple({*told.etas, guide.eta}))
 
 
 def versions() -> dict[str, str]:
