@@ -17,9 +17,8 @@ from rich.console import Console
 
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.parallel import Collected, ParallelDataGenerator
+from gpuherd.posttrain.rounds.setup_check import make_model
 from gpuherd.standin.machine import Machine
-
-CHARACTERS = "0123456789+="
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     repeats, problems, width = (1, 16, 64) if quick else (3, 96, 512)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        numbers = write_model(folder / "model", width)
+        numbers = make_model(folder / "model", width=width, layers=6, heads=8, positions=256)
         machine = Machine.create(folder / "machine", "2x80GB")
         machine.activate()
         os.environ["GPUHERD_LEASE_DIR"] = str(folder / "leases")
@@ -86,34 +85,3 @@ def slowest(found: Collected) -> float:
 def texts(found: Collected) -> tuple[tuple[str, str], ...]:
     """What the rows say, without log-probs, whose last bits depend on what was computed beside them."""
     return tuple((row.problem, getattr(row, "text", "")) for rows in found.rows.values() for row in rows)
-
-
-def write_model(folder: Path, width: int) -> int:
-    """Saves a random llama whose tokens are the characters of sums. Returns how many numbers it has."""
-    import torch
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokens = {token: number for number, token in enumerate([*special.values(), *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(tokens, unk_token=special["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokens),
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=6,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            max_position_embeddings=256,
-            eos_token_id=0,
-            pad_token_id=1,
-            bos_token_id=None,
-        )
-    )
-    model.save_pretrained(folder)
-    return sum(each.numel() for each in model.parameters())

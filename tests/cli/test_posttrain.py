@@ -151,17 +151,39 @@ def ended(process: subprocess.Popen[str]) -> str:
     return told
 
 
-def kill_all(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> None:
-    """The command at once; and mostly what it has started, else the next start takes that over."""
+def finished(root: Path) -> int:
+    """How many jobs of an experiment's one run have succeeded so far."""
+    queues = list(root.glob("*/queue.sqlite"))
+    if not queues:
+        return 0
+    with closing(Queue(queues[0])) as queue:
+        return sum(each.state == "done" for each in queue.attempts())
+
+
+def at_work(root: Path) -> list[int]:
+    """Processes of the jobs of an experiment's one run."""
+    found: list[int] = []
+    for path in root.glob("*/queue.sqlite"):
+        with closing(Queue(path)) as queue:
+            found += [each.process.pid for each in tagged(f"{queue.tag}/")]
+    return found
+
+
+def kill_at(process: subprocess.Popen[str], root: Path, jobs: int, wait_s: float, *, workers: bool) -> None:
+    """Kills the command, and what it has started (else the next start takes that over), once so many jobs have
+    succeeded, one is at work, and a moment has gone by."""
+    deadline = time.monotonic() + 1200
+    while finished(root) < jobs or not at_work(root):
+        assert process.poll() is None, f"it ended before it could be killed: {process.communicate()[0]}"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(wait_s)
+    assert process.poll() is None
     process.kill()
     process.communicate(timeout=60)
-    if not (folder / "queue.sqlite").exists() or chance.random() < 0.3:
-        return
-    with closing(Queue(folder / "queue.sqlite")) as queue:
-        tag = queue.tag
-    for found in tagged(f"{tag}/"):
+    for pid in at_work(root) if workers else []:
         with suppress(ProcessLookupError):
-            os.kill(found.process.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def two_by_two(models: tuple[str, str], output: Path) -> list[str]:
@@ -169,7 +191,7 @@ def two_by_two(models: tuple[str, str], output: Path) -> list[str]:
         models,
         output,
         "algos=[QSharp,GRPO]",
-        "algos.QSharp={epochs:1,samples_per_example:4}",
+        "algos.QSharp={epochs:4,samples_per_example:4,lr:1e-2}",  # so that it guides, and rounds differ
         "algos.GRPO={batch_size:8,lr:1e-3}",
         "datasets.more={task:arithmetic,settings:{digits:1,train:16,test:8,seed:1}}",
         "data_collection.shards=2",
@@ -206,24 +228,19 @@ def test_killed_five_times_equals_undisturbed(adders: tuple[str, str], machine: 
     log = RoundsDirectory(quiet).run_log.read_text()
     for wanted in ("GPU Memory Summary:", "GPU utilization", "40.00 GB total"):
         assert wanted in log
-    chance, kills, command = random.Random(0), 0, two_by_two(adders, tmp_path / "killed")
-    while kills < 5:
+    chance, command = random.Random(0), two_by_two(adders, tmp_path / "killed")
+    # Five kills, over the whole of the run: so many of its 26 jobs are done, and do its workers die too?
+    for jobs, workers in ((0, True), (4, False), (9, True), (14, True), (19, False)):
         process = start(machine, *command)
-        deadline = time.monotonic() + chance.uniform(2, 30)
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if process.poll() is not None:
-            break
-        (killed,) = (tmp_path / "killed" / "first").iterdir()
-        kill_all(process, killed, chance)
-        kills += 1
-    assert kills >= 3, "it ended before it could be killed"
+        kill_at(process, tmp_path / "killed" / "first", jobs, chance.uniform(0, 3), workers=workers)
     ended(start(machine, *command))
     (killed,) = (tmp_path / "killed" / "first").iterdir()
     one, other = made(quiet), made(killed)
     assert one.keys() == other.keys()
     assert [name for name in one if one[name] != other[name]] == []
     assert sum(name.endswith("result.json") for name in one) == 2 * 2 * 2 + 2
+    guided = json.loads(next(killed.glob("results/QSharp/tiny/sums/r1/result.json")).read_bytes())
+    assert max(point["metrics"]["kl"]["sequence"]["value"] for point in guided["points"]) > 1e-4
     in_order(killed)
     # Once more: nothing is left to do, and another start of the experiment is a new run.
     assert "is complete; nothing is left to do" in ended(start(machine, "posttrain", "--resume", str(killed)))

@@ -13,8 +13,6 @@ from gpuherd.posttrain.rounds.options import RoundsOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
-
 DESCRIPTION = """\
 Post-training in rounds: every algorithm on every data set with every pair of models collects data, trains and is
 evaluated, round after round, as jobs on GPUs that are free. The same command again goes on with its unfinished run;
@@ -62,38 +60,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json)
     if args.test_setup:
         return _test_setup(args, options, console)
-    experiment = _experiment(args, options, console)
+    from gpuherd.posttrain.rounds.experiment import as_json
+    from gpuherd.posttrain.rounds.parallel import experiment_of
+
+    experiment = experiment_of(args.overrides, options, console=console, simulate=args.simulate is not None)
     outcome = experiment.run()
     if args.json:
-        from gpuherd.posttrain.rounds.experiment import as_json
-
         print(as_json(experiment))
     return outcome.exit_code
-
-
-def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Console) -> RoundsExperiment:
-    """The experiment that the words ask for: a run that goes on, or a composed configuration."""
-    from gpuherd.posttrain.config.composing import compose, said
-    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
-    from gpuherd.posttrain.rounds.folder import RoundsDirectory
-    from gpuherd.posttrain.rounds.resuming import resumed
-    from gpuherd.posttrain.rounds.settings import settings_of
-    from gpuherd.posttrain.rounds.settling import settled
-
-    simulate = args.simulate is not None
-    goes_on = [word for word in args.overrides if word.startswith("resume_from=")]
-    if options.resume is not None or goes_on:
-        given = said(args.overrides)
-        place = options.resume or str(given["resume_from"])
-        if str(given.get("resume_from", place)) != place:
-            raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
-        folder = RoundsDirectory(place)
-        settings = resumed(folder, given).settings
-        return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
-    settings = settled(settings_of(compose(args.overrides, options.config)))
-    if settings.resume_from is not None:
-        raise UsageError(f"{options.config}: resume_from belongs on the command line")
-    return RoundsExperiment(settings, options, console=console, simulate=simulate)
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:

@@ -33,7 +33,8 @@ def test_keys_need_not_be_in_the_yaml() -> None:
     found = compose(["algos.GRPO-HF.enabled=true", "+a.b=[1,2]", "~training.gradient_checkpointing", "x=null"])
     assert found["algos"]["GRPO-HF"] == {"enabled": True} and found["a"] == {"b": [1, 2]} and found["x"] is None
     assert "gradient_checkpointing" not in found["training"]
-    assert compose(["models=[]"]).get("models", {}) == {}
+    for word in ("models=[]", "~models"):
+        assert compose([word]).get("models", {}) == {}
 
 
 def test_groups_are_those_of_the_registry() -> None:
@@ -67,6 +68,7 @@ def test_what_is_refused(words: list[str], message: str) -> None:
     ("text", "message"),
     [
         ("a: 1\na: 2", "line 2: the key 'a' is there twice"),
+        ("hydra: {run: {dir: x}}", "there is no key hydra"),
         ("defaults: models", "defaults should be a list"),
         ("defaults: [gpt2]", "should be a group and its choice"),
         ("defaults: [model: gpt2]", "no group 'model'; did you mean models?"),

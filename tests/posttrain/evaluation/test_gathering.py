@@ -223,6 +223,13 @@ def test_the_table_and_the_json(tables: Gathered) -> None:
     assert len(values["rows"]) == 11 and values["comparisons"][0]["metric"] == "pass@1"
 
 
+def test_what_tells_lines_apart_is_not_left_out(tmp_path: Path) -> None:
+    for data in ("sums", "more"):
+        made_result(tmp_path / data, About("QSharp", data, data, "tiny", 0), {0.1: (0.6, 1.0)}, own=0.1)
+    narrow = summary_table(gather(tmp_path), 40)
+    assert "data set" in narrow.lines[0] and "eta" in narrow.left_out and len(set(narrow.lines)) == 3
+
+
 def test_nothing_is_no_error(tmp_path: Path) -> None:
     tables = gather(tmp_path)
     assert tables.rows == () and clear_differences(tables) == [] and headline(tables).startswith("[low, high]")

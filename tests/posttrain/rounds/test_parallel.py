@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.queue import Queue
 from gpuherd.posttrain import ParallelDataGenerator, ParallelJobExecutor
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.rounds.options import RoundsOptions
+from gpuherd.posttrain.rounds.record import BadRun
 from gpuherd.standin.machine import Machine
 
 
@@ -43,6 +44,22 @@ def test_an_executor_plans(policy_model: Path, value_model: Path, tmp_path: Path
     )
     assert executor.run().exit_code is ExitCode.OK
     assert [each.step.phase for each in executor.experiment.plan] == ["collect", "collect", "train", "evaluate"]
+
+
+def test_options_are_those_of_the_command(policy_model: Path, value_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rounds_of_training: 3")
+    told = words((policy_model, value_model), tmp_path / "out", 1)
+    told.remove("rounds_of_training=1")
+    executor = ParallelJobExecutor(told, options=RoundsOptions(config=str(file)))
+    assert executor.experiment.settings.rounds_of_training == 3
+    for more, options in (([], RoundsOptions(resume=str(tmp_path))), ([f"resume_from={tmp_path}"], RoundsOptions())):
+        with pytest.raises(BadRun):
+            ParallelJobExecutor(more, options=options)
+    with pytest.raises(UsageError, match="leave --config out"):
+        ParallelJobExecutor([f"resume_from={tmp_path}"], options=RoundsOptions(config=str(file)))
+    with pytest.raises(UsageError, match="with dry_run nothing is started"):
+        ParallelDataGenerator(told, options=RoundsOptions(dry_run=True)).generate()
 
 
 @pytest.mark.slow

@@ -45,5 +45,8 @@ def test_a_users_function_by_its_dotted_name(tmp_path: Path, monkeypatch: pytest
         priority_named("my_order.number")
     with pytest.raises(UsageError, match="can't be imported"):
         priority_named("no_such_module_anywhere.f")
+    (tmp_path / "my_mistake.py").write_text("x = (")
+    with pytest.raises(UsageError, match=r"my_mistake can't be imported: SyntaxError"):
+        priority_named("my_mistake.f")
     with pytest.raises(UsageError, match="a dotted name"):
         priority_named("later")

@@ -83,8 +83,9 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
     ("words", "message"),
     [
         (["algos.PITA.lrr=1"], "there is no key algos.PITA.lrr; did you mean algos.PITA.lr?"),
+        (["algos.RPO.lr=1"], "algorithm 'RPO' is DPO with rpo_weight above 0"),
         (["algos.PITTA.lr=1"], "algorithm 'PITTA' is none of"),
-        (["algos.PITA.guidance.eta=0"], "algos.PITA.guidance: eta=0.0; it is above 0"),
+        (["algos.PITA.guidance.eta=0"], "algos.PITA.guidance.eta=0.0; it is above 0"),
         (["algos.mine.algorithm=PITA", "algos.mine.lr=a"], "algos.mine.lr=a: it should be a number"),
         (["algos.PITA=3"], "algos.PITA=3: it should be a mapping"),
         (["algos=[]"], "no algorithm is enabled"),
@@ -94,19 +95,21 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
         (["datasets=[]"], "no data sets"),
         (["training.micro_batchsize=1"], "no key training.micro_batchsize; did you mean training.micro_batch_size?"),
         (["micro_batch_size=1"], "did you mean training.micro_batch_size?"),
-        (["training.micro_batch_size=0"], "micro_batch_size=0; it is 1 or above"),
+        (["training.micro_batch_size=0"], "training.micro_batch_size=0; it is 1 or above"),
         (["rounds_of_training=0"], "rounds_of_training=0; the least is 1"),
-        (["generation.temperature=0"], "generation: temperature=0.0; it is above 0"),
-        (["generation.top_p=1.5"], "generation: top_p=1.5"),
+        (["generation.temperature=0"], "generation.temperature=0.0; it is above 0"),
+        (["generation.top_p=1.5"], "generation.top_p=1.5"),
         (["system.attn_impl=flash"], "system.attn_impl=flash: it is one of eager, sdpa, flash_attention_2"),
         (["system.dtype=int8"], "system.dtype=int8: it is one of"),
-        (["evaluation.etas=[1,1]"], "evaluation: etas=[1.0, 1.0]: each is there once"),
+        (["evaluation.etas=[1,1]"], "evaluation.etas=[1.0, 1.0]: each is there once"),
         (["evaluation.etas=[0]"], "evaluation.etas=[0.0]; each is above 0"),
-        (["evaluation.pass_at=[16]"], "pass_at=[16]; each is from 1 to"),
+        (["evaluation.etas=[1,inf]"], "evaluation.etas: an infinite eta"),
+        (["algos.PITA.guidance.eta=inf"], "algos.PITA.guidance.eta: an infinite eta"),
+        (["evaluation.pass_at=[16]"], "evaluation.pass_at=[16]; each is"),
         (["evaluation.datasets_by_train.math=[math]"], "evaluation.datasets_by_train.math: nothing is trained on it"),
         (["parallel_generation=false", "data_collection.shards=2"], "parallel_generation=false with data_collection"),
-        (["data_collection.shards=0"], "data_collection: shards=0; the least is 1"),
-        (["experiment.name=../x"], "experiment: name='../x'"),
+        (["data_collection.shards=0"], "data_collection.shards=0; the least is 1"),
+        (["experiment.name=../x"], "experiment.name='../x'"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str) -> None:
@@ -116,8 +119,17 @@ def test_what_is_refused(words: list[str], message: str) -> None:
 
 
 def test_a_name_is_needed() -> None:
-    with pytest.raises(UsageError, match=r"experiment is missing|experiment.name is missing"):
+    with pytest.raises(UsageError, match=r"^experiment\.name is missing"):
         settings_of(compose())
+
+
+def test_under_autocast_trained_weights_are_float32() -> None:
+    system = composed().system
+    assert (system.precision.dtype, system.training.dtype, system.training.amp_dtype) == (
+        *("bfloat16", "float32", "bfloat16"),
+    )
+    plain = composed("system.amp_dtype=null").system
+    assert plain.training == plain.precision and plain.precision.dtype == "bfloat16"
 
 
 def test_an_algorithm_may_be_there_twice_under_names_of_ones_own() -> None:

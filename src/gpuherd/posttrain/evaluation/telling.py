@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuherd.columns import Column, Fitted, fitted
@@ -13,6 +14,7 @@ from gpuherd.qa import typed_json
 from gpuherd.qa.intervals import Figure
 
 MOST_SENTENCES = 12
+_NAMES = frozenset({"algorithm", "data set", "model", "round", "eta"})
 _COLUMNS = (
     Column("algorithm", 0),
     Column("data set", 4, middle=True),
@@ -40,7 +42,10 @@ def summary_table(gathered: Gathered, width: int | None) -> Fitted:
         for place, column in enumerate(_COLUMNS)
         if not rows or (any(row[place] != "-" for row in rows) and not (again and column.heading == "reward"))
     ]
-    return fitted([_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], width)
+    # What tells two lines apart stays, whatever else there is no room for.
+    apart = {place for place in kept if _COLUMNS[place].heading in _NAMES and len({row[place] for row in rows}) > 1}
+    columns = [replace(_COLUMNS[place], rank=-1) if place in apart else _COLUMNS[place] for place in kept]
+    return fitted(columns, [[row[place] for place in kept] for row in rows], width)
 
 
 def headline(gathered: Gathered) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
@@ -46,7 +46,7 @@ class System:
     Attributes:
         attn_impl: flash_attention_2 where it is installed, else sdpa with a line in the log.
         dtype: of weights in memory; None: the checkpoint's own.
-        amp_dtype: of autocast while training; None: none.
+        amp_dtype: of autocast while training, over weights in float32; None: none.
         clear_cache_interval: the GPU's cache is cleared every so many steps of a training; None: never.
         use_parallel_execution: False: one job at a time.
     """
@@ -62,6 +62,12 @@ class System:
         """The same for algorithms."""
         dtype, amp = (None if each is None else DTYPES[each] for each in (self.dtype, self.amp_dtype))
         return Precision(dtype, amp, self.attn_impl)
+
+    @property
+    def training(self) -> Precision:
+        """The same while training. Under autocast the weights are float32: what a step changes, often less than 1/256
+        of a weight, would be rounded away in bfloat16."""
+        return self.precision if self.amp_dtype is None else replace(self.precision, dtype="float32")
 
 
 @dataclass(frozen=True, slots=True)

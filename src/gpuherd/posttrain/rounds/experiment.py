@@ -204,6 +204,8 @@ class RoundsExperiment:
         """The jobs, and what is written when they have ended."""
         began = clock.wall()
         logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
+        if self.simulate:
+            logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
         self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
         jobs = make_jobs(
             self.plan,
@@ -221,7 +223,10 @@ class RoundsExperiment:
             outcome = run_jobs(jobs, self.options, self.folder, display=watcher)
         memory = watcher.write()
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
-        logger.info("%s", outcome)
+        logger.info(
+            "jobs: %d done, %d failed, %d waiting, %d cancelled",
+            *(outcome.done, outcome.failed, outcome.waiting, outcome.cancelled),
+        )
         self._tidy(began)
         complete = outcome.exit_code is ExitCode.OK and self.only is None
         if complete:

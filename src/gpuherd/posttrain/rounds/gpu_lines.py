@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Of a GPU while jobs of one phase ran on it: how often it was looked at, and the mean of what the driver said, in
+    """Of a GPU while jobs of one phase ran on it: how often the driver said something, and the mean of what it said, in
     percent; None where it said nothing."""
 
     label: str
@@ -23,7 +23,7 @@ class Utilisation:
 def utilisation_lines(found: Sequence[Utilisation]) -> list[str]:
     """A line a GPU and phase.
 
-    >>> utilisation_lines([Utilisation("0", "train", 12, 87.5), Utilisation("1", "train", 3, None)])
+    >>> utilisation_lines([Utilisation("0", "train", 12, 87.5), Utilisation("1", "train", 0, None)])
     ['GPU utilization: GPU 0, train: mean 88 % of 12 looks', 'GPU utilization: GPU 1, train: N/A']
     """
     return [
@@ -37,7 +37,7 @@ class Looks:
     """Utilisations as they are read, added up by GPU and phase."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._sums: dict[tuple[str, str], tuple[int, int]] = {}
 
     def add(self, phases: Mapping[str, str], percents: Mapping[str, int | None]) -> None:
         """One look.
@@ -47,16 +47,13 @@ class Looks:
             percents: what the driver says of each GPU, by label.
         """
         for label, phase in phases.items():
-            looks, told, total = self._sums.get((label, phase), (0, 0, 0))
+            looks, total = self._sums.get((label, phase), (0, 0))
             percent = percents.get(label)
-            if percent is None:
-                self._sums[label, phase] = looks + 1, told, total
-            else:
-                self._sums[label, phase] = looks + 1, told + 1, total + percent
+            self._sums[label, phase] = (looks, total) if percent is None else (looks + 1, total + percent)
 
     def found(self) -> list[Utilisation]:
         """All of it, in the order of labels and phases."""
         return [
-            Utilisation(label, phase, told, total / told if told else None)
-            for (label, phase), (_, told, total) in sorted(self._sums.items())
+            Utilisation(label, phase, looks, total / looks if looks else None)
+            for (label, phase), (looks, total) in sorted(self._sums.items())
         ]

@@ -129,7 +129,9 @@ class Memory:
     def _training(self, step: Step, family: Family) -> Asked:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
-        architecture, precision = in_precision(model, self._settings.system.dtype)
+        # Classifiers always learn in float32 (value.training), other weights where there is autocast.
+        dtype = "fp32" if choice.guided else self._settings.system.training.dtype
+        architecture, precision = in_precision(model, dtype)
         job = self._job(choice, precision, self._prompts[step.dataset])
         # A proxy that is learnt from preferences lies beside the policy, on whatever model it begins with.
         proxy = None

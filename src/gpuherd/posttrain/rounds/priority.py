@@ -96,7 +96,8 @@ def _imported(module: str, name: str) -> Any:
     sys.path.append(here)
     try:
         return importlib.import_module(module)
-    except ImportError as problem:
-        raise UsageError(f"job_priority={name}: {module} can't be imported: {problem}") from None
+    except Exception as problem:
+        told = f"{type(problem).__name__}: {problem}"
+        raise UsageError(f"job_priority={name}: {module} can't be imported: {told}") from problem
     finally:
         sys.path.remove(here)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +69,11 @@ class Settings:
             raise UsageError(f"rounds_of_training={self.rounds_of_training}; the least is 1")
         if not self.parallel_generation and (self.data_collection.shards or 1) != 1:
             raise UsageError("parallel_generation=false with data_collection.shards above 1; give one of them")
-        self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
+        try:
+            self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
+        except UsageError as problem:
+            block = "system" if str(problem).startswith("clear_cache_interval") else "training"
+            raise UsageError(f"{block}.{problem}") from None
 
     @property
     def steps(self) -> StepOptions:
@@ -138,5 +143,12 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         for name, family in settings.families().items():
             if choice.guided and family.value is None:
                 raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")
+    etas: dict[str, tuple[float, ...]] = {"evaluation.etas": settings.evaluation.etas}
+    etas |= {f"algos.{each.name}.guidance.eta": (each.options.guidance.eta,) for each in choices if each.guided}
+    for key, told in etas.items():
+        if math.inf in told:
+            raise UsageError(
+                f"{key}: an infinite eta leaves the reference as it is, and evaluation.base evaluates that"
+            )
     settings.evaluation.options(settings.data_collection.seed)
     return settings

@@ -100,9 +100,11 @@ def _visible(path: Path) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def make_model(folder: Path) -> None:
-    """A random llama of a few thousand numbers, whose tokens are the characters of sums. Raises MissingExtra."""
+def make_model(folder: Path, *, width: int = 16, layers: int = 2, heads: int = 2, positions: int = 64) -> int:
+    """Saves a random llama, the same each time, whose tokens are the characters of sums. Returns how many numbers it
+    has: a few thousand unless asked for more. Raises MissingExtra."""
     with naming_extras({"tokenizers": "posttrain", "transformers": "posttrain", "torch": "posttrain"}, "models take"):
+        import torch
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -111,17 +113,20 @@ def make_model(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokens),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            eos_token_id=0,
-            pad_token_id=1,
-            bos_token_id=None,
-        )
-    ).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokens),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        eos_token_id=0,
+        pad_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(each.numel() for each in model.parameters())

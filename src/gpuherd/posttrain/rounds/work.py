@@ -177,7 +177,7 @@ def _training(work: Work) -> Training:
         folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
         round=work.round,
         sampling=work.sampling(f"training {work.round}"),
-        precision=settings.system.precision,
+        precision=settings.system.training,
         device=work.device,
         seed=seed_for(settings.training.seed, f"training {work.round}"),
         steps=settings.steps,
