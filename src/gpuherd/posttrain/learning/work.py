@@ -25,7 +25,7 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.training.curves import Curves, read_curves
-from gpuherd.posttrain.training.gpu_memory import memory_summary
+from gpuherd.posttrain.training.gpu_memory import memory_summary, of_world
 from gpuherd.posttrain.training.random_state import seed_all
 from gpuherd.posttrain.training.world import World
 
@@ -168,7 +168,7 @@ def _finish(
     config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, seconds: float
 ) -> Mapping[str, Any]:
     """Writes what is told at the end; done.json last."""
-    memory = memory_summary(world)
+    memory = memory_summary(of_world(world))
     lines = read_curves(folder.root) if world.is_main else []
     summary: dict[str, Any] = {
         "gpuherd_version": __version__,

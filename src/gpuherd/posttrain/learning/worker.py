@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.processes import ProcessId, identify
@@ -21,7 +21,7 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.report.log import FORMAT, configure_console
+from gpuherd.report.log import configure_console, logged_to
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World
@@ -123,7 +123,7 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
             return
         asked.listen(folder)
         if world.is_main:
-            stack.enter_context(_log(folder))
+            stack.enter_context(logged_to(folder.run_log, shown=True))
         _train(config, folder, world, asked)
 
 
@@ -161,19 +161,3 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Ask
         raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
-
-
-@contextmanager
-def _log(folder: TrainDirectory) -> Iterator[None]:
-    """Our records from INFO on are added to run.log."""
-    handler = logging.FileHandler(folder.run_log, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter(FORMAT))
-    handler.setLevel(logging.INFO)
-    ours = logging.getLogger("gpuherd")
-    ours.addHandler(handler)
-    ours.setLevel(min(logging.INFO, ours.getEffectiveLevel()))
-    try:
-        yield
-    finally:
-        ours.removeHandler(handler)
-        handler.close()
