@@ -17,11 +17,11 @@ from gpuherd.posttrain.algos.interface import Collecting, Precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
-from gpuherd.posttrain.policy_gradient.options import Hooks, Lora
+from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.options import Scheduler
+from gpuherd.posttrain.training.options import Lora, Scheduler
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import NotFinite
 
