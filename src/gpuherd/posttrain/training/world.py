@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(minutes=60)  # a process may sample or score for long while others wait for it
+
+_meetings = count()  # of this process with the others: each begins with nothing that an earlier one has left behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,10 @@ class World:
         owns = not dist.is_initialized()
         if owns:
             try:
-                dist.init_process_group(group, timeout=_PATIENCE)
+                # Where an earlier group's addresses are still known, a process takes them for those of this one.
+                store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))
+                own = dist.PrefixStore(f"gpuherd {next(_meetings)}", store)
+                dist.init_process_group(group, store=own, rank=place.rank, world_size=place.size, timeout=_PATIENCE)
             except (RuntimeError, ValueError) as problem:
                 address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 raise GpuherdError(
