@@ -92,6 +92,9 @@ def test_a_checkpoint_of_another_training_is_refused(policy_model: Path, tmp_pat
         GRPO(FAST).train(work(policy_model, tmp_path, hooks=Hooks(stopping=lambda: True)))
     with pytest.raises(UsageError, match="lr"):
         GRPO(replace(FAST, lr=1e-3)).train(work(policy_model, tmp_path))
+    others = [replace(each, id=f"{each.id}'") for each in Letters().problems(Split.TRAIN, 8, 0)]
+    with pytest.raises(UsageError, match="data"):  # as many problems, but others
+        GRPO(FAST).train(replace(work(policy_model, tmp_path), problems=others))
 
 
 def collecting(model: Path, problems: Sequence[Problem]) -> Collecting:
