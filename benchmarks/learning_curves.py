@@ -27,7 +27,7 @@ CHARACTERS = "0123456789+="
 KNOWN = 0.95  # of 200 held-out sums the base's likeliest answer is right: the first part ends
 WRONG_LABELS, SAID = 0.85, 0.15  # of the second part; it ends where no more drawn answers than this are right
 SUMS, TEST = 8000, 500
-STEPS = 120
+STEPS = {"GRPO": 70, "PPO": 45}
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -168,17 +168,20 @@ def algorithm(name: str, steps: int) -> Any:
     """GRPO or PPO with the settings of this benchmark: 512 answers a step."""
     from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
     from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
+    from gpuherd.posttrain.training.options import Scheduler
 
     if name == "GRPO":
         return GRPO(
             GRPOOptions(
-                samples_per_prompt=8, batch_size=64, epochs=100, max_steps=steps, lr=1e-3, warmup_steps=5, kl_coef=0.0,
+                samples_per_prompt=8, batch_size=64, epochs=100, max_steps=steps, minibatch_size=256, num_iterations=2,
+                lr=6e-4, scheduler=Scheduler.LINEAR, warmup_steps=10, kl_coef=0.0,
             )
         )  # fmt: skip
     return PPO(
         PPOOptions(
             samples_per_prompt=1, batch_size=512, epochs=100, max_steps=steps, minibatch_size=256, num_ppo_epochs=2,
-            lr=5e-4, warmup_steps=10, kl_coef=0.0, gamma=1.0, gae_lambda=0.95, target_kl=0.1,
+            lr=5e-4, scheduler=Scheduler.LINEAR, warmup_steps=10, kl_coef=0.0, gamma=1.0, gae_lambda=0.95,
+            target_kl=0.1,
         )
     )  # fmt: skip
 
@@ -192,7 +195,7 @@ def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     from gpuherd.posttrain.training.options import StepOptions
 
     base = Policy(str(folder / "base"))
-    steps = 5 if quick else STEPS
+    steps = 5 if quick else STEPS[name]
     started = time.process_time()
     work = Training(
         task(), task().problems(Split.TRAIN, SUMS, 0), (), base, base, None, folder / name, 0, sampling(), Precision(),
