@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.posttrain.algos.training_work import curves, same, work
@@ -59,7 +60,7 @@ def test_its_divergence_has_the_gradient_of_grpos(policy_model: Path, tmp_path: 
             return [Reward(0.5) for _ in completions]
 
     Reinforce(replace(FAST, epochs=1)).train(work(policy_model, tmp_path / "far"))
-    words = {"kl_coef": 0.5, "epochs": 1, "lr": 5e-3, "batch_size": 4, "samples_per_prompt": 8}
+    words: dict[str, Any] = {"kl_coef": 0.5, "epochs": 1, "lr": 5e-3, "batch_size": 4, "samples_per_prompt": 8}
     reference = Policy(str(tmp_path / "far/model"))
     for algorithm in (
         GRPO(GRPOOptions(**words)),
