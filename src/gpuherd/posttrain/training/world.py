@@ -112,6 +112,9 @@ class World:
 
         if not dist.is_available():
             raise GpuherdError("this build of torch has no torch.distributed; install another, or train in one process")
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
         if kind == "cuda":
             torch.cuda.set_device(place.local_rank)
         backend, group = ("nccl", "cpu:gloo,cuda:nccl") if kind == "cuda" else ("gloo", "gloo")
@@ -119,8 +122,8 @@ class World:
         if owns:
             try:
                 # Where an earlier group's addresses are still known, a process takes them for those of this one.
-                store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))
-                own = dist.PrefixStore(f"gpuherd {next(_meetings)}", store)
+                store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+                own = PrefixStore(f"gpuherd {next(_meetings)}", store)
                 dist.init_process_group(group, store=own, rank=place.rank, world_size=place.size, timeout=_PATIENCE)
             except (RuntimeError, ValueError) as problem:
                 address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
