@@ -17,11 +17,11 @@ from gpuherd.posttrain.algos.interface import Collecting, Precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
-from gpuherd.posttrain.policy_gradient.options import Hooks, Lora
+from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.options import Scheduler
+from gpuherd.posttrain.training.options import Lora, Scheduler
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import NotFinite
 
@@ -92,6 +92,9 @@ def test_a_checkpoint_of_another_training_is_refused(policy_model: Path, tmp_pat
         GRPO(FAST).train(work(policy_model, tmp_path, hooks=Hooks(stopping=lambda: True)))
     with pytest.raises(UsageError, match="lr"):
         GRPO(replace(FAST, lr=1e-3)).train(work(policy_model, tmp_path))
+    others = [replace(each, id=f"{each.id}'") for each in Letters().problems(Split.TRAIN, 8, 0)]
+    with pytest.raises(UsageError, match="data"):  # as many problems, but others
+        GRPO(FAST).train(replace(work(policy_model, tmp_path), problems=others))
 
 
 def collecting(model: Path, problems: Sequence[Problem]) -> Collecting:

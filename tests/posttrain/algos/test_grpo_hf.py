@@ -21,10 +21,9 @@ from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.preference.options import Lora
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import StepOptions, Strategy
+from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
 from gpuherd.posttrain.training.stopping import Stopped
 
 Options = GRPOFromHumanFeedback.Options

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.posttrain.algos.training_work import curves, work
+from tests.posttrain.algos.training_work import curves, same, work
 from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.reinforce import Baseline, Reinforce, ReinforceOptions, compared
+from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward
 
 FAST = ReinforceOptions(lr=5e-3, epochs=6, batch_size=4, samples_per_prompt=8, baseline=Baseline.BATCH_MEAN)
@@ -49,3 +52,20 @@ def test_the_most_probable_answer_is_learnt_from(policy_model: Path, tmp_path: P
         replace(options, samples_per_prompt=2)
     with pytest.raises(UsageError, match="minibatch_size"):
         ReinforceOptions(minibatch_size=4)
+
+
+def test_its_divergence_has_the_gradient_of_grpos(policy_model: Path, tmp_path: Path) -> None:
+    class Flat(Letters):
+        def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+            return [Reward(0.5) for _ in completions]
+
+    Reinforce(replace(FAST, epochs=1)).train(work(policy_model, tmp_path / "far"))
+    words: dict[str, Any] = {"kl_coef": 0.5, "epochs": 1, "lr": 5e-3, "batch_size": 4, "samples_per_prompt": 8}
+    reference = Policy(str(tmp_path / "far/model"))
+    for algorithm in (
+        GRPO(GRPOOptions(**words)),
+        Reinforce(ReinforceOptions(**words, baseline=Baseline.BATCH_MEAN)),
+    ):
+        algorithm.train(work(policy_model, tmp_path / algorithm.name, task=Flat(), reference=reference))
+    assert same(tmp_path / "GRPO/model", tmp_path / "REINFORCE/model")
+    assert not same(tmp_path / "GRPO/model", policy_model)

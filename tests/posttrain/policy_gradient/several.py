@@ -16,7 +16,6 @@ from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
-from gpuherd.posttrain.training.world import World
 
 
 def train(told: dict[str, Any]) -> None:
@@ -33,7 +32,6 @@ def train(told: dict[str, Any]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    with World.from_environment("cpu"):  # one group for all trainings: none of them ends it
-        for each in json.loads(sys.argv[1]):
-            with suppress(Stopped):
-                train(each)
+    for each in json.loads(sys.argv[1]):  # each makes a group of processes of its own
+        with suppress(Stopped):
+            train(each)

@@ -8,9 +8,9 @@ from typing import Any
 
 from gpuherd.posttrain.algos.interface import Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.preference.options import Lora
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.training.options import Lora
 
 ADAPTER = Lora(
     r=16, alpha=32.0, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")

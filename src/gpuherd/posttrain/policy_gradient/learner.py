@@ -25,7 +25,7 @@ from gpuherd.posttrain.policy_gradient.forward import forward, weighed
 from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
 from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.options import Hooks, PolicyOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.plan import Plan, grouped, plan_of
+from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
@@ -258,6 +258,7 @@ class Learner:
             "precision": asdict(work.precision),
             "seed": work.seed,
             "sizes": list(self.plan.sizes),
+            "data": digest_of(self._collected) if self._collected else digest_of([work.problems]),
             "task": None if work.task is None else work.task.name,
         }
 

@@ -13,9 +13,10 @@ from gpuherd.errors import UsageError, naming_extras
 from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.forward import weighed
-from gpuherd.posttrain.policy_gradient.options import Lora
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew
+from gpuherd.posttrain.training.dropout import without_dropout
+from gpuherd.posttrain.training.options import Lora
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +45,6 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
                 precision.dtype,
             )
     return loaded
-
-
-def without_dropout(module: Any) -> None:
-    """Switches a model's dropout off: the policy that learns is the one that sampled, and no other one at each pass."""
-    from torch.nn.modules.dropout import _DropoutNd
-
-    for each in module.modules():
-        if isinstance(each, _DropoutNd):
-            each.p = 0.0
-        for name, value in list(vars(each).items()):  # of attention, which hands the number on
-            if "dropout" in name and isinstance(value, float):
-                setattr(each, name, 0.0)
 
 
 def _with_trainable(module: Any, adapter: str) -> Any:

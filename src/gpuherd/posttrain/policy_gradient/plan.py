@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Rollout
 
 
@@ -97,6 +100,16 @@ def groups_of(rollouts: Sequence[Rollout]) -> list[int]:
     """The number of each rollout's group: those with one problem and one prompt, numbered as they first come."""
     numbers: dict[tuple[str, tuple[int, ...]], int] = {}
     return [numbers.setdefault((each.problem, each.prompt_ids), len(numbers)) for each in rollouts]
+
+
+def digest_of(units: Sequence[Sequence[Problem | Rollout]]) -> str:
+    """What tells the problems, or the rollouts, of one training from those of another: hexadecimal digits."""
+    digest = hashlib.sha256()
+    for unit in units:
+        for each in unit:
+            said = (each.id, each.prompt, each.answers) if isinstance(each, Problem) else each.to_dict()
+            digest.update(json.dumps(said).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def grouped(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

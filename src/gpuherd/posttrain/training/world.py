@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(minutes=60)  # a process may sample or score for long while others wait for it
+
+_meetings = count()  # of this process with the others: each begins with nothing that an earlier one has left behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +115,19 @@ class World:
 
         if not dist.is_available():
             raise GpuherdError("this build of torch has no torch.distributed; install another, or train in one process")
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
         if kind == "cuda":
             torch.cuda.set_device(place.local_rank)
         backend, group = ("nccl", "cpu:gloo,cuda:nccl") if kind == "cuda" else ("gloo", "gloo")
         owns = not dist.is_initialized()
         if owns:
             try:
-                dist.init_process_group(group, timeout=_PATIENCE)
+                # Where an earlier group's addresses are still known, a process takes them for those of this one.
+                store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+                own = PrefixStore(f"gpuherd {next(_meetings)}", store)
+                dist.init_process_group(group, store=own, rank=place.rank, world_size=place.size, timeout=_PATIENCE)
             except (RuntimeError, ValueError) as problem:
                 address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 raise GpuherdError(
