@@ -142,14 +142,14 @@ def algorithm(name: str, steps: int) -> Any:
     if name == "GRPO":
         return GRPO(
             GRPOOptions(
-                samples_per_prompt=8, batch_size=64, epochs=100, max_steps=steps, lr=3e-4, kl_coef=0.0,
-                entropy_coef=0.0, grad_clip=1.0,
+                samples_per_prompt=8, batch_size=64, minibatch_size=128, num_iterations=2, epochs=100,
+                max_steps=steps, lr=4e-4, warmup_steps=20, kl_coef=0.0,
             )
         )  # fmt: skip
     return PPO(
         PPOOptions(
             samples_per_prompt=1, batch_size=512, epochs=100, max_steps=steps, minibatch_size=128, num_ppo_epochs=2,
-            lr=3e-4, kl_coef=0.0, gamma=1.0, gae_lambda=0.95, target_kl=0.1,
+            lr=4e-4, warmup_steps=20, kl_coef=0.0, gamma=1.0, gae_lambda=0.95, target_kl=0.1,
         )
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     from gpuherd.posttrain.training.options import StepOptions
 
     base = Policy(str(folder / "base"))
-    steps = 5 if quick else 400
+    steps = 5 if quick else 1000
     started = time.process_time()
     work = Training(
         task(), task().problems(Split.TRAIN, 8000, 0), (), base, base, None, folder / name, 0, sampling(), Precision(),

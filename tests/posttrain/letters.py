@@ -10,7 +10,7 @@ from gpuherd.posttrain.problem import Problem, Reward, Split
 
 @dataclass
 class Letters:
-    """The reward is the share of small letters among a completion's characters; ``scored`` keeps how many were scored at once.
+    """The reward is the share of small letters among a completion's characters; ``scored``: how many at a time.
 
     ``poison``: a completion with this in it earns NaN.
     """

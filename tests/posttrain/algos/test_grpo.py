@@ -17,12 +17,12 @@ from gpuherd.posttrain.algos.interface import Collecting, Precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
-from gpuherd.posttrain.policy_gradient.learner import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
 from gpuherd.posttrain.training.options import Lora, Scheduler
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import NotFinite
 
 FAST = GRPOOptions(lr=5e-3, kl_coef=0.01, epochs=3, batch_size=4, samples_per_prompt=8)
@@ -162,6 +162,7 @@ def test_groups_of_equal_rewards_change_nothing(policy_model: Path, tmp_path: Pa
     assert [line["correct"] for line in curves(tmp_path)] == [0.0, 0.0]
 
 
+@pytest.mark.slow  # PEFT is long in coming
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_an_adapter_is_trained_and_the_reference_is_the_model_without_it(policy_model: Path, tmp_path: Path) -> None:
     options = replace(FAST, lora=Lora(r=4, alpha=16.0, dropout=0.1, target_modules=("q_proj", "v_proj")), lr=2e-2)

@@ -22,10 +22,10 @@ from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.preference.fitting import Stopped
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.training.stopping import Stopped
 
 Options = GRPOFromHumanFeedback.Options
 

@@ -12,8 +12,8 @@ from gpuherd.errors import BadModel, UsageError
 from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.policy_gradient.learner import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.training.stopping import Stopped
 
 FAST = PPOOptions(
     lr=5e-3, kl_coef=0.01, epochs=4, batch_size=8, samples_per_prompt=8, minibatch_size=32, num_ppo_epochs=2
@@ -50,6 +50,7 @@ def test_a_training_that_was_stopped_goes_on_exactly(policy_model: Path, tmp_pat
     assert weights_of_kl[1] == pytest.approx(0.01 * (1 - 0.2 * 64 / 300)) and len(set(weights_of_kl)) == 3
 
 
+@pytest.mark.slow
 def test_the_next_round_has_the_value_head_of_the_one_before(policy_model: Path, tmp_path: Path) -> None:
     first = PPO(FAST).train(work(policy_model, tmp_path / "first"))
     PPO(replace(FAST, epochs=1)).train(work(policy_model, tmp_path / "second", policy=first, round=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training_job import Method, TrainingPrecision
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.memory import job_of, need_of
+from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
+from gpuherd.standin.machine import Machine
 
 GIB = 1 << 30
 
@@ -41,6 +44,19 @@ def test_a_small_model_fits(policy_model: Path) -> None:
 def test_what_fits_nowhere_is_refused_with_figures(policy_model: Path) -> None:
     with pytest.raises(JobCannotFit, match=r"(what would fit|choose a smaller model)"):
         need_of(config(str(policy_model), training={"batch_size": 512}), cards(1, GIB), 1)
+
+
+def test_of_the_user_s_own_gpus_it_is_told_and_nothing_is_refused(
+    policy_model: Path, standin: Callable[..., Machine], caplog: pytest.LogCaptureFixture
+) -> None:
+    standin("2x40GB")
+    caplog.set_level(logging.INFO, "gpuherd")
+    for size in (8, 512 * 64):
+        training = {"batch_size": size, "num_rollouts_per_iteration": size}
+        foretell(config(str(policy_model), training=training), 2, 2)
+    small, large = caplog.messages
+    assert small.startswith("PPO of") and "by ddp" in small and small.endswith("GiB on each GPU")
+    assert large.startswith("memory may run out: PPO") and "what would fit" in large
 
 
 def test_jobs_in_the_planner_s_words() -> None:

@@ -25,7 +25,17 @@ def test_a_folder_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     assert json.loads(folder.run_json.read_text())["kind"] == "train"
     folder.stop.touch()
     prepare(folder, CONFIG, resume=True)
-    assert not folder.stop.exists()
+    assert folder.stop.exists()  # it may be meant for the start that is being made
+
+
+def test_the_folder_is_what_is_said_and_a_name_leads_nowhere_else(tmp_path: Path) -> None:
+    told = replace(CONFIG, experiment_name="../../etc/passwd")
+    found = TrainDirectory.of(told).root
+    assert found.parent == Path("outputs").absolute() and found.name.startswith("etc-passwd-")
+    assert TrainDirectory.of(CONFIG).root == Path("outputs/training").absolute()
+    named = replace(told, output_dir=str(tmp_path / "mine"))
+    assert TrainDirectory.of(named).root == tmp_path / "mine"
+    assert TrainDirectory.of(named, str(tmp_path / "other")).root == tmp_path / "other"
 
 
 def test_without_resume_it_is_refused(tmp_path: Path) -> None:

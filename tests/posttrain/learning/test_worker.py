@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 
-from gpuherd.errors import ExitCode
+from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.worker import main
+from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.work import finish
+from gpuherd.posttrain.learning.worker import Asked, main
+from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.world import World
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
 
@@ -62,13 +66,14 @@ ENV = {"env_type": "math", "problems": SUMS, "settings": {}}
 def test_a_training_from_its_file_to_its_model(
     tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = written(tmp_path, policy_model, policy_env=ENV, eval_envs=[ENV], grpo={"gamma": 0.5})
+    words = written(tmp_path, policy_model, policy_env=ENV, eval_envs=[ENV, ENV], grpo={"gamma": 0.5})
     assert main(words) == ExitCode.OK
     folder = TrainDirectory(tmp_path / "grpo")
     assert (folder.model / "model.safetensors").exists() and not folder.checkpoints.exists()
     lines = read_curves(folder.root)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert ["eval/math/reward" in line for line in lines] == [False, True, False, True]
+    for name in ("eval/math/reward", "eval/math-2/reward"):
+        assert [name in line for line in lines] == [False, True, False, True]
     summary = folder.summary()
     assert summary is not None and (summary["steps"], summary["processes"], summary["strategy"]) == (4, 1, "single")
     assert summary["policy"]["model"] == str(folder.model)
@@ -92,6 +97,8 @@ def test_bad_input_is_refused_before_anything_is_loaded(
     lock.close()
     more = written(tmp_path, policy_model, policy_env=ENV, training={"num_rollouts_per_iteration": 64})
     assert main(more) == ExitCode.USAGE
+    assert main([*more, "--device", "cuda"]) == ExitCode.USAGE
+    assert not TrainDirectory(tmp_path / "grpo").config.exists()
     said = capsys.readouterr().err
     assert "--config FILE is missing" in said and "training.seed=x" in said and "another gpuherd" in said
     assert "asks for 16 problems a step, and there are" in said
@@ -111,8 +118,13 @@ def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
         os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)  # its number is nobody else's meanwhile
         monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(starter.pid))
         assert main(words) == ExitCode.INTERRUPTED
-    monkeypatch.delenv("GPUHERD_TRAIN_STARTER")
     assert len(read_curves(halved / "grpo")) == 1
+    # Whoever started us has asked while we were being loaded.
+    monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(os.getpid()))
+    TrainDirectory(halved / "grpo").stop.touch()
+    assert main([*words, "--resume"]) == ExitCode.INTERRUPTED
+    assert len(read_curves(halved / "grpo")) == 2
+    monkeypatch.delenv("GPUHERD_TRAIN_STARTER")
     assert main([*words, "--resume"]) == ExitCode.OK
     for one, other in zip(read_curves(whole / "grpo"), read_curves(halved / "grpo"), strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
@@ -149,10 +161,36 @@ def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Pat
         assert (folder.model / kind).exists(), name
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_dpo_refuses_episodes_of_several_turns(
-    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(written(tmp_path, policy_model, "dpo", policy_env=ENV)) == ExitCode.USAGE
-    assert "dpo compares single answers" in capsys.readouterr().err
+def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_model: Path) -> None:
+    words = written(tmp_path, policy_model, policy_env=ENV)
+    folder = TrainDirectory(tmp_path / "run")
+    (folder.checkpoints / "step-00000004").mkdir(parents=True)
+    folder.done.mkdir()  # so that it can't be written
+    with pytest.raises(CannotWrite):
+        finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    assert folder.checkpoints.exists()
+    folder.done.rmdir()
+    finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    assert folder.done.exists() and not folder.checkpoints.exists()
+
+
+ASKED_TWICE = """
+import signal, sys
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.worker import Asked
+folder = TrainDirectory(sys.argv[1])
+Asked().listen(folder)
+folder.stop.touch()
+signal.raise_signal(signal.SIGTERM)
+print("still here")
+"""
+
+
+def test_a_second_request_ends_it_at_once(tmp_path: Path) -> None:
+    """The first one to gpuherd train is a file; torchrun and its processes hear of the second one alone."""
+    asked, folder = Asked(), TrainDirectory(tmp_path)
+    asked.listen(folder)
+    signal.raise_signal(signal.SIGTERM)
+    assert asked.stopping() and asked.code == ExitCode.TERMINATED
+    done = subprocess.run([sys.executable, "-c", ASKED_TWICE, str(tmp_path)], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM and done.stdout == b""

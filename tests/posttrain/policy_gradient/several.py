@@ -13,9 +13,9 @@ import torch
 from tests.posttrain.algos.training_work import work
 
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.policy_gradient.learner import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.world import World
 
 

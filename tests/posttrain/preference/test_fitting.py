@@ -21,9 +21,10 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.preference.fitting import RECORD, Stopped
+from gpuherd.posttrain.preference.fitting import RECORD
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import Optimizer, StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import NotFinite
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}

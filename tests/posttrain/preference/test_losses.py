@@ -116,6 +116,7 @@ def test_sft(mode: str, weights: tuple[float, float], policy_model: Path, tmp_pa
     assert_alike(gradients_of(policy_model, Path(trained.model)), wanted)
 
 
+@SLOW
 def test_a_reward_model(value_model: Path, tmp_path: Path) -> None:
     rows = comparisons()
     start = RewardTraining(batch_size=8, max_steps=1, lr=1e-30)  # a step that changes nothing: the head is random

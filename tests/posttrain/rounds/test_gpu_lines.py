@@ -14,9 +14,10 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind, RunSnapshot
 from gpuherd.jobs.records import Counts
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
-from gpuherd.posttrain.rounds.gpu_lines import GpuMemory, Looks, memory_summary, utilisation_lines
+from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines
 from gpuherd.posttrain.rounds.gpu_watch import LOOK_EVERY_S, GpuWatcher
-from gpuherd.posttrain.rounds.runlog import run_log
+from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
+from gpuherd.report.log import logged_to
 from gpuherd.standin.machine import Machine
 
 
@@ -86,13 +87,13 @@ def test_a_watcher_hears_sees_and_tells(
     folder.usage_of("b").write_text("{")  # lost, and nothing depends on it
     watcher.event(event(EventKind.DONE, "b", "1"))
     assert len(shown.events) == 5
-    with run_log(folder.root / "run.log"):
+    with logged_to(folder.root / "run.log"):
         logging.getLogger("gpuherd.jobs").info("a: started")
         lines = watcher.write()
     assert lines == ["GPU Memory Summary:", "  GPU 1: 3.00 GB allocated, 4.00 GB reserved, 40.00 GB total"]
     log = (folder.root / "run.log").read_text()
     assert "GPU Memory Summary:" in log and "  GPU 1: 3.00 GB allocated" in log and "a: started" in log
     assert "GPU utilization: GPU 1, train: mean 0 % of 13 looks" in log or "GPU utilization: GPU 1, train: N/A" in log
-    with run_log(folder.root / "run.log"):
+    with logged_to(folder.root / "run.log"):
         logging.getLogger("gpuherd.jobs").info("again")
     assert (folder.root / "run.log").read_text().startswith(log)

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.learning.config import DistributedBlock, EnvBlock, TrainConfig
+
+# Numbers that may be null, and what they must be otherwise.
+_FROM_1 = (
+    "training.num_epochs", "training.num_iterations", "training.batch_size", "training.mini_batch_size",
+    "training.micro_batch_size", "training.gradient_accumulation_steps", "training.num_rollouts_per_iteration",
+    "training.max_episode_length", "training.eval_episodes", "training.save_every", "training.save_total_limit",
+    "training.log_every", "training.max_problems", "training.clear_cache_interval", "model.max_new_tokens",
+    "model.lora_r", "grpo.group_size", "ppo.num_ppo_epochs", "sft.max_trajectories",
+)  # fmt: skip
+_FROM_0 = (
+    "training.weight_decay", "training.warmup_steps", "training.seed", "model.top_k", "ppo.value_loss_coef",
+    "ppo.entropy_coef", "ppo.kl_coef", "grpo.kl_coef", "dpo.rpo_weight", "sft.bc_weight", "sft.world_model_weight",
+)  # fmt: skip
+_ABOVE_0 = (
+    "training.learning_rate", "training.max_grad_norm", "training.adam_epsilon", "model.temperature", "model.top_p",
+    "model.lora_alpha", "ppo.clip_range", "ppo.clip_range_vf", "ppo.target_kl", "grpo.clip_range", "grpo.temperature",
+    "dpo.beta",
+)  # fmt: skip
+_FRACTIONS = ("model.top_p", "ppo.gamma", "ppo.gae_lambda", "grpo.gamma")
+_BELOW_1 = ("training.adam_beta1", "training.adam_beta2", "model.lora_dropout", "dpo.label_smoothing")
 
 _GREEDY = "policies are trained on drawn answers"
 _ONE_FOLDER = "all of a training lies in its output folder; use output_dir or --output"
@@ -19,6 +40,7 @@ def check(config: TrainConfig) -> None:
 
 def problems_of(config: TrainConfig) -> Iterator[str]:
     """All that is wrong, a sentence each."""
+    yield from _numbers(config)
     yield from _training(config)
     yield from _model(config)
     yield from _data(config)
@@ -34,16 +56,22 @@ def problems_of(config: TrainConfig) -> Iterator[str]:
             yield f"eval_envs[{number}].mode=server: nothing is trained in it; leave it out, or say client"
 
 
+def _numbers(config: TrainConfig) -> Iterator[str]:
+    def wrong(keys: Iterable[str], right: Callable[[float], bool], wanted: str) -> Iterator[str]:
+        for key in keys:
+            value = attrgetter(key)(config)
+            if value is not None and not right(value):
+                yield f"{key}={value}; {wanted}"
+
+    yield from wrong(_FROM_1, lambda value: value >= 1, "the least is 1")
+    yield from wrong(_FROM_0, lambda value: value >= 0, "the least is 0")
+    yield from wrong(_ABOVE_0, lambda value: value > 0, "it is above 0")
+    yield from wrong(_FRACTIONS, lambda value: 0 <= value <= 1, "it is from 0 to 1")
+    yield from wrong(_BELOW_1, lambda value: 0 <= value < 1, "it is from 0 to under 1")
+
+
 def _training(config: TrainConfig) -> Iterator[str]:
     told = config.training
-    for name in ("num_epochs", "batch_size", "gradient_accumulation_steps", "num_rollouts_per_iteration",
-                 "max_episode_length", "eval_episodes", "save_every", "log_every"):  # fmt: skip
-        if getattr(told, name) < 1:
-            yield f"training.{name}={getattr(told, name)}; the least is 1"
-    for name in ("num_iterations", "mini_batch_size", "micro_batch_size", "save_total_limit", "max_problems"):
-        value = getattr(told, name)
-        if value is not None and value < 1:
-            yield f"training.{name}={value}; the least is 1"
     if told.eval_every < 0:
         yield f"training.eval_every={told.eval_every}; 0 for never, or 1 and above"
     if told.use_fp16 and told.use_bf16:
@@ -54,11 +82,16 @@ def _training(config: TrainConfig) -> Iterator[str]:
     if told.wandb_entity is not None:
         yield "training.wandb_entity: set WANDB_ENTITY in the environment, which wandb reads itself"
     group = config.grpo.group_size
-    if told.algorithm == "grpo" and told.num_rollouts_per_iteration % max(1, group):
+    if told.algorithm == "grpo" and told.num_rollouts_per_iteration % group:
         yield (
             f"training.num_rollouts_per_iteration={told.num_rollouts_per_iteration} is no multiple of "
             f"grpo.group_size={group}; groups are whole"
         )
+    by_group = config.grpo.normalize_rewards and config.grpo.reward_normalization == "group"
+    if told.algorithm == "grpo" and group == 1 and by_group:
+        yield "grpo.group_size=1: an answer alone in its group is no better and no worse; 2 or more"
+    if told.algorithm == "dpo" and told.data_file is None and config.dpo.samples_per_prompt < 2:
+        yield f"dpo.samples_per_prompt={config.dpo.samples_per_prompt}: the best and the worst are of 2 or more"
     if told.algorithm in ("dpo", "sft") and told.log_every != 1:
         yield f"training.log_every={told.log_every}: {told.algorithm} logs every step; leave it at 1"
     if told.algorithm == "sft" and config.sft.collect_every != 1:

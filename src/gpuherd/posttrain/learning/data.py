@@ -13,6 +13,7 @@ from gpuherd.posttrain.algos.interface import Collecting, Row
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import check_turns
 from gpuherd.posttrain.learning.translating import model_of, precision_of, problems_wanted, sampling_of
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split
@@ -65,11 +66,7 @@ def answered(
 
     Raises UsageError for dpo on episodes of several turns, or where no problem has two unlike answers.
     """
-    if config.training.algorithm == "dpo" and environments.most_turns > 1:
-        raise UsageError(
-            f"policy_env: dpo compares single answers, and an episode of {environments.name} has up to "
-            f"{environments.most_turns} turns; set max_attempts: 1, or learn by ppo or grpo"
-        )
+    check_turns(config, environments)
     kept = world.broadcast(_read(folder.rows) if world.is_main else None)
     if kept is None:
         kept = _rolled(config, environments, world, device)

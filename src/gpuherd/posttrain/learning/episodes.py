@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
@@ -58,12 +60,13 @@ def problems_of(environments: Environments, where: str, split: Split, count: int
 def roller(config: TrainConfig, environments: Environments, *, greedy: bool = False) -> Callable[..., list[Rollout]]:
     """What rolls episodes while a policy is trained: of a sampler, problems, samples of each, and the draws' stream.
 
-    With ``grpo.gamma`` below 1 what an episode earns is discounted by turn: sum over turns k of gamma^k r_k.
+    With ``grpo.gamma`` below 1 what an episode earns is discounted by turn: sum over turns k of gamma^k r_k. What is
+    evaluated (``greedy``) is not.
     """
     from gpuherd.posttrain.environments.episodes import roll
     from gpuherd.posttrain.environments.turns import Turns
 
-    gamma = config.grpo.gamma if config.training.algorithm == "grpo" else 1.0
+    gamma = config.grpo.gamma if config.training.algorithm == "grpo" and not greedy else 1.0
 
     def rolled(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         turns = Turns(sampler.tokenizer, chat=config.model.use_chat_template)
@@ -101,26 +104,29 @@ def discounted(rollout: Rollout, gamma: float) -> Rollout:
 class Evaluation:
     """The policy's most probable answers to some problems of each of ``eval_envs``, as figures for the curves.
 
-    All processes evaluate their share; all know the means.
+    All processes evaluate their share; all know the means. Nothing is evaluated where ``eval_every`` is 0.
     """
 
     def __init__(self, config: TrainConfig, world: World, device: str):
         """Raises UsageError, naming the block, and what reading problems raises."""
         self._world = world
         self._envs: list[tuple[str, Environments, list[Problem], Any]] = []
-        for number, told in enumerate(config.eval_envs):
+        blocks = config.eval_envs if config.training.eval_every else ()
+        names: list[str] = []
+        for number, told in enumerate(blocks):
             where = f"eval_envs[{number}]"
             environments = make_environments(where, told, device)
             split, count = Split.TEST, config.training.eval_episodes
             problems = problems_of(environments, where, split, count, config.training.seed)
-            name = told.dataset or environments.name
-            self._envs.append((name, environments, problems, roller(config, environments, greedy=True)))
+            names.append(_free_name(Path(told.dataset).stem if told.dataset else environments.name, names))
+            self._envs.append((names[-1], environments, problems, roller(config, environments, greedy=True)))
 
     def __bool__(self) -> bool:
         return bool(self._envs)
 
     def __call__(self, sampler: Sampler, _step: int) -> Mapping[str, float]:
-        """``eval/<name>/reward``, and ``/accuracy`` where the environment knows right and wrong."""
+        """``eval/<name>/reward``, and ``/accuracy`` where the environment knows right and wrong. Names are data sets';
+        ``gsm8k-2`` is the second of that name."""
         found: dict[str, float] = {}
         for number, (name, _, problems, rolled) in enumerate(self._envs):
             mine = self._world.share(problems)
@@ -137,3 +143,8 @@ class Evaluation:
         """Ends what scoring has started."""
         for _, environments, _, _ in self._envs:
             environments.close()
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in names if each not in taken)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.rundir import safe_name
+from gpuherd.posttrain.learning.config import TrainConfig
 
 KIND = "train"  # in run.json as "kind"
 FORMAT = 1
@@ -40,6 +42,12 @@ class TrainDirectory:
         self.stop = self.root / "stop"
         self.lock = self.root / "train.lock"
         self.done = self.root / "done.json"
+
+    @classmethod
+    def of(cls, config: TrainConfig, output: str | None = None) -> Self:
+        """The folder that is said, else the configuration's, else ``outputs/`` with the experiment's name (as a file's:
+        it leads nowhere else)."""
+        return cls(output or config.output_dir or Path("outputs") / safe_name(config.experiment_name))
 
     def create(self) -> None:
         """Makes the folder. Raises CannotWrite."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpuherd.batch.foreground import RunOptions
 from gpuherd.errors import JobCannotFit
+from gpuherd.jobs.gpuwatch import GpuWatch
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training import make_training_plan
 from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
@@ -17,6 +21,8 @@ from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.translating import model_of, precision_of, steps_of
 from gpuherd.posttrain.training.options import Sharding
+
+logger = logging.getLogger(__name__)
 
 # Of GPUs that are not known there is no end of room.
 _BOUNDLESS = 1 << 60
@@ -56,6 +62,18 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int) -> Need
         raise JobCannotFit(f"{said}: {found.reason}; {fits}")
     memory = max(-(-load.usage.total // MIB) for load in found.loads)
     return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
+
+
+def foretell(config: TrainConfig, here: int, world_size: int) -> None:
+    """Logs what a training takes of GPUs that are the user's own: he has started the processes, ``here`` of them on
+    this machine. Nothing is refused: they are his, and a plan is a plan. Raises MissingModel, BadModel."""
+    watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
+    cards = () if watch.problem is not None else idle_cards(watch.gpus)
+    told = replace(config.distributed, num_gpus=here, gpu_ids=None)
+    try:
+        logger.info("%s", need_of(replace(config, distributed=told), cards, world_size).sentence)
+    except JobCannotFit as problem:
+        logger.warning("memory may run out: %s", problem)
 
 
 def job_of(config: TrainConfig, precision: Precision, world_size: int) -> TrainingJob:

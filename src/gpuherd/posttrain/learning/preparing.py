@@ -42,7 +42,6 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> Non
         folder.create()
         about = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__, "name": config.experiment_name}
         folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
-    folder.stop.unlink(missing_ok=True)
     folder.write(folder.config, as_yaml(config))
 
 

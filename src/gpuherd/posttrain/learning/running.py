@@ -28,6 +28,7 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.models.plan.demand import idle_cards
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
 from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
@@ -110,7 +111,7 @@ class TrainRun:
         """Trains, or goes on. Returns the exit code.
 
         Raises:
-            UsageError: settings that are wrong, another training in the folder, a port in use.
+            UsageError: settings that are wrong, data that is not there, another training in the folder, a port in use.
             JobCannotFit: it fits on no GPU here, with what would. NoGpuFree, NoSuchGpu.
             MissingModel, BadModel, CannotWrite, QueueBusy.
         """
@@ -123,6 +124,7 @@ class TrainRun:
         processes = processes_of(config)
         steps_of(config, processes.size)
         check_port(config)
+        check_data(config)
         waiter, need, on_cpu = self._waiter(config, processes)
         argv = command(processes, config, folder.root, on_cpu=on_cpu)
         self.plan = Plan(config, folder, processes, on_cpu, need, argv)
@@ -138,6 +140,7 @@ class TrainRun:
         taken = Taken() if waiter is None else waiter.take()
         if first:
             prepare(folder, config, resume=self.options.resume)
+            folder.stop.unlink(missing_ok=True)  # of a start before
         code = self._started(self.plan, taken)
         self.summary = folder.summary()
         self._tell(self._end(code, folder))
@@ -152,7 +155,7 @@ class TrainRun:
             assert options.output is not None  # noqa: S101 - TrainOptions has looked
             file = str(TrainDirectory(options.output).config)
         config = placed(read_config(file, self.overrides), options.where)
-        return config, TrainDirectory(options.output or config.output_dir or f"outputs/{config.experiment_name}")
+        return config, TrainDirectory.of(config, options.output)
 
     def _waiter(self, config: TrainConfig, processes: Processes) -> tuple[Waiter | None, Need | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.posttrain.algos.interface import Row, Training
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning import data, translating
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import Evaluation, make_environments, problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import algorithm_options
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.training.curves import Curves, read_curves
-from gpuherd.posttrain.training.gpu_memory import memory_summary
+from gpuherd.posttrain.training.curves import amend, read_curves
+from gpuherd.posttrain.training.gpu_memory import memory_summary, of_world
 from gpuherd.posttrain.training.random_state import seed_all
 from gpuherd.posttrain.training.world import World
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.environments.interface import Environments
 
 logger = logging.getLogger(__name__)
-
-_NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 
 
 def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
@@ -66,7 +64,7 @@ def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: C
         evaluation.close()
         if environments is not None:
             environments.close()
-    return _finish(config, folder, world, policy, time.monotonic() - started)
+    return finish(config, folder, world, policy, time.monotonic() - started)
 
 
 def _work(
@@ -79,22 +77,20 @@ def _work(
     stopping: Callable[[], bool],
 ) -> tuple[Training, Any]:
     """The training in the words of algorithms, and the algorithm."""
-    name = _NAMES[config.training.algorithm]
-    kind = algorithm_class(name)
     online = config.training.algorithm in ("ppo", "grpo")
     seed = config.training.seed
     problems: Sequence[Problem] = ()
     if online and environments is not None:
         wanted = translating.problems_wanted(config)
         problems = problems_of(environments, "policy_env", Split.TRAIN, wanted, seed)
-    options = read(kind.Options, translating.options_of(config, max(1, len(problems))), name)
-    algorithm = kind(options)
+    kind = algorithm_class(config.training.algorithm.upper())
+    algorithm = kind(algorithm_options(config, max(1, len(problems))))
     rows: list[Row] = [] if online else _rows(config, folder, world, device, environments, algorithm)
     policy = Policy(translating.model_of(config))
     hooks = _hooks(config, stopping)
     if online and environments is not None:
         told: dict[str, Any] = {"roll": roller(config, environments)}
-        if evaluation and config.training.eval_every:
+        if evaluation:
             told |= {"evaluate": evaluation, "evaluate_every": config.training.eval_every}
         hooks = replace(hooks, **told)
     return (
@@ -154,21 +150,18 @@ def _evaluated(
     """Evaluates the trained policy at the end: TRL's trainers have no sampler while they train."""
     from gpuherd.posttrain.sampling.sampler import Sampler
 
-    lines = read_curves(folder.root)
-    step = max((int(line["step"]) for line in lines), default=0)
+    step = max((int(line["step"]) for line in read_curves(folder.root)), default=0)
     sampler = Sampler(policy, translating.precision_of(config), world.device, translating.sampling_of(config))
     found = evaluation(sampler, step)
-    before = {name: value for line in lines if line["step"] == step for name, value in line.items() if name != "step"}
-    world.barrier()  # all have read the lines
-    with Curves(folder.root, world, step=step - 1) as curves:
-        curves.log(step, {**before, **found})
+    if world.is_main:
+        amend(folder.root, step, found)
 
 
-def _finish(
+def finish(
     config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, seconds: float
 ) -> Mapping[str, Any]:
-    """Writes what is told at the end; done.json last."""
-    memory = memory_summary(world)
+    """Writes what is told at the end; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
+    memory = memory_summary(of_world(world))
     lines = read_curves(folder.root) if world.is_main else []
     summary: dict[str, Any] = {
         "gpuherd_version": __version__,
@@ -184,7 +177,8 @@ def _finish(
     if world.is_main:
         for line in memory:
             logger.info("%s", line)
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
         folder.write(folder.done, json.dumps(summary, indent=2) + "\n")
+        # Not before: what is killed here would train from its beginning again.
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
     world.barrier()
     return world.broadcast(summary)

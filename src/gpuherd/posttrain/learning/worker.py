@@ -8,20 +8,21 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.processes import ProcessId, identify
+from gpuherd.engines.processes import identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.flags import Parser
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.report.log import FORMAT, configure_console
+from gpuherd.report.log import configure_console, logged_to
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World
@@ -43,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
     parser.add_argument("--config", metavar="FILE", help="the configuration (default: that of the output folder)")
     parser.add_argument("--output", metavar="DIR", help="the output folder (default: output_dir)")
-    parser.add_argument("--device", metavar="cpu|cuda", help="where to train (default: on GPUs, where there are some)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where to train (default: on GPUs, where there are some)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
@@ -74,21 +77,20 @@ class Asked:
 
     Attributes:
         code: what it exits with then.
+        alone: nobody waits for us: we were started by hand, or by the user's torchrun.
     """
 
     def __init__(self) -> None:
         self.code = ExitCode.INTERRUPTED
+        pid = os.environ.get(STARTER, "")
+        self.alone = not pid.isdecimal()
+        self._starter = None if self.alone else identify(int(pid))
         self._signalled = False
-        self._starter: ProcessId | None = None
-        self._alone = True  # nobody waits for us
         self._folder: TrainDirectory | None = None
 
     def listen(self, folder: TrainDirectory) -> None:
         """From now on. A second signal ends the process at once."""
         self._folder = folder
-        pid = os.environ.get(STARTER, "")
-        self._alone = not pid.isdecimal()
-        self._starter = None if self._alone else identify(int(pid))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
 
@@ -97,12 +99,16 @@ class Asked:
         if self._folder is not None and self._folder.stop.exists():
             return True
         gone = self._starter is None or not self._starter.is_alive()
-        return self._signalled or (gone and not self._alone)
+        return self._signalled or (gone and not self.alone)
 
     def _take(self, number: int, _frame: object) -> None:
+        # Asked before, perhaps by the file: of two requests to gpuherd train only the second one comes as a signal.
+        again = self._signalled or (self._folder is not None and self._folder.stop.exists())
         self._signalled = True
         self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
-        signal.signal(number, signal.SIG_DFL)
+        if again:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
 def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> None:
@@ -112,8 +118,10 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
     device = args.device if args.device is not None or config is None or config.device == "auto" else config.device
     with ExitStack() as stack:
         world = stack.enter_context(World.from_environment(device))
-        begun = world.broadcast(_begun(config, args, stack) if world.is_main else None)
+        begun = world.broadcast(_begun(config, args, stack, asked) if world.is_main else None)
         if isinstance(begun, GpuherdError):
+            if not world.is_main:  # said once is enough
+                raise SystemExit(begun.exit_code)
             raise begun
         assert begun is not None  # noqa: S101 - the main process has said it
         config, folder = begun
@@ -123,23 +131,31 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
             return
         asked.listen(folder)
         if world.is_main:
-            stack.enter_context(_log(folder))
+            stack.enter_context(logged_to(folder.run_log, shown=True))
+            if asked.alone and world.device != "cpu":
+                from gpuherd.posttrain.learning.memory import foretell
+
+                foretell(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world.size)  # gpuherd train has done so
         _train(config, folder, world, asked)
 
 
 def _begun(
-    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack
+    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: Asked
 ) -> tuple[TrainConfig, TrainDirectory] | GpuherdError:
     """The configuration, and the folder locked and prepared; or what is wrong, for all to say."""
     try:
         if config is None:
             config = read_config(TrainDirectory(args.output).config, args.overrides)
-        folder = TrainDirectory(args.output or config.output_dir or f"outputs/{config.experiment_name}")
+        folder = TrainDirectory.of(config, args.output)
         look_over(folder, config, resume=args.resume)
+        if asked.alone and not folder.done.exists():
+            check_data(config)  # else whoever started us has looked
         folder.create()
         lock = DispatcherLock(folder.lock)
         stack.callback(lock.close)
         prepare(folder, config, resume=args.resume)
+        if asked.alone:  # else it may be meant for us
+            folder.stop.unlink(missing_ok=True)
     except GpuherdError as problem:
         return problem
     return config, folder
@@ -157,23 +173,7 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Ask
     try:
         summary = train(config, folder, world, asked.stopping)
     except GpuherdError as problem:
-        logger.error("%s", problem)
+        logger.info("error: %s", problem)  # for run.log; who catches it says it to people
         raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
-
-
-@contextmanager
-def _log(folder: TrainDirectory) -> Iterator[None]:
-    """Our records from INFO on are added to run.log."""
-    handler = logging.FileHandler(folder.run_log, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter(FORMAT))
-    handler.setLevel(logging.INFO)
-    ours = logging.getLogger("gpuherd")
-    ours.addHandler(handler)
-    ours.setLevel(min(logging.INFO, ours.getEffectiveLevel()))
-    try:
-        yield
-    finally:
-        ours.removeHandler(handler)
-        handler.close()

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuherd.engines import progress
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Row, Training
 from gpuherd.posttrain.policy_gradient.batch import batch_of
 from gpuherd.posttrain.policy_gradient.figures import figures_of
@@ -32,14 +32,9 @@ from gpuherd.posttrain.sampling.sampler import Sampler
 from gpuherd.posttrain.training.checkpoints import Checkpoints
 from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import StepFigures, Trainee
 from gpuherd.posttrain.training.world import World
-
-
-class Stopped(GpuherdError):
-    """The training was asked to stop; a checkpoint is there to go on from."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 class Learner:
@@ -227,7 +222,7 @@ class Learner:
         if stopping or done % self._hooks.save_every == 0 or done == self.plan.steps:
             self._checkpoints.save(done, self.trainee, keep)
         if stopping and done < self.plan.steps:
-            raise Stopped(f"stopped after step {done} of {self.plan.steps}; the same command goes on from there")
+            raise Stopped.after(done, self.plan.steps)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 

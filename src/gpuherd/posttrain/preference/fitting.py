@@ -17,24 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
+from gpuherd.errors import UsageError, naming_extras
 from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.training import folders
 from gpuherd.posttrain.training.curves import Curves
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.world import World
 
 logger = logging.getLogger(__name__)
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "trl", "datasets", "accelerate", "peft"), "posttrain")
 RECORD = "training.json"  # in the trained model's folder: what it is of
-
-
-class Stopped(GpuherdError):
-    """A training ended before its last step because it was asked to; its last checkpoint is of that moment."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 Build = Callable[[dict[str, Any], Sequence[Any], World], Any]
@@ -104,7 +99,7 @@ def _trained(run: Run, build: Build, world: World, beside: Mapping[str, str]) ->
             return False
         done = trainer.state.global_step
         if done < run.total_steps:
-            raise Stopped(f"stopped after step {done} of {run.total_steps}; the same command goes on from there")
+            raise Stopped.after(done, run.total_steps)
         _save(trainer, run, world, beside)
     return True
 

@@ -39,12 +39,12 @@ from gpuherd.posttrain.rounds.prepared import Prepared, prepare, refuse_others
 from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
-from gpuherd.posttrain.rounds.runlog import run_log
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines
 from gpuherd.posttrain.rounds.work import versions
 from gpuherd.qa.working.model_jobs import having
 from gpuherd.qa.working.running import failure_lines
+from gpuherd.report.log import logged_to
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.evaluation.gathering import Gathered
@@ -126,7 +126,7 @@ class RoundsExperiment:
             self.folder = new_folder(self.settings, self.now)
         self.folder.create()
         record = replace(begin(self.folder, record), settings=self.settings)
-        with run_log(self.folder.run_log):
+        with logged_to(self.folder.run_log):
             self.outcome = self._run(record)
         self._tell_end()
         return self.outcome

@@ -1,49 +1,12 @@
-"""What a run took of its GPUs, as lines for run.log: memory by GPU, utilisation by phase. Pure.
+"""How busy a run's GPUs were, by phase, as lines for run.log. Pure.
 
-The words are those that people look for: ``GPU Memory Summary:`` and ``GPU utilization``. What nobody measured (on a
-CPU, on simulated GPUs) is N/A.
+``GPU utilization`` are the words that people look for. What nobody measured (on simulated GPUs) is N/A.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-_GB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """The most that jobs have taken of a GPU, in bytes; None where nobody measured it.
-
-    Attributes:
-        label: as people call it.
-        allocated, reserved: by torch: for tensors, and with what its allocator keeps.
-        total: the GPU's.
-    """
-
-    label: str
-    allocated: int | None
-    reserved: int | None
-    total: int | None
-
-
-def memory_summary(gpus: Sequence[GpuMemory]) -> list[str]:
-    """The lines of a summary.
-
-    >>> print("\\n".join(memory_summary([GpuMemory("0", 45 << 30, 48 << 30, 80 << 30)])))
-    GPU Memory Summary:
-      GPU 0: 45.00 GB allocated, 48.00 GB reserved, 80.00 GB total
-    """
-    lines = ["GPU Memory Summary:"]
-    for gpu in gpus:
-        parts = ((gpu.allocated, "allocated"), (gpu.reserved, "reserved"), (gpu.total, "total"))
-        lines.append(f"  GPU {gpu.label}: " + ", ".join(f"{_gb(value)} {word}" for value, word in parts))
-    return lines if gpus else [*lines, "  no GPUs: all was computed on the CPU"]
-
-
-def _gb(value: int | None) -> str:
-    return "N/A" if value is None else f"{value / _GB:.2f} GB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
-from gpuherd.posttrain.rounds.gpu_lines import GpuMemory, memory_summary
+from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from gpuherd.options import option
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record
 from gpuherd.posttrain.rounds.work import Work, do, step_named
+from gpuherd.posttrain.training.gpu_memory import measured
 from gpuherd.qa.working.worker import run_worker, unbuffered
 
 MODULE = "gpuherd.posttrain.rounds.worker"
@@ -91,17 +92,10 @@ def device_here(visible: str | None, *, simulate: bool) -> str:
 
 def memory_used(device: str) -> dict[str, Any]:
     """The most that torch has held on the GPU so far, in bytes; None on the CPU."""
-    names = ("peak_allocated", "peak_reserved", "total")
-    if device == "cpu":
-        return dict.fromkeys(names)
-    import torch
-
-    values = (
-        torch.cuda.max_memory_allocated(),
-        torch.cuda.max_memory_reserved(),
-        torch.cuda.get_device_properties(0).total_memory,
-    )
-    return dict(zip(names, values, strict=True))
+    taken = measured("", device)
+    if taken is None:
+        return dict.fromkeys(("peak_allocated", "peak_reserved", "total"))
+    return {"peak_allocated": taken.allocated, "peak_reserved": taken.reserved, "total": taken.total}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

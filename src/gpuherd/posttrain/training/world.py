@@ -86,13 +86,16 @@ class World:
                 several processes the number is the local rank's.
 
         Raises:
-            UsageError: half of the variables are set, or fewer GPUs are seen than processes run here.
+            UsageError: half of the variables are set, CUDA is asked for and not there, or fewer GPUs are seen than
+                processes run here.
             GpuherdError: the processes did not find each other.
         """
         import torch
 
         place = place_told(os.environ)
         kind = (device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"torch {torch.__version__} finds no CUDA here; train on the CPU (--device cpu)")
         if place is None:
             return cls.single(device if device is not None and ":" in device else _first(kind))
         if kind == "cuda" and torch.cuda.device_count() <= place.local_rank:
