@@ -85,6 +85,7 @@ def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> N
         dpo.train(training(policy_model, rows, tmp_path, precision=Precision("float32", "bfloat16")))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     """Stops before anything is saved of it."""
     dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer=Optimizer.SGD, grad_clip=None, save_every=1))
