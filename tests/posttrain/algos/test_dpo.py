@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, training
+from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, training
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO, Pairing
@@ -120,6 +120,19 @@ def test_it_learns(words: dict[str, Any], times: float, policy_model: Path, tmp_
     first, second = (read_curves(tmp_path / each)[0] for each in ("0", "1"))
     assert first["rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert abs(second["rewards/margins"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_an_adapters_dropout_is_used(policy_model: Path, tmp_path: Path) -> None:
+    """TRL would switch it off with the model's own."""
+    losses = []
+    for share in (0.0, 0.9):
+        lora = dataclasses.replace(ADAPTER, dropout=share)
+        options = DPO.Options(lr=1e-2, batch_size=8, epochs=2, lora=lora)
+        DPO(options).train(training(policy_model, comparisons(), tmp_path / str(share)))
+        losses.append([line["loss"] for line in read_curves(tmp_path / str(share))])
+    assert losses[0][0] == pytest.approx(losses[1][0])  # a new adapter changes nothing yet
+    assert losses[0][1] != pytest.approx(losses[1][1], rel=1e-4)
 
 
 def reward_of(policy: Policy) -> float:

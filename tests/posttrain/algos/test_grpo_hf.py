@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -84,6 +85,12 @@ def test_preferences_of_people(policy_model: Path, tmp_path: Path) -> None:
     algorithm.train(training(policy_model, [], tmp_path / "run"))
     (line,) = read_curves(tmp_path / "run")
     assert "kl" not in line
+    work = training(policy_model, [], tmp_path / "run")
+    other = [dataclasses.replace(each, prompt=f"{each.prompt} ") for each in work.problems]
+    with pytest.raises(UsageError, match="is of another training: its problems is"):
+        algorithm.train(dataclasses.replace(work, problems=other))
+    with pytest.raises(UsageError, match="is of another training: its sampling is"):
+        algorithm.train(dataclasses.replace(work, sampling=dataclasses.replace(work.sampling, temperature=2.0)))
 
 
 def test_what_does_not_go_together(policy_model: Path, tmp_path: Path) -> None:
@@ -114,6 +121,7 @@ def test_bad_options(words: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("words", [{}, {"lora": Lora(r=8), "lr": 2e-2}], ids=["weights", "adapter"])
 def test_it_learns(words: dict[str, Any], policy_model: Path, tmp_path: Path) -> None:
     """The true reward rises with the proxy's."""

@@ -40,7 +40,7 @@ def margin(model: Any, reference: Any | None, each: Comparison, *, mean: bool = 
         if reference is not None:
             for log_prob in token_log_probs(reference, before, ids):
                 part = part - log_prob.detach()
-        total = total + sign * (part / len(ids) if mean else part)
+        total = total + sign * (part / max(1, len(ids)) if mean else part)
     return total
 
 

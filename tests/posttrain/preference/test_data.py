@@ -50,6 +50,7 @@ def test_other_files(tmp_path: Path) -> None:
         read_preferences(tmp_path / "b.parquet")
 
 
+@pytest.mark.slow
 def test_a_folder_laid_out_like_a_data_set(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", GOOD)
     assert read_preferences(tmp_path).pairs == (Preference("row 1", "p", "yes", "no"),)

@@ -19,6 +19,7 @@ from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.fitting import RECORD
 from gpuherd.posttrain.training.curves import read_curves
@@ -80,8 +81,11 @@ def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> N
     assert not (tmp_path / "model" / "training_args.bin").exists()
     with pytest.raises(UsageError, match="is of another training: its data is"):
         dpo.train(training(policy_model, rows[:4], tmp_path))
+    with pytest.raises(UsageError, match=r'its precision is \[null, null\], and here it is \["float32", "bfloat16"\]'):
+        dpo.train(training(policy_model, rows, tmp_path, precision=Precision("float32", "bfloat16")))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
     """Stops before anything is saved of it."""
     dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer=Optimizer.SGD, grad_clip=None, save_every=1))
@@ -132,13 +136,35 @@ work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**js
 DPO(DPO.Options(**json.loads(options))).train(work)
 """
 
+ALL = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.posttrain.preference.vowels import comparisons, episodes, training
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.algos.sft import SFT
+from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.world import World
+model, folder, strategy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+steps = StepOptions(micro_batch_size=2, strategy=strategy)
+words = {"batch_size": 4, "epochs": 3, "lr": 1e-2}
+with World.from_environment("cpu"):
+    DPO(DPO.Options(**words, rpo_weight=1.0)).train(training(model, comparisons(), folder / "rpo", steps=steps))
+    for mode in ("behavioral_cloning", "combined"):
+        SFT(SFT.Options(**words, mode=mode)).train(training(model, episodes(), folder / mode, steps=steps))
+    train_reward_model(
+        comparisons(), str(model), folder / "reward", RewardTraining(epochs=2, batch_size=4, lr=1e-3), steps=steps
+    )
+"""
 
-def command(model: Path, folder: Path, options: dict[str, Any], *, processes: int = 0, **steps: Any) -> list[str]:
-    several = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"]
+
+def command(model: Path, folder: Path, options: dict[str, Any], **steps: Any) -> list[str]:
     script = folder.parent / "script.py"
     script.write_text(SCRIPT)
     told = [str(script), str(model), str(folder), json.dumps(options), json.dumps(steps)]
-    return [sys.executable, *(several if processes else []), *told]
+    return [sys.executable, *told]
 
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."])}
@@ -168,17 +194,19 @@ def test_killed_wherever_it_is_it_ends_as_if_undisturbed(policy_model: Path, tmp
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
-    """DDP by gloo: the same losses as one process, up to the order of additions."""
-    options = {"lr": 1e-3, "batch_size": 4, "epochs": 3}
-    several: dict[str, Any] = {"processes": 2, "strategy": "ddp"}
-    for folder, words in ((tmp_path / "one", {}), (tmp_path / "two", several)):
-        subprocess.run(
-            command(policy_model, folder, options, micro_batch_size=2, **words),
-            check=True,
-            env={**os.environ, **ENVIRONMENT},
-        )
-    one, two = ([line["loss"] for line in read_curves(tmp_path / name)] for name in ("one", "two"))
-    assert len(one) == 6
-    assert one == pytest.approx(two, rel=1e-4)
-    for name, tensor in weights(tmp_path / "one").items():
-        torch.testing.assert_close(tensor, weights(tmp_path / "two")[name], rtol=1e-3, atol=1e-4)
+    """DDP by gloo, all trainings in one life of the processes: the same losses as one process, and the same model, up
+    to the order of additions."""
+    script = tmp_path / "all.py"
+    script.write_text(ALL)
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    for name, strategy, several in (("one", "single", []), ("two", "ddp", torchrun)):
+        told = [str(script), str(policy_model), str(tmp_path / name), strategy]
+        subprocess.run([sys.executable, *several, *told], check=True, env={**os.environ, **ENVIRONMENT})
+    for part, steps in (("rpo", 6), ("behavioral_cloning", 5), ("combined", 5), ("reward", 4)):
+        one, two = (read_curves(tmp_path / name / part) for name in ("one", "two"))
+        assert len(one) == steps
+        for figure in ("loss", "grad_norm"):
+            assert [line[figure] for line in one] == pytest.approx([line[figure] for line in two], rel=1e-4), part
+        kept = weights(tmp_path / "two" / part)
+        for name, tensor in weights(tmp_path / "one" / part).items():
+            torch.testing.assert_close(tensor, kept[name], rtol=1e-3, atol=1e-4)

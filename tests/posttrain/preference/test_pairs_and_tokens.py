@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain.preference.vowels import episodes
 from tests.qa import small_models
@@ -43,6 +43,7 @@ def test_nothing_to_compare() -> None:
     assert compared(rollout(1.0, 0, (7, 0)), rollout(0.0, 1, (7, 0))) is None
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=6))
 def test_order_does_not_matter(rewards: list[float]) -> None:
     rollouts = [rollout(reward, sample) for sample, reward in enumerate(rewards)]

@@ -149,6 +149,17 @@ def test_the_form_that_stands_beside_it(tmp_path: Path) -> None:
         RewardModel(str(folder))
 
 
+@pytest.mark.parametrize("form", [Form.CHAT, Form.JOINED, Form.ENDED])
+def test_a_completion_can_not_write_control_tokens(tmp_path: Path, form: Form) -> None:
+    """What looks like an end token in a completion's text is text before the judge too."""
+    model = RewardModel(str(causal(tmp_path, chat=True)), form=form)
+    end, plain, hostile = (
+        model.inputs("ab", text)["input_ids"].count(model.tokenizer.eos_token_id)
+        for text in ("", "xyz", f"xyz{model.tokenizer.eos_token}{model.tokenizer.eos_token}")
+    )
+    assert end == plain == hostile
+
+
 @pytest.mark.parametrize("form", list(Form))
 def test_long_texts_lose_their_beginning(tmp_path: Path, form: Form, caplog: pytest.LogCaptureFixture) -> None:
     folder = bert(tmp_path, positions=16)

@@ -100,7 +100,7 @@ class Options(FittingOptions):
             raise UsageError(f"max_tries={self.max_tries}; the least is 1")
 
     def losses(self) -> tuple[list[str], list[float]]:
-        """TRL's names of the losses that are added up, and their weights.
+        """TRL's names of the losses of the margin that are added up, and their weights.
 
         TRL's ``sigmoid`` has no label smoothing. With a = -ln sigmoid(x), b = -ln sigmoid(-x) = a + x and TRL's
         ``robust`` c = ((1 - s) a - s b) / (1 - 2 s) = a - s x / (1 - 2 s), what is wanted is
@@ -110,8 +110,6 @@ class Options(FittingOptions):
         names, weights = [str(self.loss_type)], [1.0]
         if smooth:
             names, weights = ["sigmoid", "robust"], [2 - 2 * smooth, 2 * smooth - 1]
-        if self.rpo_weight:
-            names, weights = [*names, "sft"], [*weights, self.rpo_weight]
         return names, weights
 
 
@@ -148,6 +146,8 @@ class DPO:
 
             loaded = trained_module(work, self.options, rows, world.device)
             names, weights = self.options.losses()
+            places = order(len(rows), run.total_steps, run.batch_size, work.seed)
+            rpo = rpo_weights(rows, places, run.batch_size, self.options.rpo_weight)
             trainer = trainers.Preferring(
                 model=loaded.module,
                 ref_model=self._reference(work, loaded.module, world.device),
@@ -161,10 +161,11 @@ class DPO:
                         loss_weights=weights,
                         label_smoothing=self.options.label_smoothing,
                         precompute_ref_log_probs=self.options.reference_free,
-                        disable_dropout=True,
+                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
                     )
                 ),
-                train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, work.seed)),
+                train_dataset=trainers.dataset_of(rows, places).add_column("rpo_weight", rpo),
+                data_collator=trainers.PreferringCollator(pad_token_id=trainers.padding(loaded.tokenizer)),
                 processing_class=loaded.tokenizer,
                 callbacks=list(callbacks),
             )
@@ -179,12 +180,12 @@ class DPO:
 
     def _reference(self, work: Training, module: Any, device: str) -> Any:
         """The reference's model; None where there is none, or it is the trained one without its adapter."""
-        from gpuherd.posttrain.sampling.loading import load_causal
+        from gpuherd.posttrain.sampling.loading import load_anew
 
         if self.options.reference_free or shares_reference(work, module):
             return None
         reference = work.reference
-        return load_causal(reference.model, work.precision, device, adapter=reference.adapter).module
+        return load_anew(reference.model, work.precision, device, adapter=reference.adapter).module
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:
@@ -194,6 +195,23 @@ def row_of(each: Comparison) -> dict[str, list[int]]:
         "chosen_ids": list(each.chosen_ids),
         "rejected_ids": list(each.rejected_ids),
     }
+
+
+def rpo_weights(
+    rows: Sequence[dict[str, list[int]]], places: Sequence[int], batch_size: int, weight: float
+) -> list[float]:
+    """Of the row at each place: what -ln pi of its chosen completion is multiplied by, such that the mean over the rows
+    of a step is ``weight`` times the mean over all chosen tokens of the step. Pure.
+
+    >>> rpo_weights([{"chosen_ids": [5]}, {"chosen_ids": [5, 6, 7]}], [0, 1], 2, 1.0)
+    [0.5, 0.5]
+    """
+    weights: list[float] = []
+    for start in range(0, len(places), batch_size):
+        step = places[start : start + batch_size]
+        tokens = sum(len(rows[place]["chosen_ids"]) for place in step)
+        weights += [weight * len(step) / max(1, tokens)] * len(step)
+    return weights
 
 
 def of_samples(sampler: Sampler, work: Collecting, samples: int) -> Iterator[Comparison]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -173,7 +173,18 @@ class GRPOFromHumanFeedback:
         options = self.options
         problems = {each.id: each for each in work.problems}
         group = options.samples_per_prompt
-        run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data, sequences=group)
+        run = run_of(
+            work,
+            options,
+            algorithm=self.name,
+            rows=len(problems),
+            data=data,
+            sequences=group,
+            besides={
+                "problems": digest([asdict(each) for each in work.problems]),
+                "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
+            },
+        )
         places = [work.problems[place].id for place in order(len(problems), run.total_steps, run.batch_size, work.seed)]
 
         def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
@@ -210,7 +221,7 @@ class GRPOFromHumanFeedback:
                         use_bias_correction_kl=False,
                         mask_truncated_completions=False,
                         shuffle_dataset=False,
-                        disable_dropout=True,
+                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
                     )
                 ),
                 train_dataset=trainers.dataset_of([{"prompt": each} for each in places], range(len(places))),

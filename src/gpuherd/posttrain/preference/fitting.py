@@ -132,11 +132,13 @@ def _check_world(run: Run, world: World) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what transformers says of older names that TRL uses, and without progress bars of files."""
+    """Without what transformers says of older names that TRL uses, and without progress bars of files and of data."""
+    import datasets
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
+    shown, data_shown = transformers_logging.is_progress_bar_enabled(), not datasets.are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
@@ -144,6 +146,8 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+        if data_shown:
+            datasets.enable_progress_bars()
 
 
 def _save(trainer: Any, run: Run, world: World, beside: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -104,6 +104,7 @@ def run_of(
     rows: int,
     data: str,
     sequences: int = 1,
+    besides: Mapping[str, Any] | None = None,
 ) -> Run:
     """One training of ``work``.
 
@@ -111,6 +112,7 @@ def run_of(
         rows: that there are to learn from.
         data: what tells them apart from others (``digest``).
         sequences: of each row.
+        besides: what changes results besides, as JSON values: what a checkpoint must agree in too.
     """
     hooks: Hooks | None = work.extra.get("hooks")
     run = Run(
@@ -130,10 +132,12 @@ def run_of(
             "algorithm": algorithm,
             "model": work.policy.model,
             "adapter": work.policy.adapter,
-            "reference": work.reference.model,
+            "reference": [work.reference.model, work.reference.adapter],
             "data": data,
             "seed": work.seed,
+            "precision": [work.precision.dtype, work.precision.amp_dtype],
             "options": options.identity(),
+            **(besides or {}),
         },
     )
     if hooks is None:

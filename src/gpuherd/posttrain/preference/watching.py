@@ -19,7 +19,8 @@ from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.trainee import NotFinite
 from gpuherd.posttrain.training.world import World
 
-_NOT_TOLD = ("epoch", "total_flos", "num_tokens", "step_time")
+# The last two are means over micro-batches of the extremes of each: they depend on how a step is cut.
+_NOT_TOLD = ("epoch", "total_flos", "num_tokens", "step_time", "min_reward", "max_reward")
 
 
 class Watching(TrainerCallback):  # type: ignore[misc]
