@@ -12,6 +12,7 @@ from tests.posttrain.policy_gradient.rollouts import rollout
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, groups_of, plan_of
 from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.rollout import Rollout
 
 
 def made(sizes: list[int], batch: int, epochs: int = 1, minibatch: int | None = None, passes: int = 1) -> Plan:
@@ -82,6 +83,13 @@ def test_a_group_has_one_problem_and_one_prompt() -> None:
 def test_a_digest_tells_data_apart() -> None:
     one, other = Problem("1", "1+1="), Problem("1", "1+2=")
     drawn = rollout((5,), (6, 7))
-    kinds = [[[one]], [[other]], [[one, other]], [[other, one]], [[drawn]], [[rollout((5,), (6, 8))]]]
+    kinds: list[list[list[Problem | Rollout]]] = [
+        [[one]],
+        [[other]],
+        [[one, other]],
+        [[other, one]],
+        [[drawn]],
+        [[rollout((5,), (6, 8))]],
+    ]
     assert len({digest_of(each) for each in kinds}) == len(kinds)
     assert digest_of([[Problem("1", "1+1=")]]) == digest_of([[one]])
