@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,11 @@ def words(models: tuple[str, str], output: Path, *more: str) -> list[str]:
     ]
 
 
-def test_the_plan_as_a_tree(models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--simulate", "4x40GB", *words(models, tmp_path / "out", "--dry-run", "algos=[QSharp,GRPO]", *FAST)]
+def test_the_plan_as_a_tree(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], standin: Callable[..., Machine]
+) -> None:
+    machine = ["--simulate", str(standin("4x40GB").path)]
+    command = [*machine, *words(models, tmp_path / "out", "--dry-run", "algos=[QSharp,GRPO]", *FAST)]
     assert run(command) == ExitCode.OK
     told = capsys.readouterr().out
     assert "first: 2 algorithms x 1 data set x 1 pair of models x 2 rounds: 15 jobs" in told

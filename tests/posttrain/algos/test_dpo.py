@@ -49,7 +49,7 @@ def test_all_alike_is_counted(policy_model: Path, caplog: pytest.LogCaptureFixtu
             del problems
             return [Reward(1.0) for _ in completions]
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpuherd"):
         assert list(DPO().collect(collecting(policy_model, 3, task=Generous()))) == []
     assert "3 of 3 problems: all samples earned the same; nothing to compare" in caplog.text
 
@@ -68,7 +68,7 @@ def test_right_answers_against_wrong_samples(policy_model: Path, caplog: pytest.
             del problems
             return [Reward(1.0, True) for _ in completions]
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpuherd"):
         assert list(dpo.collect(collecting(policy_model, 3, task=Pleased()))) == []
     assert "3 of 3 problems: no sample of 5 was wrong" in caplog.text
 

@@ -76,7 +76,7 @@ def test_wrong_labels_are_imitated_and_not_paid() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"digits": 0}, "arithmetic: digits=0"),
+        ({"digits": 0}, "arithmetic.digits=0"),
         ({"digit": 2}, "arithmetic.digit; did you mean arithmetic.digits"),
         ({"digits": "two"}, "arithmetic.digits=two: it should be a whole number"),
         ({"operations": "+/"}, "operations"),
