@@ -45,6 +45,7 @@ def test_another_place_and_json(run_folder: Path, tmp_path: Path, capsys: pytest
     }
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(run_folder: Path) -> None:
     pages = []
     for _ in range(2):
@@ -54,7 +55,7 @@ def test_the_same_results_give_the_same_page(run_folder: Path) -> None:
 
 
 def test_a_folder_without_results_and_one_that_can_not_be_written(run_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match=r"no folder .*posttrain or train"):
         run(["report", str(tmp_path / "nowhere")])
     with pytest.raises(CannotWrite, match="--output"):
         run(["report", str(run_folder), "--output", str(tmp_path / "no" / "p.html"), "--open", "no"])
@@ -69,6 +70,7 @@ def test_a_missing_library_is_named(run_folder: Path, monkeypatch: pytest.Monkey
         run(["esd", "plot", str(run_folder), "--model", "org/base", "--kind", "alpha"])
 
 
+@pytest.mark.slow
 def test_a_plot_of_some_layers(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "q.svg"
     words = ["esd", "plot", str(run_folder), "--model", "tuned", "--layer", "*.q_proj", "--kind", "both"]
@@ -117,6 +119,7 @@ def answers_folder(tmp_path: Path) -> QADirectory:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_of_answers_by_name_and_by_path(answers_folder: QADirectory, capsys: pytest.CaptureFixture[str]) -> None:
     runs = str(answers_folder.root.parent)
     assert run(["report", "made", "--runs-dir", runs, "--open", "no"]) == ExitCode.OK

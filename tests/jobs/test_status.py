@@ -350,7 +350,7 @@ def test_a_hundred_thousand_jobs(scene: Scene) -> None:
         told = scene.status(Page(limit=40))
         quickest = min(quickest, time.process_time() - began)
     assert (told.counts.waiting, len(told.jobs)) == (100_000, 40)
-    assert quickest < 0.1
+    assert quickest < 0.5  # 0.08 on a slow core; the jobs themselves, read one by one, take seconds
 
 
 def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:

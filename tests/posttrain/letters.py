@@ -1,4 +1,4 @@
-"""A task for the tests of algorithms: any text is an answer, and the letter ``a`` is what is wanted."""
+"""A task for the tests of algorithms: any text is an answer, and small letters are wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuherd.posttrain.problem import Problem, Reward, Split
 
 @dataclass
 class Letters:
-    """The reward is the share of ``a`` among a completion's characters; ``scored`` keeps how many were scored at once.
+    """The reward is the share of small letters among a completion's characters; ``scored``: how many at a time.
 
     ``poison``: a completion with this in it earns NaN.
     """
@@ -26,10 +26,12 @@ class Letters:
         return [Problem(f"{split}-{number}", "q" * (1 + number % 5) + ":") for number in range(count or 8)]
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """The share of ``a``."""
+        """The share of small letters."""
         self.scored.append(len(completions))
         return [
-            Reward(float("nan") if self.poison and self.poison in each else each.count("a") / max(1, len(each)))
+            Reward(
+                float("nan") if self.poison and self.poison in each else sum(map(str.islower, each)) / max(1, len(each))
+            )
             for each in completions
         ]
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -23,6 +23,7 @@ from gpuherd.qa.intervals import (
 )
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 500).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))), st.sampled_from([0.9, 0.95]))
 def test_wilson_is_scipys(counts: tuple[int, int], confidence: float) -> None:
     count, of = counts
@@ -39,6 +40,7 @@ def test_share_of_none_has_neither_value_nor_interval() -> None:
     assert Share(3, 4).value == 0.75
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_mcnemar_is_the_binomial_test(first: int, second: int) -> None:
     p = mcnemar_p(first, second)
@@ -54,6 +56,7 @@ def test_kappa_of_a_textbook_table() -> None:
     assert kappa.value == pytest.approx(0.4)
 
 
+@settings(max_examples=30)
 @given(st.tuples(*[st.integers(1, 200)] * 4))
 def test_kappas_interval_is_the_delta_methods(table: tuple[int, int, int, int]) -> None:
     """Fleiss' formula is the delta method on the multinomial table: here with a numerical gradient."""
@@ -143,6 +146,7 @@ def test_a_perfect_auroc_of_few_has_a_wide_interval() -> None:
     assert mirrored.high == pytest.approx(1 - auroc_interval(1.0, 8, 392).low, abs=1e-9)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=20))
 def test_holm_by_its_definition(values: list[float | None]) -> None:
     found = holm(values)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.report.log import configure_console, run_log
+from gpuherd.report.log import configure_console, logged_to, run_log
 
 
 def test_the_runs_own_log(tmp_path: Path) -> None:
@@ -38,3 +38,19 @@ def test_the_runs_log_makes_standard_error_no_louder(
         logging.getLogger("gpuherd").setLevel(logging.NOTSET)
     assert capsys.readouterr().err == "loud\n"
     assert "quiet" in path.read_text()
+
+
+def test_warnings_are_shown_where_no_display_tells_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOG_LEVEL", raising=False)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
+    try:
+        configure_console()
+        for shown in (True, False):
+            with logged_to(tmp_path / "run.log", shown=shown):
+                logging.getLogger("gpuherd.posttrain").warning("shown: %s", shown)
+    finally:
+        logging.getLogger("gpuherd").setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == "shown: True\n"
+    assert "shown: True" in (said := (tmp_path / "run.log").read_text()) and "shown: False" in said

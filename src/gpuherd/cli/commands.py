@@ -17,6 +17,7 @@ SUMMARIES: Mapping[str, str] = {
     "judge": "which answers of a run are right, by rule or by a model",
     "score": "uncertainty measures of the answers of a run",
     "evaluate": "which measure of uncertainty tells wrong answers from right ones",
+    "train": "train one model by PPO, GRPO, DPO or SFT, on one GPU or many",
     "runs": "the runs of answers, and what was made of each",
     "posttrain": "train and compare policies in rounds: algorithms x data sets x models",
     "report": "one HTML page of a run's results",

@@ -20,6 +20,7 @@ examples:
   gpuherd generate --model ./small --dataset questions.jsonl --greedy --samples 10 --temperature 1.0
   gpuherd generate --model llama-3.1-70b-4bit --dataset squad_v2 --limit 200 --prompt sentence --max-gpus 4
   gpuherd generate --model ./small --dataset questions.csv --dry-run      what would run, and which rows are refused
+  gpuherd generate --model ./small --dataset gsm8k --guide ./classifier --eta 0.1 --samples 8      guided answers
   gpuherd generate --resume small-questions-1f0a92c3      go on with a run that was stopped
   gpuherd --simulate 4x40GB generate --model ./small --dataset gsm8k      try it without GPUs
 

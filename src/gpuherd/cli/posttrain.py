@@ -13,8 +13,6 @@ from gpuherd.posttrain.rounds.options import RoundsOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
-
 DESCRIPTION = """\
 Post-training in rounds: every algorithm on every data set with every pair of models collects data, trains and is
 evaluated, round after round, as jobs on GPUs that are free. The same command again goes on with its unfinished run;
@@ -62,44 +60,37 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json)
     if args.test_setup:
         return _test_setup(args, options, console)
-    experiment = _experiment(args, options, console)
+    from gpuherd.posttrain.rounds.experiment import as_json
+    from gpuherd.posttrain.rounds.parallel import experiment_of
+
+    experiment = experiment_of(args.overrides, options, console=console, simulate=args.simulate is not None)
     outcome = experiment.run()
     if args.json:
-        from gpuherd.posttrain.rounds.experiment import as_json
-
         print(as_json(experiment))
     return outcome.exit_code
 
 
-def _experiment(args: argparse.Namespace, options: RoundsOptions, console: Console) -> RoundsExperiment:
-    """The experiment that the words ask for: a run that goes on, or a composed configuration."""
-    from gpuherd.posttrain.config.composing import compose, said
-    from gpuherd.posttrain.rounds.experiment import RoundsExperiment
-    from gpuherd.posttrain.rounds.folder import RoundsDirectory
-    from gpuherd.posttrain.rounds.resuming import resumed
-    from gpuherd.posttrain.rounds.settings import settings_of
-    from gpuherd.posttrain.rounds.settling import settled
-
-    simulate = args.simulate is not None
-    given = said(args.overrides)
-    place = options.resume
-    if given.get("resume_from") is not None:
-        if place is not None and place != given["resume_from"]:
-            raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
-        place = str(given["resume_from"])
-    if place is not None:
-        folder = RoundsDirectory(place)
-        settings = resumed(folder, given).settings
-        return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
-    settings = settled(settings_of(compose(args.overrides, options.config)))
-    if settings.resume_from is not None:
-        raise UsageError(f"{options.config}: resume_from stands on the command line, or --resume does")
-    return RoundsExperiment(settings, options, console=console, simulate=simulate)
-
-
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:
-    from gpuherd.posttrain.rounds.setup_test import test_setup
+    """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
+    if args.overrides or options.resume or options.config or options.dry_run:
+        raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
+    from gpuherd.gpus.nvml import machine
+    from gpuherd.gpus.own_view import visible_now
+    from gpuherd.posttrain.rounds.setup_check import check_setup
 
-    if args.overrides or options.resume or options.config:
-        raise UsageError("--test-setup has a small experiment of its own; leave overrides, --config and --resume out")
-    return ExitCode.OK if test_setup(options, console, simulate=args.simulate is not None) else ExitCode.FAILED
+    gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None
+    if not gpus and not simulate:
+        from gpuherd.standin import activate
+
+        activate("2x40GB")
+        gpus, simulate = visible_now(machine(processes=False).gpus), True
+    checks = check_setup(options, gpus, console, simulate=simulate)
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({"simulated": simulate, "checks": [asdict(each) for each in checks]}, indent=2))
+    else:
+        for each in checks:
+            print(f"{'ok    ' if each.passed else 'FAILED'}  {each.what}: {each.seen}")
+    return ExitCode.OK if all(each.passed for each in checks) else ExitCode.FAILED

@@ -1,4 +1,4 @@
-"""``gpuherd report``: one self-contained HTML page of a run of ``gpuherd esd``, or of a run of answers."""
+"""``gpuherd report``: one self-contained HTML page of a run of spectra, of answers, or of post-training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras
+from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
@@ -19,18 +19,21 @@ DESCRIPTION = """\
 Makes one HTML page of a run's results. Of a run of gpuherd esd: a table of all models, their lineage by alpha, outliers
 and failures; for each model a heat map of alpha by layer and module, and the spectrum with its fit for any layer. Of a
 run of answers (gpuherd generate): measures of uncertainty with their intervals and curves, how far the labels can be
-believed, and every answer with its tokens coloured by probability and relevance. The page has everything inside it,
-asks nothing of any network, and can be mailed.
+believed, and every answer with its tokens coloured by probability and relevance. Of a run of gpuherd posttrain, or the
+output of gpuherd train: every policy's figures with their intervals, round by round and against its distance from the
+reference, learning curves, jobs in time, failures, and completions to look at. The page has everything inside it, asks
+nothing of any network, and can be mailed.
 
 examples:
   gpuherd report results                        writes results/report.html and opens it in a browser
   gpuherd report my-run                         a run of answers, by its name in --runs-dir
   gpuherd report my-run --evaluation 1a2b3c4d   this evaluation of it, not the latest
+  gpuherd report outputs/first/2026-11-22_04-30-00 --plot curves.svg     also a figure for a paper
   gpuherd report results --output page.html
   gpuherd report results --open no --json       says where it is, as JSON
 """
 
-_EXTRAS = {"jinja2": "page", "markupsafe": "page", "numpy": "esd"}
+_EXTRAS = {"jinja2": "page", "markupsafe": "page", "matplotlib": "page", "numpy": "esd"}
 Progress = Callable[[int, int], None]
 
 
@@ -40,6 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="the run's folder; a run of answers also by its name")
     parser.add_argument("--output", metavar="FILE", type=Path, help="where the page goes (default: RUN/report.html)")
     parser.add_argument("--evaluation", metavar="NAME", help="of a run of answers: which (default: the latest, if any)")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="of post-training: also curves as a figure, *.png, *.svg or *.pdf"
+    )
     add_options(parser, RunsOptions)
     parser.add_argument(
         "--open",
@@ -53,12 +59,53 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page. Exit code 0, also when models of the run have failed: the page tells."""
-    folder = _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)
+    from gpuherd.posttrain.look.kinds import made_by
+
+    trained = made_by(Path(args.run_folder)) is not None
+    folder = None if trained else _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)
+    if args.plot is not None and not trained:
+        other = "gpuherd evaluate RUN --plot FILE" if folder is not None else "gpuherd esd plot RUN"
+        raise UsageError(f"--plot is of post-training, and {args.run_folder} is none; {other} draws its figures")
     if folder is not None:
         return _answers(args, folder)
+    if not trained and not Path(args.run_folder).is_dir():
+        raise UsageError(
+            f"there is no folder {printable(args.run_folder)}, and no run of answers of this name; "
+            "name the output folder of a gpuherd esd, generate, posttrain or train"
+        )
     if args.evaluation is not None:
         raise UsageError(f"{args.run_folder} is no run of answers: it has no evaluations")
-    return _spectra(args)
+    return _policies(args) if trained else _spectra(args)
+
+
+def _policies(args: argparse.Namespace) -> int:
+    """The page of a run of ``gpuherd posttrain``, or of an output of ``gpuherd train``, and its figure."""
+    with naming_extras(_EXTRAS):
+        from gpuherd.posttrain.look.page import write_page
+        from gpuherd.posttrain.look.plot import run_figure
+        from gpuherd.posttrain.look.reading import read_run
+        from gpuherd.report.pictures import check_format, picture_bytes
+
+        picture = None if args.plot is None else check_format(args.plot.name)
+        with _progress() as progress:
+            shown = read_run(Path(args.run_folder), progress("reading"))
+        path = (args.output or Path(args.run_folder) / "report.html").absolute()
+        if args.plot is not None and picture is not None:
+            _write(args.plot.absolute(), picture_bytes(run_figure(shown), picture), "--plot")
+        page = write_page(shown, path)
+    told = {
+        "page": str(path),
+        "bytes": len(page.html),
+        "policies": page.policies,
+        "with_completions": page.samples,
+        "trainings": len(shown.trainings),
+        "failures": 0 if shown.timeline is None else len(shown.timeline.failures),
+        "plot": None if args.plot is None else str(args.plot.absolute()),
+    }
+    policies = "1 policy" if page.policies == 1 else f"{page.policies} policies"
+    trainings = "1 training" if len(shown.trainings) == 1 else f"{len(shown.trainings)} trainings"
+    _tell(args, path, told, f"{policies}, {trainings}")
+    return ExitCode.OK
 
 
 def _spectra(args: argparse.Namespace) -> int:
@@ -136,13 +183,13 @@ def _tell(args: argparse.Namespace, path: Path, told: Mapping[str, object], what
         _open(path, args.open)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, flag: str = "--output") -> None:
     from gpuherd.jobs.durable import atomic_write
 
     try:
         atomic_write(path, data)
     except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with --output") from None
+        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with {flag}") from None
 
 
 def _open(path: Path, wish: str) -> None:

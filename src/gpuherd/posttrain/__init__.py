@@ -1,1 +1,48 @@
-"""Post-training: policies are sampled, trained and compared in rounds, over as many GPUs as are free."""
+"""Post-training: policies are sampled, trained and compared in rounds, over as many GPUs as are free.
+
+Names that a guide gives to the parts of such a system stand for ours here; they load when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms
+    from gpuherd.posttrain.rounds.gpu_manager import GPUManager, get_gpu_manager
+    from gpuherd.posttrain.rounds.parallel import ParallelDataGenerator, ParallelJobExecutor
+    from gpuherd.posttrain.rounds.priority import TrainingJob
+
+__all__ = [
+    "GPUManager",
+    "ParallelDataGenerator",
+    "ParallelJobExecutor",
+    "PostTrainingAlgorithms",
+    "TrainingJob",
+    "ValueGuidedAlgorithms",
+    "get_gpu_manager",
+]
+
+_HOME_OF = {
+    "GPUManager": "rounds.gpu_manager",
+    "get_gpu_manager": "rounds.gpu_manager",
+    "ParallelDataGenerator": "rounds.parallel",
+    "ParallelJobExecutor": "rounds.parallel",
+    "TrainingJob": "rounds.priority",
+    "PostTrainingAlgorithms": "algos.registry",
+    "ValueGuidedAlgorithms": "algos.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

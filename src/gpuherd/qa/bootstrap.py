@@ -24,7 +24,7 @@ _CELLS_AT_ONCE = 1_000_000  # weights held at a time: 8 MB, and a few times that
 _MOST_LEFT_OUT = 1000  # groups of the jackknife; that many answers are left out one by one
 
 NO_SPREAD = "every resample gives the same value"
-TOO_FEW_RESAMPLES = "hardly any resample has both classes"
+TOO_FEW_RESAMPLES = "hardly any resample has this figure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def figures(statistics: Statistics, n: int, plan: Plan) -> dict[str, Figure]:
     whole = {name: float(values[0]) for name, values in statistics(as_they_are(n)).items()}
     spread = _gathered(statistics, resamples(n, plan.resamples, plan.seed))
     without = _gathered(statistics, left_out(n)) if plan.method == "bca" else {}
-    return {name: _figure(value, spread[name], without.get(name), plan) for name, value in whole.items()}
+    return {name: figure_of(value, spread[name], without.get(name), plan) for name, value in whole.items()}
 
 
 def _gathered(statistics: Statistics, blocks: Iterator[Weights]) -> dict[str, Floats]:
@@ -80,7 +80,14 @@ def _gathered(statistics: Statistics, blocks: Iterator[Weights]) -> dict[str, Fl
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _figure(value: float, spread: Floats, without: Floats | None, plan: Plan) -> Figure:
+def figure_of(value: float, spread: Floats, without: Floats | None, plan: Plan) -> Figure:
+    """A figure with its interval; resamples that are NaN are dropped, and counted.
+
+    Args:
+        value: of the answers as they are.
+        spread: under each resample.
+        without: under each weighting of the jackknife; None: the interval is the percentile one.
+    """
     if np.isnan(value):
         return Figure(None, note="not defined for these answers")
     usable = spread[~np.isnan(spread)]

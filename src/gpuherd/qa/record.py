@@ -35,6 +35,22 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Guided:
+    """What a classifier that guided an answer did at each of its tokens, both laws at temperature 1.
+
+    Attributes:
+        log_probs: natural log of each token's probability under the guided law; float32, None where not finite.
+        kl: KL(guided || model) at the token's place, in nats, in the same way.
+        end_log_prob, end_kl: those of the end token; None where there is none.
+    """
+
+    log_probs: tuple[float | None, ...]
+    kl: tuple[float | None, ...]
+    end_log_prob: float | None = None
+    end_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One answer, as the model gave it.
 
@@ -49,6 +65,7 @@ class Generation:
         finish: why it ended.
         end_id: the end-of-sequence token, where ``finish`` is EOS, else None.
         end_log_prob: its log-prob, in the same way; None where there is none or it was not finite.
+        guided: of an answer that a classifier guided; None where none did.
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +75,7 @@ class Generation:
     finish: Finish
     end_id: int | None = None
     end_log_prob: float | None = None
+    guided: Guided | None = None
 
     @property
     def pieces(self) -> tuple[str, ...]:

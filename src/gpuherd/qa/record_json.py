@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuherd.errors import GpuherdError
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
+from gpuherd.qa.record import Answered, Finish, Generation, Guided, Prompted, Question
 
 
 class BadRecord(GpuherdError):
@@ -78,7 +78,26 @@ def _generation_values(generation: Generation) -> dict[str, Any]:
         "ends": list(generation.ends),
         "end_id": generation.end_id,
         "end_log_prob": _shortest(generation.end_log_prob),
+        **({} if generation.guided is None else {"guided": _guided_values(generation.guided)}),
     }
+
+
+def _guided_values(guided: Guided) -> dict[str, Any]:
+    return {
+        "log_probs": [_shortest(each) for each in guided.log_probs],
+        "kl": [_shortest(each) for each in guided.kl],
+        "end_log_prob": _shortest(guided.end_log_prob),
+        "end_kl": _shortest(guided.end_kl),
+    }
+
+
+def _guided_of(value: Any, tokens: int) -> Guided | None:
+    if value is None:
+        return None
+    log_probs, kl = (tuple(_float32(each) for each in value[name]) for name in ("log_probs", "kl"))
+    if not len(log_probs) == len(kl) == tokens:
+        raise ValueError("as many guided log-probs and divergences as tokens")
+    return Guided(log_probs, kl, _float32(value["end_log_prob"]), _float32(value["end_kl"]))
 
 
 def _generation_of(value: Mapping[str, Any]) -> Generation:
@@ -94,7 +113,14 @@ def _generation_of(value: Mapping[str, Any]) -> Generation:
         raise ValueError("the tokens' ends don't divide the text")
     end_id = None if value["end_id"] is None else _whole(value["end_id"])
     return Generation(
-        token_ids, log_probs, text, ends, Finish(value["finish"]), end_id, _float32(value["end_log_prob"])
+        token_ids,
+        log_probs,
+        text,
+        ends,
+        Finish(value["finish"]),
+        end_id,
+        _float32(value["end_log_prob"]),
+        _guided_of(value.get("guided"), len(token_ids)),
     )
 
 

@@ -10,8 +10,11 @@ import types
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from math import isfinite
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+_LARGEST = 2**64 - 1  # of whole numbers: seeds are
 
 
 def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
@@ -32,7 +35,7 @@ def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
 def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
     """``value`` as what the annotation ``kind`` says: a dataclass, an enum, ``tuple[X, ...]``, ``Mapping[str, X]``,
     ``X | None``, ``Any`` or a plain type. Raises TypeError, ValueError or KeyError where it is not that; numbers are
-    finite."""
+    finite, and whole ones of at most 64 bits."""
     if kind is Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
@@ -42,18 +45,21 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
         (wanted,) = (each for each in arguments if each is not type(None))
         return None if value is None else read(wanted, value, as_lists)
     if origin is tuple:
-        return tuple(read(arguments[0], each, as_lists) for each in _of(list, value))
+        items = _of(list, value)
+        if _all_plain(arguments[0], items):
+            return tuple(items)
+        return tuple(read(arguments[0], each, as_lists) for each in items)
     if origin is Mapping:
         return {key: read(arguments[1], each, as_lists) for key, each in _of(dict, value).items()}
     if issubclass(kind, Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(_of(int, value))
     return _of(kind, value)
 
 
 def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     if kind in as_lists:
         parts = _of(list, value)
         return kind(*(read(hints[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True)))
@@ -61,9 +67,40 @@ def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
     return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in fields(kind)})
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _all_plain(kind: Any, items: list[Any]) -> bool:
+    """Whether these are numbers or words as they should be, in one pass: there are thousands of token ids in a row."""
+    exact = _EXACT.get(kind)
+    if exact is None or not exact.issuperset(map(type, items)):
+        return False
+    if float in exact:
+        return all(map(isfinite, filter(None, items)))
+    if int in exact:
+        known = [*filter(None, items), 0]
+        return bool(min(known) >= -_LARGEST and max(known) <= _LARGEST)
+    return True
+
+
+# What items of these kinds are where nothing must be done with them.
+_EXACT: Mapping[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    bool: frozenset({bool}),
+    str: frozenset({str}),
+    float: frozenset({float}),
+    float | None: frozenset({float, types.NoneType}),
+    int | None: frozenset({int, types.NoneType}),
+}
+
+
 def _of(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if isinstance(value, float) and not isfinite(value):  # Python's reader knows NaN and Infinity, JSON doesn't
         raise ValueError(f"{value!r} is no figure")
+    if isinstance(value, int) and abs(value) > _LARGEST:  # Python's reader knows numbers that no float can hold
+        raise ValueError("a whole number has more than 64 bits")
     return value

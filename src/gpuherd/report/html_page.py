@@ -1,8 +1,8 @@
 """One self-contained HTML page out of a template, scripts and styles: what such pages have in common.
 
 Jinja's autoescape is on for everything; our own script and style, the files of this package, enter as they are, and a
-Content-Security-Policy with their hashes forbids any other script, and every request. ``page/`` holds what all pages
-share: elements, axes, tables, unpacking, and the look.
+Content-Security-Policy with their hashes forbids any other script, and every request. ``page/`` holds what pages
+share: elements, axes, tables, unpacking, and the look; curves, figures and strangers' text for those that show them.
 """
 
 from __future__ import annotations

@@ -33,12 +33,19 @@ def chosen_level() -> int:
 
 @contextmanager
 def run_log(folder: Path, now: datetime, kind: str) -> Iterator[Path]:
-    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) go to ``<kind>_<time>.log``.
-
-    They go to standard error too only where LOG_LEVEL asks for it: the run's display shows what happens already.
-    Raises CannotWrite when the file can't be made.
-    """
+    """While it lasts, our records go to ``<kind>_<time>.log``, as by ``logged_to``. Raises CannotWrite."""
     path = folder / f"{kind}_{now:%Y%m%d_%H%M%S}.log"
+    with logged_to(path):
+        yield path
+
+
+@contextmanager
+def logged_to(path: Path, *, shown: bool = False) -> Iterator[None]:
+    """While it lasts, our records from INFO on (DEBUG with LOG_LEVEL=DEBUG) are added to the file.
+
+    They go to standard error too only where LOG_LEVEL asks for it: the run's display shows what happens already. Where
+    none does (``shown``), they go there as ever. Raises CannotWrite when the file can't be made.
+    """
     try:
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as problem:
@@ -49,9 +56,9 @@ def run_log(folder: Path, now: datetime, kind: str) -> Iterator[Path]:
     before = ours.level, ours.propagate
     ours.addHandler(handler)
     ours.setLevel(min(handler.level, ours.getEffectiveLevel()))
-    ours.propagate = ours.propagate and bool(os.environ.get("LOG_LEVEL"))
+    ours.propagate = ours.propagate and (shown or bool(os.environ.get("LOG_LEVEL")))
     try:
-        yield path
+        yield
     finally:
         ours.removeHandler(handler)
         ours.setLevel(before[0])

@@ -97,7 +97,7 @@ def test_a_mapping_becomes_the_dataclass() -> None:
         ({"name": "x", "inner": {"lr": math.nan}}, "inner.lr=nan: it should be a number"),
         ({"name": "x", "inner": {"lr": True}}, "inner.lr=true: it should be a number"),
         ({"name": "x", "inner": {"lr": None}}, "inner.lr=null: it should be a number"),
-        ({"name": "x", "inner": {"lr": 0}}, "inner: lr=0.0: it must be above 0"),
+        ({"name": "x", "inner": {"lr": 0}}, "inner.lr=0.0: it must be above 0"),
         ({"name": "x", "inner": 3}, "inner=3: it should be a mapping of keys"),
         ({"name": "x", "inner": {"micro_batch_size": 1.5}}, "inner.micro_batch_size=1.5: it should be a whole number"),
         ({"name": "x", "inner": {"micro_batch_size": True}}, "inner.micro_batch_size=true: it should be a whole"),

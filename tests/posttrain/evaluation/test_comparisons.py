@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -102,17 +102,63 @@ def test_at_equal_kl_the_better_method_is_found_and_an_equal_one_not() -> None:
 
 def test_common_values_of_kl_are_reached_by_all() -> None:
     sweeps = {"a": [point(0, 0), point(4.37, 1)], "b": [point(0, 0), point(2.58, 1)]}
-    found = common_kls(sweeps)
+    found = common_kls(sweeps, PLAN)
     assert found == (0.64, 1.2, 1.9, 2.5)
-    assert common_kls({}) == () and common_kls({"a": [point(1, 0)]}) == ()
+    assert common_kls({}, PLAN) == () and common_kls({"a": [point(1, 0)]}, PLAN) == ()
     figures, _ = at_equal_kl(sweeps, found, PLAN)
     assert all(each.metric.value is not None for each in figures)
 
 
+def noisy(draw: np.random.Generator, kl: float, metric: float, runs: int, spread: float) -> SweepPoint:
+    """Of runs that scatter by so much, on problems that scatter as well."""
+    shifts = draw.normal(metric, spread, runs)
+    return SweepPoint(
+        [ratio(kl * draw.gamma(9, 1 / 9, 60)) for _ in range(runs)],
+        [ratio(shift + 0.02 * draw.normal(size=60)) for shift in shifts],
+        tuple(range(runs)),
+    )
+
+
+def test_at_equal_kl_runs_are_the_unit_where_there_are_several() -> None:
+    """Three runs a method, all methods equal: at 5 % about one pair in twenty may be called different."""
+    draw, called, plan = np.random.default_rng(0), 0, Plan(100, 0.95, "percentile")
+    for _ in range(60):
+        sweeps = {name: [point(0, 0), noisy(draw, 2, 0.5, 3, 0.1)] for name in "ab"}
+        (only,) = at_equal_kl(sweeps, [1.0], plan)[1]
+        assert only.unit == "seeds" and only.p is not None
+        called += only.p < 0.05
+    assert called <= 7  # by resamples of the runs it was a quarter of them
+    alone = {name: [point(0, 0), noisy(draw, 2, height, 1, 0.0)] for name, height in (("a", 0.3), ("b", 0.6))}
+    (only,) = at_equal_kl(alone, [1.0], plan)[1]
+    assert only.unit == "problems" and only.p == pytest.approx(0.01)  # the least that 100 resamples can say
+
+
+def test_runs_of_other_seeds_are_not_paired_by_their_places() -> None:
+    runs = [ratio(np.full(50, value)) for value in (0.1, 0.5, 0.9)]
+    mine = SweepPoint([ratio(np.full(50, 2.0))] * 3, runs, (0, 1, 2))
+    for seeds, unit in (((0, 1, 2), None), ((5, 6, 7), 1.0)):
+        theirs = SweepPoint(mine.kl, runs, seeds)
+        _, (only,) = at_equal_kl({"a": [point(0, 0), mine], "b": [point(0, 0), theirs]}, [2.0], PLAN)
+        assert only.difference.value == 0 and only.p == unit
+        assert (only.difference.interval is None) is (unit is None)  # equal runs resampled alike never differ
+
+
+def test_where_curves_are_read_nearly_all_resamples_reach() -> None:
+    draw = np.random.default_rng(3)
+    sweeps = {name: [point(0, 0.2), noisy(draw, 3, 0.5, 1, 0.0)] for name in "ab"}
+    kls = common_kls(sweeps, PLAN)
+    end = min(points[1].kl[0].value for points in sweeps.values())
+    assert len(kls) == 4 and 0.7 * end < kls[-1] < end
+    figures, apart = at_equal_kl(sweeps, kls, PLAN)
+    assert all(each.metric.dropped <= 0.05 * PLAN.resamples for each in figures)
+    assert all(each.difference.dropped <= 0.1 * PLAN.resamples for each in apart)
+
+
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.floats(0, 50), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_common_values_lie_within_every_sweep(kls: list[list[float]]) -> None:
     sweeps = {str(at): [point(kl, 0) for kl in row] for at, row in enumerate(kls)}
-    for found in common_kls(sweeps):
+    for found in common_kls(sweeps, PLAN):
         assert all(min(row) <= found <= max(row) for row in kls)
 
 
@@ -160,6 +206,10 @@ def test_nothing_is_tested_where_nothing_differs() -> None:
     assert found.p is None and found.p_holm is None and found.difference.value == 0
     (lone,) = differences({"a": [Run(0, ("a",), ratio([1]))], "b": [Run(0, ("a",), ratio([0]))]}, PLAN)
     assert lone.p is None and lone.difference.interval is None
+    # One that is always right against one that is always wrong differs in all problems by the same, which no t knows.
+    ever = {name: [Run(0, tuple("abcdefgh"), ratio([right] * 8))] for name, right in (("a", 1), ("b", 0))}
+    (found,) = differences(ever, PLAN)
+    assert found.difference.value == 1 and found.p == pytest.approx(2 * 0.5**8)
     # One run against several of other seeds: no variance of the one is known.
     several = [Run(seed + 1, ids, ratio([seed, 0, 1])) for seed in range(3)]
     (mixed,) = differences({"a": same, "b": several}, PLAN)

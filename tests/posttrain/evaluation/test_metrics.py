@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain.evaluation.made import drawn_scores, made_scores
 
@@ -29,6 +29,7 @@ from gpuherd.posttrain.evaluation.result import Estimator
 EIGHT = EvaluationOptions(samples=8, pass_at=(2, 8), majority_at=(4, 8))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(1, 7))
 def test_pass_at_k_is_the_mean_over_all_subsets(right: list[bool], k: int) -> None:
     k = min(k, len(right))
@@ -36,6 +37,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: list[bool], k: int) -> No
     assert pass_at(len(right), sum(right), k) == pytest.approx(literal)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, None]), st.booleans()), min_size=1, max_size=8))
 def test_a_vote_by_its_rules(completions: list[tuple[int | None, bool]]) -> None:
     answers = [answer for answer, _ in completions]
@@ -103,17 +105,22 @@ def test_all_alike_has_wilsons_interval_and_one_problem_none() -> None:
     assert one.pass_at_1 is not None and one.pass_at_1.interval is None and one.pass_at_1.note is not None
 
 
+def test_one_problem_whose_divergence_is_unknown() -> None:
+    one = metrics_of(made_scores([[True, False]], kl=[[None, None]]), EvaluationOptions(samples=2))
+    assert one.kl is not None and one.kl.sequence.value is None and one.kl.token.value is None
+
+
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     draw = np.random.default_rng(3)
     held = 0
-    for number in range(60):
+    for number in range(40):
         chances = draw.beta(2, 2, 60)  # a new set of problems each time: the mean over all is 1/2
         right = draw.random((60, 4)) < chances[:, None]
         scores = made_scores(right.tolist())
         figure = metrics_of(scores, EvaluationOptions(samples=4, resamples=200)).pass_at_1
         assert figure is not None and figure.interval is not None, number
         held += 0.5 in figure.interval
-    assert 50 <= held <= 60  # 57 expected
+    assert 33 <= held <= 40  # 38 expected
 
 
 def test_metrics_are_ratios_whose_value_is_the_figure() -> None:

@@ -84,6 +84,24 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
         kept.latest()
 
 
+@pytest.mark.parametrize("name", ["part-00000.safetensors", "part-00000.json", "random-00000.json"])
+def test_files_of_the_right_length_that_hold_something_else_are_told(tmp_path: Path, name: str) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    path = kept.save(1, trainee(), {})
+    (path / name).write_bytes(b"{" + b"\xff" * ((path / name).stat().st_size - 1))
+    with pytest.raises(DamagedCheckpoint, match=r"can't be read .*; remove it"):
+        kept.restore(trainee())
+
+
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    kept.save(1, trainee(), {"place": 1}).rename(tmp_path / ".step-00000001.old")
+    (tmp_path / ".step-00000001.tmp").mkdir()
+    restored = kept.restore(trainee())
+    assert restored is not None and restored.extra == {"place": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
 def test_what_can_not_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite, match="file"):
@@ -103,6 +121,7 @@ def test_loss_scales_and_states_without_tensors_are_kept(tmp_path: Path) -> None
     assert again.scaler.get_scale() == 512.0
 
 
+@pytest.mark.slow
 def test_eight_bit_states_are_kept(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     options = OptimiserOptions(0.05, optimizer="adamw-8bit")  # type: ignore[arg-type]

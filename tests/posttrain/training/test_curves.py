@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
-from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.errors import CannotWrite, MissingExtra, UsageError
 from gpuherd.posttrain.training.curves import Curves, read_curves
 from gpuherd.posttrain.training.world import World
 
@@ -71,3 +72,14 @@ def test_tensorboard_gets_its_files(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, 0.5)]
+
+
+def test_what_can_not_be_written_is_told(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Curves(tmp_path, WORLD) as curves:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            with pytest.raises(CannotWrite, match=r"curves\.jsonl: File too large"):
+                curves.log(1, {"loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)

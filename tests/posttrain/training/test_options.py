@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.training.options import OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
+from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
 from gpuherd.posttrain.training.schedule import learning_rate
 
 
@@ -46,6 +46,15 @@ def test_what_no_optimiser_can_be_is_refused(wrong: dict[str, Any]) -> None:
 def test_what_no_step_can_be_is_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         StepOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"r": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"dropout": 1.0}, {"dropout": -0.1}, {"target_modules": ()}],
+)
+def test_what_no_adapter_can_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"lora.{next(iter(wrong))}"):
+        Lora(**wrong)
 
 
 def test_no_shard_is_ddp() -> None:

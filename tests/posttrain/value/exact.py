@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -39,14 +40,24 @@ class Tree:
         """Of all lengths from 1 on, whole answers included."""
         return sorted({answer[:length] for answer in self.chances for length in range(1, len(answer) + 1)})
 
+    @cached_property
+    def _sums(self) -> Mapping[Ids, tuple[float, float]]:
+        """Of each prefix the chance, and the chance times the reward, of what begins with it."""
+        sums: dict[Ids, tuple[float, float]] = {}
+        for answer, p in self.chances.items():
+            for length in range(len(answer) + 1):
+                mass, earned = sums.get(answer[:length], (0.0, 0.0))
+                sums[answer[:length]] = (mass + p, earned + p * self.rewards[answer])
+        return sums
+
     def mass(self, prefix: Ids) -> float:
         """The chance that an answer begins so."""
-        return math.fsum(p for answer, p in self.chances.items() if answer[: len(prefix)] == prefix)
+        return self._sums[prefix][0]
 
     def worth(self, prefix: Ids) -> float:
         """The expected reward behind a prefix, under the reference."""
-        there = [answer for answer in self.chances if answer[: len(prefix)] == prefix]
-        return math.fsum(self.chances[each] * self.rewards[each] for each in there) / self.mass(prefix)
+        mass, earned = self._sums[prefix]
+        return earned / mass
 
     def optimum(self, eta: float) -> float:
         """The expected reward of the optimum, which is proportional to the reference times e^(r/eta)."""
@@ -91,13 +102,14 @@ def values(classifier: Path | str, tree: Tree, prefixes: Sequence[Ids]) -> list[
 
     from gpuherd.lm.guidance.classifier import load_classifier
 
-    found = []
     loaded = load_classifier(classifier)
+    found: dict[Ids, list[float]] = {}
     with torch.inference_mode():
-        for prefix in prefixes:
-            told = loaded.values(torch.tensor([(*tree.prompt, *prefix)]))[0, -1]
-            found.append(told.reshape(-1).tolist())
-    return found
+        for length in sorted({len(each) for each in prefixes}):
+            some = [each for each in prefixes if len(each) == length]
+            told = loaded.values(torch.tensor([(*tree.prompt, *each) for each in some]))[:, -1]
+            found |= dict(zip(some, told.reshape(len(some), -1).tolist(), strict=True))
+    return [found[each] for each in prefixes]
 
 
 def guided_reward(guide: Guide, tree: Tree, atoms: tuple[float, ...] = ()) -> float:

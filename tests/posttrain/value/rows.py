@@ -10,13 +10,13 @@ def rollout(
     prompt: tuple[int, ...] = (9, 8),
     ids: tuple[int, ...] = (1, 2, 3),
     *,
-    reward: float = 1.0,
+    reward: float | None = None,
     correct: bool | None = True,
     rolled_in: int = 0,
     by_policy: tuple[bool, ...] | None = None,
     sample: int = 0,
 ) -> Rollout:
-    """A rollout of one turn."""
+    """A rollout of one turn; without ``reward`` 1 where it is right, else 0."""
     return Rollout(
         problem=problem,
         sample=sample,
@@ -25,7 +25,7 @@ def rollout(
         by_policy=(True,) * len(ids) if by_policy is None else by_policy,
         log_probs=(None,) * len(ids),
         text="",
-        reward=reward,
+        reward=float(bool(correct)) if reward is None else reward,
         correct=correct,
         finished=True,
         rolled_in=rolled_in,

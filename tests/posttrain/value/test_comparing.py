@@ -39,7 +39,7 @@ def test_preferences_are_drawn_by_bradley_and_terrys_probability() -> None:
     assert DRAWN.first(1e9, -1e9, 0.999999) is True
 
 
-@pytest.mark.parametrize("words", [{"beta": 0.0}, {"beta": math.inf}, {"correct_bonus": math.nan}])
+@pytest.mark.parametrize("words", [{"beta": 0.0}, {"beta": math.inf}, {"correct_bonus": math.nan}, {"first_cut": 2}])
 def test_numbers_that_can_not_be_are_refused(words: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=f"(bradley_terry_)?{next(iter(words))}="):
         Preferring(**{"samples": 4, "drawn": False, "beta": 1.0, "correct_bonus": 5.0, **words})  # type: ignore[arg-type]
@@ -101,4 +101,14 @@ def test_an_answer_of_one_token_is_not_cut(reference: Path, caplog: pytest.LogCa
     caplog.set_level("INFO", logger="gpuherd.posttrain.value.comparing")
     work = collecting(reference, Letters(), sampling=replace(SAMPLING, max_new_tokens=1))
     assert list(comparisons(work, DRAWN)) == []
-    assert "36 of answers with less than two tokens" in caplog.text
+    assert "36 of answers too short to be cut" in caplog.text
+    at_the_prompt = list(comparisons(work, replace(DRAWN, first_cut=0)))
+    assert at_the_prompt
+    assert {each.context_ids for each in at_the_prompt} == {()}
+
+
+def test_answers_are_cut_before_their_first_token_where_that_is_asked_for(reference: Path) -> None:
+    work = collecting(reference, Letters())
+    found = {len(each.context_ids) for each in comparisons(work, replace(DRAWN, first_cut=0))}
+    assert found == {0, 1, 2}
+    assert {len(each.context_ids) for each in comparisons(work, DRAWN)} == {1, 2}

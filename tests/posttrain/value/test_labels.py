@@ -43,13 +43,13 @@ def test_problems_all_right_or_all_wrong_are_left_out_and_counted() -> None:
     mixed = [rollout("mixed", correct=True), rollout("mixed", correct=False)]
     right = [rollout("right", correct=True)] * 2
     wrong = [rollout("wrong", correct=False)]
-    unknown = [rollout("unknown", correct=None, reward=0.4)] * 2
-    told = informative([mixed[0], *right, *wrong, *unknown, mixed[1]])
-    assert told.rollouts == (mixed[0], *unknown, mixed[1])
+    told = informative([mixed[0], *right, *wrong, mixed[1]])
+    assert told.rollouts == (mixed[0], mixed[1])
     assert (told.all_right, told.all_wrong) == (1, 1)
     assert informative([]).rollouts == ()
 
 
-def test_rewards_are_verdicts_only_where_each_completion_has_one() -> None:
+def test_rewards_are_verdicts_only_where_each_completion_has_one_and_the_reward_says_no_more() -> None:
     assert verifiable([rollout(correct=True), rollout(correct=False)])
     assert not verifiable([rollout(correct=True), rollout(correct=None)])
+    assert not verifiable([rollout(correct=True), rollout(correct=False, reward=0.5)])  # half of the tests passed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.posttrain.value.quality import Predicted, auroc, quality
@@ -11,6 +11,7 @@ from gpuherd.posttrain.value.quality import Predicted, auroc, quality
 SCORES = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=12)
 
 
+@settings(max_examples=40)
 @given(SCORES, SCORES)
 def test_auroc_is_the_share_of_pairs_in_order(high: list[float], low: list[float]) -> None:
     pairs = [1.0 if one > other else 0.5 if one == other else 0.0 for one in high for other in low]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
@@ -14,6 +14,7 @@ from gpuherd.posttrain.value.scale import Scale, atoms, scale_of
 FINITE = st.floats(-1e6, 1e6)
 
 
+@settings(max_examples=40)
 @given(st.lists(FINITE, min_size=2).filter(lambda rewards: max(rewards) - min(rewards) > 1e-3))
 def test_rewards_seen_lie_between_the_ends_and_keep_their_order(rewards: list[float]) -> None:
     scale = scale_of(rewards, -1.0, 3.0)

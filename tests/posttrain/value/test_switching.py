@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain.value.letters import SAMPLING, Letters, collecting
 from tests.posttrain.value.rows import rollout
@@ -14,6 +14,7 @@ from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.value.switching import behind_the_switch, reference_rollouts, rolled_in, switched_rollouts
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 3), st.text(max_size=5), st.integers(0, 9))
 def test_at_least_one_token_is_left_to_the_reference(
     length: int, seed: int, number: int, problem: str, sample: int

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpuherd.errors import UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.gpus.nvml import machine
-from gpuherd.qa.generation.config import NEUTRAL, GenerateConfig, with_escapes
+from gpuherd.lm.guidance.guide import Mode
+from gpuherd.qa.generation.config import GUIDING, NEUTRAL, GenerateConfig, with_escapes
 from gpuherd.qa.generation.plan import make_plan
 from gpuherd.qa.generation.prepared import Prepared
 from gpuherd.qa.working.model_jobs import Having
@@ -69,14 +70,25 @@ def test_the_name_says_what_the_answers_depend_on() -> None:
         {"prompt": "sentence"},
         {"chat": "no"},
         {"engine": "vllm"},
+        {"guide": "classifier"},
     ]
     for option in telling:
         assert config(**option).name() != name, option
     assert config(exact=True).name() == config(exact=True, batch_size=8).name()
+    guided = config(guide="classifier")
+    assert guided.name() == config(guide="classifier", eta=0.1, guide_top_k=20).name()
+    for option in ({"guide": "other"}, {"eta": 0.2}, {"guide_top_k": 5}, {"guide_mode": Mode.EXPECTATION}):
+        assert config(**{"guide": "classifier"} | option).name() != guided.name(), option
 
 
 def test_every_option_is_either_neutral_or_part_of_the_identity() -> None:
-    assert {each.name for each in fields(GenerateConfig)} == NEUTRAL | config().identity().keys()
+    names = {each.name for each in fields(GenerateConfig)}
+    assert names == NEUTRAL | config(guide="x").identity().keys()
+    assert names - {*GUIDING} == NEUTRAL | config().identity().keys()
+
+
+def test_a_run_that_nothing_guides_is_called_as_before_there_were_guides() -> None:
+    assert config().name() == "a-model-trivia_qa-77309b6e"
 
 
 def test_a_name_is_safe(tmp_path: Path) -> None:
@@ -108,6 +120,15 @@ def test_a_local_path_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: p
         ["--temperature=nan"],
         ["--top-p=1.5"],
         ["--max-new-tokens=0"],
+        ["--eta=0.2"],
+        ["--guide-top-k=5"],
+        ["--guide=x", "--eta=0"],
+        ["--guide=x", "--eta=inf"],
+        ["--guide=x", "--eta=nan"],
+        ["--guide=x", "--guide-top-k=0"],
+        ["--guide=x", "--engine=vllm"],
+        ["--guide=x", "--parallel=tensor"],
+        ["--guide="],
         ["--stop", ""],
         ["--few-shot=-1"],
         ["--limit=0"],

@@ -6,11 +6,7 @@ A folder is what transformers saves of the body and the tokenizer, ``value_head.
 
 from __future__ import annotations
 
-import glob
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
-from gpuherd.jobs.durable import atomic_write, sync_folder
-from gpuherd.lm.guidance.form import FILE, ClassifierForm, Head, Kind, read_form
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.folders import whole_folder
+from gpuherd.lm.guidance.form import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form
 from gpuherd.lm.guidance.tokens import tokens_digest
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from gpuherd.lm.guidance.reading import ReadingMaker
     from gpuherd.lm.guidance.value_model import ValueModel
 
-HEAD_FILE = "value_head.safetensors"
 _EXTRAS = {"torch": "load", "transformers": "load", "safetensors": "load", "huggingface_hub": "load"}
 
 
@@ -100,7 +96,7 @@ class Classifier:
             loss=self.form.loss if loss is None else loss,
             trained=self.form.trained if trained is None else dict(trained),
         )
-        with _replacing_folder(Path(folder)) as aside, _quietly():
+        with whole_folder(Path(folder)) as aside, _quietly():
             self.module.body.save_pretrained(aside, state_dict=body)  # type: ignore[operator]
             self.tokenizer.save_pretrained(aside)
             save_file({name: each.detach().cpu().contiguous() for name, each in head.items()}, aside / HEAD_FILE)
@@ -116,7 +112,7 @@ def new_classifier(
     *,
     device: str = "cpu",
     dtype: str | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> Classifier:
     """A classifier that knows nothing yet: the body of a causal model, and a head that is 0.
 
@@ -125,7 +121,7 @@ def new_classifier(
         kind, head, atoms: see ``form``; the atoms are the rewards, in order.
         device: where it goes.
         dtype: ``float32``, ``bfloat16``, ``float16``; the checkpoint's own by default.
-        attention: ``sdpa`` or ``eager``.
+        attention: ``sdpa`` or ``eager``; what the model can by default.
 
     Raises MissingModel, BadModel: it is not there, is damaged, brings its own code, or reads in both directions.
     """
@@ -148,7 +144,7 @@ def new_classifier(
 
 
 def load_classifier(
-    folder: Path | str, device: str = "cpu", dtype: str | None = None, attention: str = "sdpa"
+    folder: Path | str, device: str = "cpu", dtype: str | None = None, attention: str | None = None
 ) -> Classifier:
     """A classifier that ``Classifier.save`` wrote, in evaluation mode.
 
@@ -156,7 +152,7 @@ def load_classifier(
         folder: where it is.
         device: where it goes; it need not be the policy's.
         dtype: of its weights; as they were saved by default.
-        attention: ``sdpa`` or ``eager``.
+        attention: ``sdpa`` or ``eager``; what the model can by default.
 
     Raises MissingModel where there is none, BadModel where it is damaged.
     """
@@ -188,7 +184,7 @@ def _tokenizer(folder: Path) -> Any:
         raise MissingModel(f"{folder} has no tokenizer that transformers can use: {problem}") from None
 
 
-def _body(folder: Path, device: str, dtype: str | None, attention: str) -> Any:
+def _body(folder: Path, device: str, dtype: str | None, attention: str | None) -> Any:
     """The model without its head for tokens, in evaluation mode."""
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel
@@ -244,30 +240,3 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _replacing_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside this one that takes its place when the block ends; removed when it raises.
-
-    A kill can leave a ``.<name>.*.tmp`` behind, which the next such block removes; one process writes a folder.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix, suffix = f".{folder.name[:100]}.", ".tmp"
-    for stray in folder.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
-        shutil.rmtree(stray, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix, suffix=suffix))
-    new, old = work / "new", work / "old"
-    try:
-        new.mkdir()
-        yield new
-        for path in new.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

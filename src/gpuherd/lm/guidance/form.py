@@ -14,6 +14,7 @@ from gpuherd.errors import BadModel, MissingModel, UsageError
 
 FORMAT = 1
 FILE = "classifier.json"
+HEAD_FILE = "value_head.safetensors"
 
 
 class Kind(StrEnum):
@@ -68,8 +69,12 @@ class ClassifierForm:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From ``to_dict``. Raises KeyError, TypeError, ValueError, UsageError for other things."""
+        """From ``to_dict``. Raises KeyError, TypeError, ValueError, OverflowError, UsageError for other things."""
         found = {name: value for name, value in values.items() if name != "format"}
+        kinds = {"atoms": list | tuple, "tokenizer_sha256": str, "made_from": str, "loss": str | None, "trained": dict}
+        for name, kind in kinds.items():
+            if not isinstance(found[name], kind):
+                raise TypeError(f"{name} is a {type(found[name]).__name__}")
         atoms = tuple(float(each) for each in found["atoms"])
         return cls(**{**found, "kind": Kind(found["kind"]), "head": Head(found["head"]), "atoms": atoms})
 
@@ -83,11 +88,11 @@ def read_form(folder: Path) -> ClassifierForm:
         raise MissingModel(
             f"{folder} is no classifier: it has no {FILE}; train one with a guided algorithm (Q#, PITA, CD)"
         ) from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise BadModel(f"{path} can't be read: {problem}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise BadModel(f"{path}: it is of another format than {FORMAT}; it was written by another version of gpuherd")
     try:
         return ClassifierForm.from_dict(values)
-    except (KeyError, TypeError, ValueError, UsageError) as problem:
+    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as problem:
         raise BadModel(f"{path} doesn't say what the classifier is: {problem}") from None

@@ -37,8 +37,10 @@ class Guide:
     top_k: int = 20
 
     def __post_init__(self) -> None:
-        if not 0 < self.eta <= math.inf:
-            raise UsageError(f"eta={self.eta}; it is above 0 (the papers' eta; small guides strongly)")
+        if not 0 < self.eta <= math.inf or math.isinf(1 / self.eta):
+            raise UsageError(
+                f"eta={self.eta}; it is above 0, and 1/eta is finite (the papers' eta; small guides strongly)"
+            )
         if self.top_k < 1:
             raise UsageError(f"top_k={self.top_k}; the least is 1")
 

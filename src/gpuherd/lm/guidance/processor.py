@@ -55,7 +55,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             return self._anew(ids)
         if places != list(range(len(self._seen))):
             self._guiding.select(places)
-        self._guiding.take(ids[:, -1])
+        # Of unknown tokens only the padding of a row that has ended can come: none was a candidate.
+        self._guiding.take(ids[:, -1], ids[:, -1] < self._guidance.classifier.module.vocabulary)
         return self._guiding
 
     def _anew(self, ids: torch.Tensor) -> Guiding:

@@ -27,8 +27,9 @@ class CandidateScorer:
 
     def read(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Reads on: (rows, new) int64; mask 0 for padding. Raises UsageError where a row is longer than the
-        classifier's positions."""
+        classifier's positions, or has a token that it has no embedding of."""
         self._grow(mask.sum(dim=1))
+        ids = self._known(ids.masked_fill(mask == 0, 0))
         self._last = self._reading.read(ids.to(self.device), mask.to(self.device))
 
     def values(self, candidates: torch.Tensor) -> torch.Tensor:
@@ -44,6 +45,7 @@ class CandidateScorer:
         """Each row's next token, (rows,); behind ``values``. ``counts``: of bool, False for rows that have ended."""
         if self._model.form.kind is Kind.V:
             self._grow(counts.long())
+            tokens = self._known(tokens.masked_fill(~counts, 0))
             self._reading.take(tokens.to(self.device), counts.to(self.device))
         else:
             self.read(tokens[:, None], counts.long()[:, None])
@@ -55,6 +57,15 @@ class CandidateScorer:
         self._reading.select(rows)
         if self._last is not None:
             self._last = self._last.index_select(0, rows)
+
+    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+        highest = int(tokens.max())
+        if highest >= self._model.vocabulary:
+            raise UsageError(
+                f"classifier {self._name} has embeddings of {self._model.vocabulary} tokens, and a row has the token "
+                f"{highest}"
+            )
+        return tokens
 
     def _grow(self, more: torch.Tensor) -> None:
         self._lengths = self._lengths + more.cpu()

@@ -17,7 +17,7 @@ from gpuherd.models.plan.placing import WISHES, Wish
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.wanted import planned_in, precision_named, wanted_precision
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.workload import Reserve, Workload
 
 
 def demand_for(
@@ -31,6 +31,7 @@ def demand_for(
     parallel: str | None = None,
     gpus: tuple[int, int] | None = None,
     most: int | None = None,
+    reserve: Reserve = Reserve(),  # noqa: B008 - frozen
     read: Callable[[str], Architecture] = read_architecture,
 ) -> Demand:
     """What a job that uses a model in this way should ask for on a machine with these GPUs. None is what was not said.
@@ -41,6 +42,7 @@ def demand_for(
         dtype: of the weights in memory; the checkpoint's own if None.
         batch, prompt_tokens, new_tokens: as in ``Workload``.
         parallel: as in ``make_plan``.
+        reserve: what is kept free on each GPU.
         read: gives the architecture of a model's name; that of the headers by default.
 
     Raises:
@@ -55,6 +57,7 @@ def demand_for(
         precision,
         Workload(**{name: number for name, number in said.items() if number is not None}),
         cards,
+        reserve,
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,

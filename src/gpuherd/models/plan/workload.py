@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuherd.errors import UsageError
 
@@ -52,3 +52,7 @@ class Reserve:
     def on(self, total: int) -> int:
         """Bytes that are kept free on a GPU of ``total`` bytes, the context not counted."""
         return self.fixed + int(self.share * total)
+
+    def with_beside(self, size: int) -> Reserve:
+        """With so many bytes more on each GPU, for another model that lies beside the planned one."""
+        return replace(self, fixed=self.fixed + size)

@@ -57,7 +57,7 @@ class ControlledDecoding:
     def train(self, work: Training) -> Policy:
         """Fits the classifier on the data of all rounds."""
         reward_range = None if work.task is None else work.task.reward_range
-        return train_guide(of_rollouts(work.rows, self.options, work.seed, reward_range), work, self.options)
+        return train_guide(of_rollouts(work.rows, self.options, reward_range), work, self.options)
 
     def policy(self, work: Training) -> Policy:
         """The reference, guided by the classifier."""

@@ -38,6 +38,7 @@ from gpuherd.posttrain.rollout import Comparison, Rollout
 if TYPE_CHECKING:
     from gpuherd.posttrain.problem import Problem
     from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -89,28 +90,26 @@ class Options(FittingOptions):
             raise UsageError(f"beta={self.beta}; it is above 0")
         if not 0 <= self.label_smoothing < 0.5:
             raise UsageError(f"label_smoothing={self.label_smoothing}; it is from 0 to under 0.5")
-        if self.label_smoothing and self.loss_type is not LossType.SIGMOID:
+        if self.label_smoothing and self.loss_type != LossType.SIGMOID:
             raise UsageError(f"label_smoothing with loss_type={self.loss_type}: only sigmoid knows it; leave it out")
         if not 0 <= self.rpo_weight < float("inf"):
             raise UsageError(f"rpo_weight={self.rpo_weight}; it is 0 or above")
-        if self.pairing is Pairing.BEST_WORST and self.samples_per_example < 2:
+        if self.pairing == Pairing.BEST_WORST and self.samples_per_example < 2:
             raise UsageError(f"samples_per_example={self.samples_per_example}; a comparison takes 2 at least")
         if self.max_tries < 1:
             raise UsageError(f"max_tries={self.max_tries}; the least is 1")
 
     def losses(self) -> tuple[list[str], list[float]]:
-        """TRL's names of the losses that are added up, and their weights.
+        """TRL's names of the losses of the margin that are added up, and their weights.
 
         TRL's ``sigmoid`` has no label smoothing. With a = -ln sigmoid(x), b = -ln sigmoid(-x) = a + x and TRL's
         ``robust`` c = ((1 - s) a - s b) / (1 - 2 s) = a - s x / (1 - 2 s), what is wanted is
         (1 - s) a + s b = a + s x = (2 - 2 s) a - (1 - 2 s) c.
         """
         smooth = self.label_smoothing
-        names, weights = [self.loss_type.value], [1.0]
+        names, weights = [str(self.loss_type)], [1.0]
         if smooth:
             names, weights = ["sigmoid", "robust"], [2 - 2 * smooth, 2 * smooth - 1]
-        if self.rpo_weight:
-            names, weights = [*names, "sft"], [*weights, self.rpo_weight]
         return names, weights
 
 
@@ -129,7 +128,7 @@ class DPO:
         from gpuherd.posttrain.sampling.sampler import Sampler
 
         sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
-        if self.options.pairing is Pairing.ANSWER:
+        if self.options.pairing == Pairing.ANSWER:
             yield from against_answers(sampler, work, self.options.max_tries)
         else:
             yield from of_samples(sampler, work, self.options.samples_per_example)
@@ -140,28 +139,33 @@ class DPO:
         rows = [row_of(each) for each in comparisons]
         run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
             from trl import DPOConfig
 
             from gpuherd.posttrain.preference import trainers
 
-            loaded = trained_module(work, self.options, rows)
+            loaded = trained_module(work, self.options, rows, world.device)
             names, weights = self.options.losses()
+            places = order(len(rows), run.total_steps, run.batch_size, work.seed)
+            rpo = rpo_weights(rows, places, run.batch_size, self.options.rpo_weight)
             trainer = trainers.Preferring(
                 model=loaded.module,
-                ref_model=self._reference(work, loaded.module),
-                args=DPOConfig(
-                    **settings,
-                    max_length=None,
-                    train_sampling_strategy="sequential",
-                    beta=self.options.beta,
-                    loss_type=names,
-                    loss_weights=weights,
-                    label_smoothing=self.options.label_smoothing,
-                    precompute_ref_log_probs=self.options.reference_free,
-                    disable_dropout=True,
+                ref_model=self._reference(work, loaded.module, world.device),
+                args=trainers.on_one_device(
+                    DPOConfig(
+                        **settings,
+                        max_length=None,
+                        train_sampling_strategy="sequential",
+                        beta=self.options.beta,
+                        loss_type=names,
+                        loss_weights=weights,
+                        label_smoothing=self.options.label_smoothing,
+                        precompute_ref_log_probs=self.options.reference_free,
+                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
+                    )
                 ),
-                train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, work.seed)),
+                train_dataset=trainers.dataset_of(rows, places).add_column("rpo_weight", rpo),
+                data_collator=trainers.PreferringCollator(pad_token_id=trainers.padding(loaded.tokenizer)),
                 processing_class=loaded.tokenizer,
                 callbacks=list(callbacks),
             )
@@ -174,14 +178,14 @@ class DPO:
         """The trained model, or the policy's model with the trained adapter."""
         return policy_in(work, self.options)
 
-    def _reference(self, work: Training, module: Any) -> Any:
+    def _reference(self, work: Training, module: Any, device: str) -> Any:
         """The reference's model; None where there is none, or it is the trained one without its adapter."""
-        from gpuherd.posttrain.sampling.loading import load_causal
+        from gpuherd.posttrain.sampling.loading import load_anew
 
         if self.options.reference_free or shares_reference(work, module):
             return None
         reference = work.reference
-        return load_causal(reference.model, work.precision, work.device, adapter=reference.adapter).module
+        return load_anew(reference.model, work.precision, device, adapter=reference.adapter).module
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:
@@ -191,6 +195,23 @@ def row_of(each: Comparison) -> dict[str, list[int]]:
         "chosen_ids": list(each.chosen_ids),
         "rejected_ids": list(each.rejected_ids),
     }
+
+
+def rpo_weights(
+    rows: Sequence[dict[str, list[int]]], places: Sequence[int], batch_size: int, weight: float
+) -> list[float]:
+    """Of the row at each place: what -ln pi of its chosen completion is multiplied by, such that the mean over the rows
+    of a step is ``weight`` times the mean over all chosen tokens of the step. Pure.
+
+    >>> rpo_weights([{"chosen_ids": [5]}, {"chosen_ids": [5, 6, 7]}], [0, 1], 2, 1.0)
+    [0.5, 0.5]
+    """
+    weights: list[float] = []
+    for start in range(0, len(places), batch_size):
+        step = places[start : start + batch_size]
+        tokens = sum(len(rows[place]["chosen_ids"]) for place in step)
+        weights += [weight * len(step) / max(1, tokens)] * len(step)
+    return weights
 
 
 def of_samples(sampler: Sampler, work: Collecting, samples: int) -> Iterator[Comparison]:

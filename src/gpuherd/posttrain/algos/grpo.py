@@ -39,6 +39,8 @@ class GRPOOptions(PolicyOptions):
         num_iterations: how often each step's rollouts are learnt from.
         clip_range: of the ratio, below 1 (and above, where ``clip_range_high`` is None).
         clip_range_high: of the ratio above 1, such as DAPO's 0.28.
+        kl_correction: the estimated KL divergence is weighed by rho, as in TRL: only so is its gradient that of the
+            divergence (arXiv 2512.02556). False: the paper's loss, as it stands above.
         entropy_coef: of the entropy bonus.
     """
 
@@ -46,6 +48,7 @@ class GRPOOptions(PolicyOptions):
     num_iterations: int = 1
     clip_range: float = 0.2
     clip_range_high: float | None = None
+    kl_correction: bool = True
     entropy_coef: float = 0.0
 
 
@@ -82,7 +85,10 @@ class GRPO:
         options = self.options
         high = options.clip_range if options.clip_range_high is None else options.clip_range_high
         objective = learner.objective(
-            clip=(options.clip_range, high), kl_coef=options.kl_coef, entropy_coef=options.entropy_coef
+            clip=(options.clip_range, high),
+            kl_coef=options.kl_coef,
+            kl_correction=options.kl_correction,
+            entropy_coef=options.entropy_coef,
         )
         moments = RunningMoments(**learner.kept.get("moments", {}))
         for step in learner.steps():
@@ -92,7 +98,7 @@ class GRPO:
             advantages = grouped_advantages(rewards, groups_of(rollouts), options.reward_normalization, moments)
             mine = learner.mine(rollouts)
             own = [rollouts[place] for place in mine]
-            told = zip(own, mine, learner.when_drawn(own), learner.referred(own), strict=True)
+            told = zip(own, mine, learner.when_drawn(step, own), learner.referred(own), strict=True)
             items = [
                 Item(each, [advantages[place]] * len(each.ids), old, reference) for each, place, old, reference in told
             ]

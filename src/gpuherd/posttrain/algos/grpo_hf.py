@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.models.locate import locate
+from gpuherd.models.names import parse_model
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.on_trl import (
@@ -32,9 +34,8 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
-from gpuherd.posttrain.preference.settings import Run, cut, digest, order
+from gpuherd.posttrain.preference.settings import Run, digest, order
 from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.training.options import StepOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,9 +126,17 @@ class GRPOFromHumanFeedback:
             raise UsageError(
                 "GRPO-HF samples while it trains, each process at its own pace: strategy fsdp can't; use ddp"
             )
+        if len(work.problems) < self.options.batch_size:
+            raise UsageError(
+                f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
+                "round"
+            )
+        from gpuherd.posttrain.training.world import World
+
         comparisons = self._comparisons(work)
-        proxy = self._proxy(work, comparisons)
-        self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
+        with World.from_environment(work.device):  # one group of processes for both phases
+            proxy = self._proxy(work, comparisons)
+            self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:
@@ -162,13 +171,20 @@ class GRPOFromHumanFeedback:
 
     def _grpo(self, work: Training, proxy: Path, data: str) -> None:
         options = self.options
-        if len(work.problems) < options.batch_size:
-            raise UsageError(
-                f"GRPO-HF: batch_size {options.batch_size} is more than the {len(work.problems)} problems of the round"
-            )
         problems = {each.id: each for each in work.problems}
-        size = options.batch_size * options.samples_per_prompt
-        run = run_of(work, options, algorithm=self.name, rows=len(problems), data=data)
+        group = options.samples_per_prompt
+        run = run_of(
+            work,
+            options,
+            algorithm=self.name,
+            rows=len(problems),
+            data=data,
+            sequences=group,
+            besides={
+                "problems": digest([asdict(each) for each in work.problems]),
+                "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
+            },
+        )
         places = [work.problems[place].id for place in order(len(problems), run.total_steps, run.batch_size, work.seed)]
 
         def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
@@ -177,32 +193,36 @@ class GRPOFromHumanFeedback:
             from gpuherd.posttrain.preference import trainers
             from gpuherd.posttrain.rewards.reward_model import RewardModel
 
-            loaded = trained_module(work, options, [])
+            loaded = trained_module(work, options, [], world.device)
             score = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
             refuse_other_tokens(score, loaded.tokenizer)
-            samples = StepSamples(run, places, problems, options.samples_per_prompt, work.sampling, loaded, world)
+            samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
             if options.kl_coef and not shares_reference(work, loaded.module):
-                refuse_adapters(work)
+                if hasattr(loaded.module, "peft_type") or work.reference.adapter is not None:
+                    raise UsageError(
+                        "GRPO-HF with an adapter: the reference is the policy's model without it, and here it is "
+                        f"{work.reference.model}; merge the adapter first, train all weights, or set kl_coef=0"
+                    )
                 # TRL loads the reference from where the model's config says that it is from.
-                loaded.module.config.name_or_path = work.reference.model
-            pieces = cut(size, (work.steps or StepOptions()).micro_batch_size, world.size, run.stage)
-            sized = {"per_device_train_batch_size": pieces.micro, "gradient_accumulation_steps": pieces.times}
+                loaded.module.config.name_or_path = str(locate(parse_model(work.reference.model), for_loading=True))
             trainer = trainers.exploring(
                 model=loaded.module,
-                args=GRPOConfig(
-                    **{**settings, **sized},
-                    num_generations=options.samples_per_prompt,
-                    generation_batch_size=size,
-                    max_completion_length=work.sampling.max_new_tokens,
-                    temperature=work.sampling.temperature,
-                    beta=options.kl_coef,
-                    num_iterations=1,
-                    loss_type=options.loss_type.value,
-                    scale_rewards="group",
-                    use_bias_correction_kl=False,
-                    mask_truncated_completions=False,
-                    shuffle_dataset=False,
-                    disable_dropout=True,
+                args=trainers.on_one_device(
+                    GRPOConfig(
+                        **settings,
+                        num_generations=group,
+                        generation_batch_size=options.batch_size * group,
+                        max_completion_length=work.sampling.max_new_tokens,
+                        temperature=work.sampling.temperature,
+                        beta=options.kl_coef,
+                        num_iterations=1,
+                        loss_type=str(options.loss_type),
+                        scale_rewards="group",
+                        use_bias_correction_kl=False,
+                        mask_truncated_completions=False,
+                        shuffle_dataset=False,
+                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
+                    )
                 ),
                 train_dataset=trainers.dataset_of([{"prompt": each} for each in places], range(len(places))),
                 processing_class=loaded.tokenizer,
@@ -289,16 +309,9 @@ def refuse_other_tokens(score: RewardModel, tokenizer: Any) -> None:
     ours, its = tokenizer.get_vocab(), score.tokenizer.get_vocab()
     if ours == its:
         return
-    name = next(token for token in [*ours, *its] if ours.get(token) != its.get(token))
+    differing = [token for token in {**its, **ours} if ours.get(token) != its.get(token)]
+    name = min(differing, key=lambda token: (ours.get(token, len(ours)), its.get(token, len(its))))
     raise UsageError(
         f"GRPO-HF: the proxy's tokenizer is another than the policy's: token {name!r} is {its.get(name)} there and "
         f"{ours.get(name)} here; choose a proxy_model of the policy's family"
     )
-
-
-def refuse_adapters(work: Training) -> None:
-    """Raises UsageError where the reference can't be had from TRL."""
-    if work.reference.adapter is not None:
-        raise UsageError("GRPO-HF: a reference with an adapter; merge it, or set kl_coef=0")
-    if work.policy.adapter is not None:
-        raise UsageError("GRPO-HF: an adapter on another model than the reference; merge it, or set kl_coef=0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
@@ -30,17 +29,17 @@ def rows_of_kind(work: Training, kind: type[Kind], algorithm: str, *, all_rounds
     return rows  # type: ignore[return-value]
 
 
-def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[str, Any]]) -> LoadedModel:
-    """The policy with what is trained requiring gradients. Raises UsageError for rows with more tokens than it has
-    places for."""
+def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[str, Any]], device: str) -> LoadedModel:
+    """The policy on this process's device, with what is trained requiring gradients.
+
+    Raises UsageError for rows with more tokens than it has places for.
+    """
     import torch
 
-    from gpuherd.posttrain.policy_gradient import options as policy_gradient
     from gpuherd.posttrain.policy_gradient.loading import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
-    lora = None if options.lora is None else policy_gradient.Lora(**asdict(options.lora))
-    loaded = load_for_training(work.policy, work.precision, work.device, lora)
+    loaded = load_for_training(work.policy, work.precision, device, options.lora)
     most = getattr(loaded.module.config.get_text_config(), "max_position_embeddings", None)
     longest = max((tokens_of(each) for each in rows), default=0)
     if most is not None and longest > most:

@@ -45,7 +45,7 @@ class PITA:
 
     def train(self, work: Training) -> Policy:
         """Fits the classifier on the data of all rounds."""
-        return train_guide(of_comparisons(work.rows, self.options, work.seed), work, self.options)
+        return train_guide(of_comparisons(work.rows, self.options), work, self.options)
 
     def policy(self, work: Training) -> Policy:
         """The reference, guided by the classifier."""

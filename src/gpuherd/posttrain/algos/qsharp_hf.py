@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -99,7 +99,7 @@ class QSharpFromHumanFeedback:
         with World.from_environment(work.device) as world:
             pairs = self._comparisons(work)
             scores = self._scores(work, self._proxy(work, pairs), pairs, world)
-            return train_guide(of_comparisons([pairs], self.options, work.seed, scores), work, self.options)
+            return train_guide(of_comparisons([pairs], self.options, scores), work, self.options)
 
     def policy(self, work: Training) -> Policy:
         """The reference, guided by the classifier."""
@@ -129,7 +129,8 @@ class QSharpFromHumanFeedback:
             base,
             work.folder / "proxy",
             RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
-            precision=work.precision,
+            # In float32 as the classifier: steps of 1e-5 would be lost in bfloat16.
+            precision=replace(work.precision, dtype="float32"),
             device=work.device,
             seed=work.seed,
             steps=work.steps,

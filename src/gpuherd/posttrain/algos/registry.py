@@ -22,7 +22,11 @@ ALGORITHMS: Mapping[str, str] = {
     "CD": "cd:ControlledDecoding",
 }
 
-_SPELLINGS = {"q#": "QSharp", "qsharp": "QSharp", "q#-hf": "QSharp-HF", "rpo": "DPO"}
+# The two kinds that there are: a classifier guides the reference, or the policy's own weights change.
+ValueGuidedAlgorithms: tuple[str, ...] = ("QSharp", "QSharp-HF", "PITA", "CD")
+PostTrainingAlgorithms: tuple[str, ...] = tuple(name for name in ALGORITHMS if name not in ValueGuidedAlgorithms)
+
+_SPELLINGS = {"q#": "QSharp", "qsharp": "QSharp", "q#-hf": "QSharp-HF"}
 
 
 def canonical(name: str) -> str:
@@ -35,6 +39,8 @@ def canonical(name: str) -> str:
     found = {each.lower(): each for each in ALGORITHMS} | _SPELLINGS
     if plain in found:
         return found[plain]
+    if plain == "rpo":  # under that name alone it would be DPO, and nobody would see it
+        raise UsageError(f"algorithm {name!r} is DPO with rpo_weight above 0: algorithm=DPO, rpo_weight=1")
     near = difflib.get_close_matches(plain, found, 1)
     hint = f"; did you mean {found[near[0]]}?" if near else ""
     raise UsageError(f"algorithm {name!r} is none of {', '.join(ALGORITHMS)}{hint}")

@@ -87,7 +87,9 @@ class Reinforce:
     def _learn(self, learner: Learner) -> None:
         from gpuherd.posttrain.policy_gradient.objective import Item
 
-        objective = learner.objective(clip=None, kl_coef=self.options.kl_coef, entropy_coef=self.options.entropy_coef)
+        objective = learner.objective(
+            clip=None, kl_coef=self.options.kl_coef, kl_correction=True, entropy_coef=self.options.entropy_coef
+        )
         for step in learner.steps():
             rollouts = learner.rollouts(step)
             advantages = compared([each.reward for each in rollouts], self.options.baseline)

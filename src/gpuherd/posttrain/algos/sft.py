@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Collecting, Row, Training
@@ -22,6 +22,9 @@ from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.settings import digest, order
 from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
 from gpuherd.posttrain.rollout import Rollout
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +63,15 @@ class Options(FittingOptions):
             raise UsageError(f"samples_per_example={self.samples_per_example}; the least is 1")
         if not (0 <= self.bc_weight < float("inf") and 0 <= self.world_model_weight < float("inf")):
             raise UsageError("bc_weight and world_model_weight are 0 or above")
-        if self.mode is Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
+        if self.mode == Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
             raise UsageError("mode=combined with bc_weight and world_model_weight both 0: nothing is learnt from")
 
     @property
     def weights(self) -> Weights:
         """Of the policy's tokens and of the environment's."""
-        if self.mode is Imitated.COMBINED:
+        if self.mode == Imitated.COMBINED:
             return Weights(self.bc_weight, self.world_model_weight)
-        return Weights(1.0, 0.0) if self.mode is Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
+        return Weights(1.0, 0.0) if self.mode == Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class SFT:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The demonstrations of this job's problems, or the policy's samples."""
-        if self.options.source is Source.ANSWERS:
+        if self.options.source == Source.ANSWERS:
             yield from _demonstrations(work)
             return
         from gpuherd.posttrain.sampling.sampler import Sampler
@@ -105,22 +108,24 @@ class SFT:
         run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
         places = order(len(rows), run.total_steps, run.batch_size, work.seed)
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
             from trl import SFTConfig
 
             from gpuherd.posttrain.preference import trainers
 
-            loaded = trained_module(work, self.options, rows)
+            loaded = trained_module(work, self.options, rows, world.device)
             words: dict[str, Any] = {}
             make, dataset = trainers.Supervised, trainers.dataset_of(rows, places)
-            if self.options.mode is Imitated.COMBINED:
+            if self.options.mode == Imitated.COMBINED:
                 make = trainers.Weighing
                 each_place = weighted(rollouts, places, run.batch_size, weights)
                 dataset = trainers.dataset_of(each_place, range(len(places)))
                 words["data_collator"] = trainers.WeighingCollator(pad_token_id=trainers.padding(loaded.tokenizer))
             return make(
                 model=loaded.module,
-                args=SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential"),
+                args=trainers.on_one_device(
+                    SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential")
+                ),
                 train_dataset=dataset,
                 processing_class=loaded.tokenizer,
                 callbacks=list(callbacks),

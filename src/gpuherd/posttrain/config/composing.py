@@ -35,6 +35,8 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
     values = {} if file is None else read_yaml(file)
+    if "hydra" in values:
+        raise UsageError(f"{file}: there is no key hydra: it only composes here; where runs go says output_dir")
     chosen = _choices_of(values.pop("defaults", None), folder, file)
     words = [*chosen, *(_word(word, folder) for word in overrides)]
     with _told(), _composed(values, words, folder) as found:
@@ -73,6 +75,7 @@ class _Parsed:
 
     key: str
     plain: bool  # without + or ~ before it
+    deletes: bool
     value: Any
 
 
@@ -82,6 +85,8 @@ def _word(word: str, folder: Path) -> str:
     if parsed.key == "hydra" or parsed.key.startswith("hydra."):
         raise UsageError(f"{word}: Hydra only composes here; where runs go says output_dir")
     if parsed.key in groups(folder):
+        if parsed.deletes and parsed.value is None:  # Hydra itself takes no list of choices out
+            return f"{parsed.key}=[]"
         _check_choice(parsed.key, parsed.value, folder)
         return word
     return f"++{word}" if parsed.plain else word
@@ -101,7 +106,7 @@ def _parsed(word: str) -> _Parsed:
         value = found.value()
     except HydraException as problem:
         raise UsageError(f"{word}: no override: {_first_line(problem)}") from None
-    return _Parsed(found.key_or_group, found.type == OverrideType.CHANGE, value)
+    return _Parsed(found.key_or_group, found.type == OverrideType.CHANGE, found.type == OverrideType.DEL, value)
 
 
 def _choices_of(defaults: Any, folder: Path, file: str | Path | None) -> list[str]:

@@ -101,11 +101,16 @@ class _Reader:
             if field.name in values:
                 given[field.name] = self.value(annotations[field.name], values[field.name], _join(where, field.name))
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise UsageError(f"{_join(where, field.name)} is missing")
+                key, inner = _join(where, field.name), annotations[field.name]
+                if dataclasses.is_dataclass(inner):
+                    self.dataclass(typing.cast(type, inner), {}, key)  # names the key in it that is missing
+                raise UsageError(f"{key} is missing")
         try:
             return kind(**given)
         except (GpuherdError, ValueError) as problem:
-            raise UsageError(f"{where}: {problem}" if where else str(problem)) from None
+            text = str(problem)
+            names_key = any(text.startswith(f"{name}=") for name in annotations)
+            raise UsageError(_join(where, text) if names_key else f"{where}: {text}" if where else text) from None
 
     def value(self, annotation: Any, value: Any, where: str) -> Any:
         """A value by its annotation. Raises UsageError."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.posttrain.evaluation.result import Estimator
 from gpuherd.posttrain.evaluation.scores import Scores
-from gpuherd.posttrain.evaluation.voting import answer_of, numbered
+from gpuherd.posttrain.evaluation.voting import answer_of, asks_for_number, numbered
+from gpuherd.posttrain.problem import Problem
 from gpuherd.qa import typed_json
 
 
@@ -85,18 +86,30 @@ def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
 
 
 def scores_of(
-    answered: Sequence[AnsweredProblem], kl: Sequence[Sequence[float | None]] | None, estimator: Estimator | None
+    answered: Sequence[AnsweredProblem],
+    problems: Sequence[Problem],
+    kl: Sequence[Sequence[float | None]] | None,
+    estimator: Estimator | None,
 ) -> Scores:
-    """What the completions earned, as tables. ``kl``: a divergence a completion, measured by ``estimator``; both None
-    where none was."""
+    """What the completions earned, as tables.
+
+    Args:
+        problems: those that were answered, in the same order.
+        kl: a divergence a completion, measured by ``estimator``; both None where none was.
+    """
     known = all(each.correct is not None for row in answered for each in row.completions)
     return Scores(
         problems=tuple(each.problem for each in answered),
         reward=tuple(tuple(each.reward for each in row.completions) for row in answered),
         correct=tuple(tuple(bool(each.correct) for each in row.completions) for row in answered) if known else None,
-        answer=tuple(numbered([answer_of(each.text) for each in row.completions]) for row in answered),
+        answer=tuple(_votes(row, problem) for row, problem in zip(answered, problems, strict=True)),
         tokens=tuple(tuple(len(each.ids) for each in row.completions) for row in answered),
         finished=tuple(tuple(each.finished for each in row.completions) for row in answered),
         estimator=estimator,
         kl=None if kl is None else tuple(tuple(row) for row in kl),
     )
+
+
+def _votes(row: AnsweredProblem, problem: Problem) -> tuple[int | None, ...]:
+    number = asks_for_number(problem)
+    return numbered([answer_of(each.text, number=number) for each in row.completions])

@@ -36,7 +36,7 @@ def estimated(
     log_probs: Sequence[float | None], reference: Sequence[float | None], estimator: Estimator
 ) -> float | None:
     """The estimate of one completion's divergence, in nats: the sum over its tokens by K1 or K3. None where a log-prob
-    is not finite.
+    or the sum is not finite.
 
     Args:
         log_probs: of its tokens under the law that sampled them.
@@ -49,14 +49,18 @@ def estimated(
     for p, q in zip(log_probs, reference, strict=True):
         if p is None or q is None:
             return None
-        total += p - q if estimator is Estimator.K1 else math.expm1(q - p) - (q - p)
+        try:
+            total += p - q if estimator is Estimator.K1 else math.expm1(q - p) - (q - p)
+        except OverflowError:
+            return None
     return total
 
 
 def exact(
     policy: Any, reference: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-) -> list[float]:
+) -> list[float | None]:
     """KL(policy || reference) summed over the positions of each answer, at temperature 1, in nats; 0 of an empty one.
+    None where it is not finite: the reference gives a token no chance that the policy may take, or a model is broken.
 
     A batch is halved where memory runs out. Raises UsageError where the two have other vocabularies.
 
@@ -71,7 +75,7 @@ def exact(
             "a divergence is of two laws over one vocabulary: name the model that the policy was made from"
         )
 
-    def summed(some: Sequence[int]) -> list[float]:
+    def summed(some: Sequence[int]) -> list[float | None]:
         import torch
 
         totals = torch.zeros(len(some), dtype=torch.float64)
@@ -80,7 +84,7 @@ def exact(
             # A token that the policy never takes adds nothing, whatever the reference thinks of it.
             parts = torch.where(mine == -math.inf, 0.0, mine.exp() * (mine - theirs.to(mine.device)))
             totals += (parts.sum(-1) * counts.to(mine.device)).sum(-1).double().cpu()
-        return [float(each) for each in totals]
+        return [each if math.isfinite(each) else None for each in totals.tolist()]
 
     return _halving(len(answers), summed, _at_once(models))
 

@@ -8,29 +8,33 @@ policies by a coin before each completion earns what lies between theirs and is,
 no farther from the reference than what lies between theirs.
 
 Intervals resample the problems (and the seeds, ``over_seeds``), both coordinates of all points together; differences
-of two methods are of the same resamples.
+of two methods are of the same resamples. A difference of two single runs is tested by these resamples. With several
+seeds a run is the unit, as in ``paired``: each run's own curve is read, and the readings are tested by Student's or
+Welch's t. (Resamples of three runs that happen to lie on one side all say so: they would call every fourth pair of
+equal methods different.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuherd.posttrain.evaluation.metrics import Ratio
-from gpuherd.posttrain.evaluation.over_seeds import drawn_means, summary
-from gpuherd.qa.bootstrap import Floats, Plan
+from gpuherd.posttrain.evaluation.over_seeds import drawn_means
+from gpuherd.posttrain.evaluation.paired import runs_p
+from gpuherd.qa.bootstrap import Floats, Plan, figure_of
 from gpuherd.qa.intervals import Figure, holm
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """A policy at one setting: its KL and its metric, a run a seed."""
+    """A policy at one setting: its KL and its metric, a run a seed, all on the same problems."""
 
     kl: Sequence[Ratio]
     metric: Sequence[Ratio]
-    same_problems: bool = True
+    seeds: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,11 @@ class DifferenceAtKL:
     """The metric of ``one`` less that of ``other`` where both have this KL.
 
     Attributes:
-        p: two-sided, by the bootstrap: twice the smaller share of resamples on one side of 0, at least 1 / resamples.
+        p: two-sided. Of single runs by the bootstrap: twice the smaller share of resamples on one side of 0, at least
+            1 / resamples. Of several by a t over the runs' own readings; None where a run's curve ends before, or there
+            is too little to test.
         p_holm: corrected for the number of differences that were asked for together (Holm 1979).
+        unit: what the test takes as independent: "problems" or "seeds".
     """
 
     one: str
@@ -57,6 +64,17 @@ class DifferenceAtKL:
     difference: Figure
     p: float | None
     p_holm: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A method's curve at one KL: of the mean of its runs, of each run (runs,), and of each resample (resamples,)."""
+
+    value: float
+    runs: Floats
+    drawn: Floats
+    seeds: tuple[int, ...]
 
 
 def at_equal_kl(
@@ -65,44 +83,73 @@ def at_equal_kl(
     """Each method at each KL, and the differences of every two methods there.
 
     Args:
-        sweeps: by method; a point with KL 0 is the reference.
+        sweeps: by method; the first point may be the reference, with KL 0 and seeds of its own.
         kls: where the curves are read.
     """
-    whole = {name: _values(points) for name, points in sweeps.items()}
-    drawn = {name: _drawn(points, plan) for name, points in sweeps.items()}
-    read = {name: {kl: _read(*whole[name], kl) for kl in kls} for name in sweeps}
-    spreads = {name: {kl: _read_rows(*drawn[name], kl) for kl in kls} for name in sweeps}
-    figures = [
-        AtEqualKL(name, kl, _figure(read[name][kl], spreads[name][kl], plan.confidence))
-        for name in sweeps
+    curves = {name: (_values(points), _by_run(points), _drawn(points, plan)) for name, points in sweeps.items()}
+    read = {
+        (name, kl): _Reading(_read(*mean, kl), _read_rows(*runs, kl), _read_rows(*drawn, kl), sweeps[name][-1].seeds)
+        for name, (mean, runs, drawn) in curves.items()
+        for kl in kls
+    }
+    figures = [AtEqualKL(name, kl, _figure(each.value, each.drawn, plan)) for (name, kl), each in read.items()]
+    names = list(sweeps)
+    differences = [
+        _difference((one, other, kl), read[one, kl], read[other, kl], plan)
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
         for kl in kls
     ]
-    names = list(sweeps)
-    differences = []
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            for kl in kls:
-                apart, spread = read[one][kl] - read[other][kl], spreads[one][kl] - spreads[other][kl]
-                figure = _figure(apart, spread, plan.confidence)
-                differences.append(
-                    DifferenceAtKL(one, other, kl, figure, _p(spread) if figure.interval else None, None)
-                )
     corrected = holm([each.p for each in differences])
-    return figures, [
-        DifferenceAtKL(each.one, each.other, each.kl, each.difference, each.p, p)
-        for each, p in zip(differences, corrected, strict=True)
-    ]
+    return figures, [replace(each, p_holm=p) for each, p in zip(differences, corrected, strict=True)]
 
 
-def common_kls(sweeps: Mapping[str, Sequence[SweepPoint]], count: int = 4) -> tuple[float, ...]:
-    """So many values of KL, evenly spaced, that all sweeps reach; their largest is where the shortest sweep ends. Two
-    digits each, rounded down; none where there is no common stretch."""
-    ends = [_values(points)[0] for points in sweeps.values()]
-    if not ends:
+def common_kls(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan, count: int = 4) -> tuple[float, ...]:
+    """So many values of KL, evenly spaced, that all sweeps reach: every run's own, and all but 5 % of their resamples,
+    since those that don't reach are no fair sample of the others. Two digits each, rounded down; none where there is no
+    common stretch."""
+    if not sweeps:
         return ()
-    low, high = max(float(each.min()) for each in ends), min(float(each.max()) for each in ends)
+    ends = [_ends(points, plan) for points in sweeps.values()]
+    low, high = max(start for start, _ in ends), min(end for _, end in ends)
     found = [_two_digits(low + (high - low) * (place + 1) / count) for place in range(count)] if high > low else []
     return tuple(dict.fromkeys(kl for kl in found if low <= kl <= high and kl > 0))
+
+
+def _ends(points: Sequence[SweepPoint], plan: Plan) -> tuple[float, float]:
+    """From which KL to which a sweep reaches."""
+    drawn, runs = _drawn(points, plan)[0], _by_run(points)[0]
+    lows, highs = drawn.min(axis=1), drawn.max(axis=1)
+    usable = np.isfinite(lows)
+    if not np.any(usable) or not np.all(np.isfinite(runs)):
+        return np.inf, -np.inf
+    low, high = float(np.quantile(lows[usable], 0.95)), float(np.quantile(highs[usable], 0.05))
+    return max(low, float(runs.min(axis=1).max())), min(high, float(runs.max(axis=1).min()))
+
+
+def _difference(what: tuple[str, str, float], one: _Reading, other: _Reading, plan: Plan) -> DifferenceAtKL:
+    spread = one.drawn - other.drawn
+    figure = _figure(one.value - other.value, spread, plan)
+    single = len(one.runs) == len(other.runs) == 1
+    if figure.value is None or (figure.interval is None and abs(figure.value) < 1e-12):
+        p = None
+    else:
+        p = _p(spread) if single else runs_p(one.runs, other.runs, one.seeds, other.seeds)
+    return DifferenceAtKL(*what, figure, p, None, "problems" if single else "seeds")
+
+
+def _by_run(points: Sequence[SweepPoint]) -> tuple[Floats, Floats]:
+    """KL and metric of each run of a method by itself, both (runs, points). Its curve may begin at a reference with
+    other seeds: where one is not there the mean stands for it, since the reference is one model."""
+
+    def column(runs: Sequence[Ratio], seeds: tuple[int, ...]) -> list[float]:
+        values = {seed: run.value for seed, run in zip(seeds, runs, strict=True)}
+        mean = float(np.mean(list(values.values())))
+        return [values.get(seed, mean) for seed in points[-1].seeds]
+
+    kl = [column(each.kl, each.seeds) for each in points]
+    metric = [column(each.metric, each.seeds) for each in points]
+    return np.array(kl).T, np.array(metric).T
 
 
 def _values(points: Sequence[SweepPoint]) -> tuple[Floats, Floats]:
@@ -112,8 +159,8 @@ def _values(points: Sequence[SweepPoint]) -> tuple[Floats, Floats]:
 
 def _drawn(points: Sequence[SweepPoint], plan: Plan) -> tuple[Floats, Floats]:
     """KL and metric of all points under each resample, both (resamples, points)."""
-    kl = [drawn_means(each.kl, each.same_problems, plan) for each in points]
-    metric = [drawn_means(each.metric, each.same_problems, plan) for each in points]
+    kl = [drawn_means(each.kl, True, plan, each.seeds) for each in points]
+    metric = [drawn_means(each.metric, True, plan, each.seeds) for each in points]
     return np.stack(kl, axis=1), np.stack(metric, axis=1)
 
 
@@ -127,20 +174,22 @@ def _read_rows(kl: Floats, metric: Floats, at: float) -> Floats:
     return np.array([_read(*row, at) for row in zip(kl, metric, strict=True)])
 
 
-def _figure(value: float, spread: Floats, confidence: float) -> Figure:
+def _figure(value: float, spread: Floats, plan: Plan) -> Figure:
     if np.isnan(value):
         return Figure(None, note="the sweep does not reach this KL")
-    return summary(value, spread, confidence)
+    return figure_of(value, spread, None, plan)
 
 
-def _p(spread: Floats) -> float:
+def _p(spread: Floats) -> float | None:
     usable = spread[~np.isnan(spread)]
+    if not usable.size:
+        return None
     smaller = min(int(np.sum(usable <= 0)), int(np.sum(usable >= 0)))
     return min(1.0, 2 * max(smaller, 0.5) / usable.size)
 
 
 def _two_digits(value: float) -> float:
-    if value <= 0:
+    if value < 1e-12:  # rounding
         return 0.0
     unit = 10.0 ** (np.floor(np.log10(value)) - 1)
     return float(f"{np.floor(value / unit * (1 + 1e-12)) * unit:.2g}")

@@ -37,7 +37,7 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Task
 from gpuherd.qa import typed_json
 from gpuherd.qa.working.shardfile import ShardFile
-from gpuherd.qa.working.sharding import Shard
+from gpuherd.qa.working.sharding import in_batches
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.sampling.sampler import Sampler
@@ -97,22 +97,22 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
 
     problems = work.task.problems(work.options.split, work.options.problems, work.options.problem_seed)
     _claim(work, problems)
-    points = []
+    points, lost = [], []
     loaded = _Loaded(work, sampler_of)
-    policies = [work.policy.at(eta) for eta in _etas(work)] or [work.policy]
-    for number, policy in enumerate(policies):
+    for policy in [work.policy.at(eta) for eta in _etas(work)] or [work.policy]:
         label = "" if policy.guide is None else f"-eta{policy.guide.eta!r}"
         stage = "evaluating" if policy.guide is None else f"evaluating, eta {policy.guide.eta:g}"
         path = work.folder / f"answers{label}.jsonl"
         _answer(work, problems, path, partial(loaded.at, policy), stage)
         answered = _read_all(path, problems)
         measured = _divergence(work, policy, answered, label, loaded)
-        scores = scores_of(answered, measured.kl, measured.estimator)
+        scores = scores_of(answered, problems, measured.kl, measured.estimator)
+        lost += _lost(policy, measured, None if policy.guide is not None else work.options.kl_samples)
         write_scores(work.folder / f"scores{label}.json", scores)
         points.append(
             Point(
                 eta=None if policy.guide is None or policy.guide.eta == float("inf") else policy.guide.eta,
-                own=policy == work.policy or (work.policy not in policies and number == 0),
+                own=policy == work.policy,
                 metrics=metrics_of(scores, work.options),
                 cost=_cost(answered, work.gpus),
                 answers=path.name,
@@ -127,7 +127,7 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         sampling=typed_json.plain(work.sampling) | {"greedy": work.options.greedy},
         confidence=work.options.confidence,
         points=tuple(points),
-        notes=_notes(work),
+        notes=_notes(work, lost),
         versions=work.versions,
     )
     write_result(work.folder, evaluation)
@@ -144,10 +144,13 @@ class _Loaded:
 
     def at(self, policy: Policy) -> Sampler:
         """A sampler of this policy."""
-        if self._sampler is None or self._policy != policy:
+        held, guide = self._policy, policy.guide
+        if self._sampler is None or held is None or guide is None or held.at(guide.eta) != policy:
             self._sampler = None  # one model at a time
             self._sampler = self.fresh(policy)
-            self._policy = policy
+        elif held != policy:
+            self._sampler = self._sampler.at(guide.eta)
+        self._policy = policy
         return self._sampler
 
     def release(self) -> None:
@@ -164,15 +167,14 @@ class _Loaded:
 
 
 def _etas(work: Evaluating) -> list[float]:
-    """At which the policy is evaluated, the largest, which guides least, first; none of one that is not guided."""
-    if work.policy.guide is None:
-        return []
-    return sorted({*work.options.etas} or {work.policy.guide.eta}, reverse=True)
+    """At which the policy is evaluated, its own among them, the largest, which guides least, first; none of one that is
+    not guided."""
+    return [] if work.policy.guide is None else sorted({*work.options.etas, work.policy.guide.eta}, reverse=True)
 
 
 def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
     """Says in the folder what is asked, or raises OtherEvaluation where something else was."""
-    digest = hashlib.sha256("\0".join(f"{each.id}\1{each.prompt}" for each in problems).encode("utf-8", "replace"))
+    digest = hashlib.sha256(json.dumps(typed_json.plain(problems)).encode())
     sampling = {name: value for name, value in typed_json.plain(work.sampling).items() if name != "batch_size"}
     asked = {
         "policy": work.policy.to_dict(),
@@ -184,6 +186,7 @@ def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
         "greedy": work.options.greedy,
         "kl": [work.options.kl.value, work.options.kl_samples],
         "sampling": sampling,
+        "dtype": work.precision.dtype,
     }
     text = json.dumps(without_infinity(asked), indent=1)
     work.folder.mkdir(parents=True, exist_ok=True)
@@ -209,8 +212,7 @@ def _answer(
     work: Evaluating, problems: Sequence[Problem], path: Path, sampler: Callable[[], Sampler], stage: str
 ) -> None:
     """Adds the answers that are not in the file yet."""
-    rows = max(1, work.sampling.batch_size // work.options.samples)
-    shard = Shard(tuple(tuple(range(at, min(at + rows, len(problems)))) for at in range(0, len(problems), rows)))
+    shard = in_batches(len(problems), max(1, work.sampling.batch_size // work.options.samples))
     with ShardFile(path, shard) as file:
         for batch in file.todo:
             report(batch[0], len(problems), stage)
@@ -252,12 +254,18 @@ def _answered(
                 (reward := next(rewards)).value,
                 reward.correct,
                 reward.note,
-                None if each.kl is None else float(sum(each.kl)),
+                _summed(each.kl),
             )
             for each in group
         )
         found.append((prompt, completions))
     return found
+
+
+def _summed(kl: Sequence[float | None] | None) -> float | None:
+    """Over a completion's tokens; None where it was not recorded, or is not finite somewhere."""
+    known = [each for each in kl or () if each is not None]
+    return sum(known) if kl is not None and len(known) == len(kl) else None
 
 
 def _read_all(path: Path, problems: Sequence[Problem]) -> list[AnsweredProblem]:
@@ -280,7 +288,7 @@ def _divergence(
         how=work.options.kl,
         most=work.options.kl_samples,
         temperature=work.sampling.temperature,
-        rows=work.sampling.batch_size,
+        at_once=work.sampling.batch_size,
         path=work.folder / f"kl{label}.jsonl",
         policy=partial(loaded.at, policy),
         release=loaded.release,
@@ -293,7 +301,17 @@ def _cost(answered: Sequence[AnsweredProblem], gpus: int) -> Cost:
     return Cost(sum(each.seconds for each in answered), tokens, gpus)
 
 
-def _notes(work: Evaluating) -> tuple[str, ...]:
+def _lost(policy: Policy, measured: Measured, most: int | None) -> list[str]:
+    """That divergences are not in their mean, where some are not finite."""
+    asked = [kl for row in measured.kl or () for kl in row[:most]]
+    count = sum(kl is None for kl in asked)
+    if not count:
+        return []
+    at = "" if policy.guide is None else f"eta {policy.guide.eta:g}: "
+    return [f"{at}the divergence of {count} of {len(asked)} completions is not finite; their mean is without them"]
+
+
+def _notes(work: Evaluating, lost: Sequence[str]) -> tuple[str, ...]:
     """What the figures don't say themselves."""
     found = []
     how = work.sampling
@@ -304,7 +322,4 @@ def _notes(work: Evaluating) -> tuple[str, ...]:
             f"drawn at temperature {how.temperature:g}, top-p {how.top_p:g}, top-k {how.top_k}: the divergence is "
             "along what this drew, and no unbiased estimate of that of the models' own laws"
         )
-    if work.policy.guide is not None and work.options.etas and work.policy.guide.eta not in work.options.etas:
-        own = f"{work.policy.guide.eta:g}"
-        found.append(f"the policy's own eta {own} is not among those evaluated: the largest stands for it")
-    return tuple(found)
+    return (*found, *lost)

@@ -14,6 +14,8 @@ from gpuherd.posttrain.evaluation.result import FORMAT, RESULT, Evaluation
 from gpuherd.posttrain.evaluation.scores import Scores
 from gpuherd.qa import typed_json
 
+MOST_ROUNDS = 100_000
+
 
 class BadResult(GpuherdError):
     """A result's file is damaged, or of a newer gpuherd."""
@@ -30,8 +32,11 @@ def read_result(path: Path) -> Evaluation:
     """The result of a file, or of the folder that holds it. Raises BadResult."""
     path = path / RESULT if path.is_dir() else path
     evaluation: Evaluation = _read(path, Evaluation)
-    if not evaluation.points:
-        raise BadResult(f"{path} has no point")
+    names = [name for each in evaluation.points for name in (each.answers, each.scores)]
+    if not names or any(Path(name).name != name for name in names):
+        raise BadResult(f"{path} has no point, or one whose files lie elsewhere")
+    if evaluation.about.round is not None and not 0 <= evaluation.about.round <= MOST_ROUNDS:
+        raise BadResult(f"{path} is of round {evaluation.about.round}, which can't be")
     return evaluation
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from gpuherd.engines.progress import report
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
+from gpuherd.posttrain.evaluation.answered import AnsweredProblem, BadAnswers, Completion
 from gpuherd.posttrain.evaluation.options import Divergence
 from gpuherd.posttrain.evaluation.result import Estimator
+from gpuherd.qa import typed_json
 from gpuherd.qa.working.shardfile import ShardFile
-from gpuherd.qa.working.sharding import Shard
+from gpuherd.qa.working.sharding import in_batches
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.sampling.sampler import Sampler
@@ -41,7 +42,7 @@ def measured_kl(
     how: Divergence,
     most: int | None,
     temperature: float,
-    rows: int,
+    at_once: int,
     path: Path,
     policy: Callable[[], Sampler],
     release: Callable[[], None],
@@ -55,7 +56,7 @@ def measured_kl(
         how: EXACT, K1 or K3, where they must be measured.
         most: of how many completions a problem; None: of all.
         temperature: of the draws; the estimators are of the laws at it.
-        rows: completions that are read at once.
+        at_once: completions that are read together, at most, a problem's all.
         path: their file.
         policy, reference: load the models, when they are needed.
         release: lets the policy go.
@@ -66,17 +67,38 @@ def measured_kl(
         return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
     estimator = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}[how]
     taken = [row.completions[:most] for row in answered]
-    at_once = max(1, rows // max(map(len, taken)))
-    shard = Shard(tuple(tuple(range(at, min(at + at_once, len(taken)))) for at in range(0, len(taken), at_once)))
+    shard = in_batches(len(taken), max(1, at_once // len(taken[0])))
     with ShardFile(path, shard) as file:
         if file.todo:
             measure = _measure(estimator, temperature, policy, release, reference)
             for batch in file.todo:
                 report(batch[0], len(taken), "divergence from the reference")
-                file.append([json.dumps({"kl": row}) for row in _rows(answered, taken, batch, measure)])
-    read = [json.loads(line)["kl"] for line in path.read_text(encoding="ascii").splitlines()]
-    samples = len(answered[0].completions)
-    return Measured(tuple((*row, *[None] * (samples - len(row))) for row in read), estimator)
+                rows = _rows(answered, taken, batch, measure)
+                file.append([json.dumps({"kl": row}, allow_nan=False) for row in rows])
+    read = _read(path, [len(row) for row in taken])
+    return Measured(
+        tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True)),
+        estimator,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kl: tuple[float | None, ...]
+
+
+def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
+    """The file's rows, each of so many figures. Raises BadAnswers."""
+    found = []
+    try:
+        for line in path.read_bytes().splitlines():
+            row: _Line = typed_json.read(_Line, json.loads(line))
+            found.append(row.kl)
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None
+    if [len(row) for row in found] != list(counts):
+        raise BadAnswers(f"{path} is not of these completions; move it away")
+    return found
 
 
 Measure = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[float | None]]

@@ -39,9 +39,9 @@ class Ratio:
         bottom = float(self.bottom.sum())
         return float(self.top.sum()) / bottom if bottom else float("nan")
 
-    def weighted(self, weights: Weights) -> Floats:
+    def weighted(self, weights: Weights | Floats) -> Floats:
         """Under each weighting of the problems, (rows, problems): (rows,), NaN where the lower sum is 0."""
-        told = weights.astype(np.float64)
+        told = weights.astype(np.float64, copy=False)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray((told @ self.top) / (told @ self.bottom))
 
@@ -138,18 +138,21 @@ def with_intervals(found: Mapping[str, Ratio], plan: Plan) -> dict[str, Figure]:
     same (all right, all wrong) has no spread to resample: it gets Wilson's interval of so many problems."""
     n = next(iter(found.values())).top.size
     if n < 2:
-        return {name: Figure(each.value, note="of one problem there is no interval") for name, each in found.items()}
+        values = {name: each.value for name, each in found.items()}
+        return {
+            name: Figure(None if np.isnan(value) else value, note="of one problem there is no interval")
+            for name, value in values.items()
+        }
 
     def statistics(weights: Weights) -> dict[str, Floats]:
         return {name: each.weighted(weights) for name, each in found.items()}
 
     made = figures(statistics, n, plan)
-    return {
-        name: _counted(figure, n, plan.confidence) if found[name].share else figure for name, figure in made.items()
-    }
+    return {name: counted(figure, n, plan.confidence) if found[name].share else figure for name, figure in made.items()}
 
 
-def _counted(figure: Figure, n: int, confidence: float) -> Figure:
+def counted(figure: Figure, n: int, confidence: float) -> Figure:
+    """A share that has no interval because all n problems are alike, with Wilson's; any other as it is."""
     if figure.note != NO_SPREAD or figure.value not in (0.0, 1.0):
         return figure
     interval = wilson(n if figure.value else 0, n, confidence)

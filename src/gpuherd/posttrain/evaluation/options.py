@@ -35,9 +35,9 @@ class EvaluationOptions:
         problems: so many of them; None: all.
         samples: completions a problem.
         greedy: one completion a problem of the most probable tokens; ``samples`` is 1 then.
-        etas: at which a guided policy is evaluated; empty: at its own.
-        pass_at: the k of pass@k, each at most ``samples``; pass@1 is always there.
-        majority_at: the k of maj@k; empty: ``samples``, where that is 2 or more.
+        etas: at which a guided policy is evaluated besides its own.
+        pass_at: the k of pass@k, each at most ``samples``; pass@1 is always there. Empty: ``samples``.
+        majority_at: the k of maj@k; empty: ``samples``. Of fewer than 2 there is none.
         tie: what a tie of a majority vote earns.
         kl: how the divergence from the reference is measured; a guided decode records it exactly in any case.
         kl_samples: of how many completions a problem, the first ones; None: of all.
@@ -63,9 +63,9 @@ class EvaluationOptions:
         if self.samples < 1 or (self.greedy and self.samples != 1):
             raise UsageError(f"evaluation.samples={self.samples}; the least is 1, and greedy there is 1 only")
         for name, ks in (("pass_at", self.pass_at), ("majority_at", self.majority_at)):
-            if any(not 1 <= k <= self.samples for k in ks):
+            if any(not 1 <= k <= self.samples for k in ks) or len(set(ks)) < len(ks):
                 raise UsageError(
-                    f"evaluation.{name}={list(ks)}; each is from 1 to evaluation.samples={self.samples}: draw more"
+                    f"evaluation.{name}={list(ks)}; each is there once, from 1 to evaluation.samples={self.samples}"
                 )
         if self.problems is not None and self.problems < 1:
             raise UsageError(f"evaluation.problems={self.problems}; the least is 1; leave it out for all")

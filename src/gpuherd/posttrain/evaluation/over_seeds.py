@@ -10,15 +10,17 @@ With as few as two or three seeds no interval can be trusted far: the runs' own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from gpuherd.posttrain.evaluation.metrics import Ratio
-from gpuherd.qa.bootstrap import NO_SPREAD, Floats, Plan, resamples
-from gpuherd.qa.intervals import Figure, Interval
+from gpuherd.qa.bootstrap import Floats, Plan, figure_of, resamples
+from gpuherd.qa.intervals import Figure
 
-Drawn = Callable[[int, int, int], Floats]
+_MOST_KEPT = 2_000_000  # weights: 16 MB
 
 
 def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure:
@@ -31,39 +33,35 @@ def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure
     values = [each.value for each in runs]
     if not np.all(np.isfinite(values)):
         return Figure(None, note="not defined for every seed")
-    return summary(float(np.mean(values)), drawn_means(runs, same_problems, plan), plan.confidence)
+    return figure_of(float(np.mean(values)), drawn_means(runs, same_problems, plan), None, plan)
 
 
-def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seed_draw: int = 1) -> Floats:
+def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seeds: Sequence[int] = ()) -> Floats:
     """The resampled means, (resamples,): of the runs that were drawn, on the problems that were drawn. NaN where one is
-    not defined. The draws depend on the plan's seed, the number of runs and the numbers of problems alone, so that two
-    methods with the same numbers of both are resampled alike; with another ``seed_draw`` the runs' are others."""
+    not defined. The draws depend on the plan's seed, the number of runs and their seeds, and the numbers of problems
+    alone: two methods with runs of the same seeds are resampled alike, those of others on their own."""
     each = np.stack([_weighted(run, plan, 0 if same_problems else at + 1) for at, run in enumerate(runs)], axis=1)
     if len(runs) == 1:
         return np.asarray(each[:, 0])
-    return np.asarray((each * _seed_weights(len(runs), plan, seed_draw)).sum(axis=1) / (len(runs) - 1))
-
-
-def summary(value: float, spread: Floats, confidence: float) -> Figure:
-    """A value with the percentile interval of its resamples; those that are NaN are dropped, and counted."""
-    usable = spread[~np.isnan(spread)]
-    dropped = int(spread.size - usable.size)
-    if usable.size < max(spread.size // 2, 2):
-        return Figure(value, note="hardly any resample has this figure", dropped=dropped)
-    if np.ptp(usable) < 1e-12:
-        return Figure(value, note=NO_SPREAD, dropped=dropped)
-    low, high = (float(each) for each in np.quantile(usable, ((1 - confidence) / 2, (1 + confidence) / 2)))
-    return Figure(value, Interval(low, high), None, dropped)
+    return np.asarray((each * _seed_weights(len(runs), plan, seeds)).sum(axis=1) / (len(runs) - 1))
 
 
 def _weighted(run: Ratio, plan: Plan, place: int) -> Floats:
     """A run's metric under each draw of problems; place 0: the draw that all runs share."""
-    blocks = resamples(run.top.size, plan.resamples, plan.seed + 7919 * place)
-    return np.concatenate([run.weighted(weights) for weights in blocks])
+    n, seed = run.top.size, plan.seed + 7919 * place
+    if n * plan.resamples <= _MOST_KEPT:
+        return run.weighted(_kept(n, plan.resamples, seed))
+    return np.concatenate([run.weighted(weights) for weights in resamples(n, plan.resamples, seed)])
 
 
-def _seed_weights(runs: int, plan: Plan, seed_draw: int) -> Floats:
+@lru_cache(maxsize=4)
+def _kept(n: int, count: int, seed: int) -> Floats:
+    """All draws of n problems: the same few are asked for again and again."""
+    return np.concatenate(list(resamples(n, count, seed))).astype(np.float64)
+
+
+def _seed_weights(runs: int, plan: Plan, seeds: Sequence[int]) -> Floats:
     """How often each run was drawn, (resamples, runs); each row sums to runs - 1."""
-    draw = np.random.default_rng([plan.seed, runs, seed_draw])
+    draw = np.random.default_rng([plan.seed, runs, zlib.crc32(repr(tuple(seeds)).encode())])
     drawn = draw.integers(0, runs, size=(plan.resamples, runs - 1))
     return np.stack([np.sum(drawn == run, axis=1) for run in range(runs)], axis=1).astype(np.float64)

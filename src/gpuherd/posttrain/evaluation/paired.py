@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuherd.posttrain.evaluation.metrics import Ratio
-from gpuherd.posttrain.evaluation.over_seeds import drawn_means, summary
-from gpuherd.qa.bootstrap import Floats, Plan
+from gpuherd.posttrain.evaluation.over_seeds import drawn_means
+from gpuherd.qa.bootstrap import Floats, Plan, figure_of
 from gpuherd.qa.intervals import Figure, holm
 
 
@@ -67,18 +67,13 @@ def _difference(one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run]
     if not common:
         return None
     first, second = ([cut(run, common) for run in runs] for runs in (mine, theirs))
-    value = float(np.mean([each.value for each in first]) - np.mean([each.value for each in second]))
-    same_seeds = [run.seed for run in mine] == [run.seed for run in theirs]
-    draws = drawn_means(first, True, plan), drawn_means(second, True, plan, seed_draw=1 if same_seeds else 2)
-    spread = draws[0] - draws[1]
-    figure = summary(value, spread, plan.confidence) if len(common) > 1 else Figure(value, note="of one problem")
+    seeds = [run.seed for run in mine], [run.seed for run in theirs]
+    spread = drawn_means(first, True, plan, seeds[0]) - drawn_means(second, True, plan, seeds[1])
+    means, others = (np.array([each.value for each in runs]) for runs in (first, second))
+    value = float(means.mean() - others.mean())
+    figure = figure_of(value, spread, None, plan) if len(common) > 1 else Figure(value, note="of one problem")
     single = len(first) == len(second) == 1
-    if single:
-        p = _paired_p(_contributions(first[0]) - _contributions(second[0]))
-    elif same_seeds:
-        p = _paired_p(np.array([a.value - b.value for a, b in zip(first, second, strict=True)]))
-    else:
-        p = _welch_p(np.array([each.value for each in first]), np.array([each.value for each in second]))
+    p = paired_p(_contributions(first[0]) - _contributions(second[0])) if single else runs_p(means, others, *seeds)
     return Difference(one, other, len(common), figure, p, None, "problems" if single else "seeds")
 
 
@@ -96,11 +91,21 @@ def _contributions(metric: Ratio) -> Floats:
     return np.asarray(value + (metric.top - value * metric.bottom) / scale)
 
 
-def _paired_p(apart: Floats) -> float | None:
+def runs_p(mine: Floats, theirs: Floats, my_seeds: Sequence[int], their_seeds: Sequence[int]) -> float | None:
+    """Two-sided p of equal means of two methods' runs, a value a run: by the paired t where the runs share their seeds
+    in one order, else by Welch's. None where there is too little to test."""
+    return paired_p(mine - theirs) if my_seeds == their_seeds else _welch_p(mine, theirs)
+
+
+def paired_p(apart: Floats) -> float | None:
+    """Two-sided p of differences whose mean is 0, by Student's t; of differences that are all the same, which no t
+    knows, by the sign test. None where there is one alone, or nothing differs."""
     from scipy.special import stdtr
 
-    if apart.size < 2 or not np.all(np.isfinite(apart)) or float(np.ptp(apart)) < 1e-12:
+    if apart.size < 2 or not np.all(np.isfinite(apart)):
         return None
+    if float(np.ptp(apart)) < 1e-12:
+        return None if abs(float(apart[0])) < 1e-12 else 2 * 0.5**apart.size
     error = float(apart.std(ddof=1)) / apart.size**0.5
     return float(2 * stdtr(apart.size - 1, -abs(float(apart.mean())) / error))
 
@@ -109,7 +114,7 @@ def _welch_p(one: Floats, other: Floats) -> float | None:
     """Welch's test of equal means; None where a side has one run."""
     from scipy.special import stdtr
 
-    if min(one.size, other.size) < 2:
+    if min(one.size, other.size) < 2 or not np.all(np.isfinite([*one, *other])):
         return None
     parts = [(float(each.var(ddof=1)) / each.size, each.size - 1) for each in (one, other)]
     variance = sum(part for part, _ in parts)

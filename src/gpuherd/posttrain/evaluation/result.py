@@ -134,8 +134,8 @@ class Point:
 
     Attributes:
         eta: None of a policy that is not guided, and of one whose eta is infinite (the reference's top k).
-        own: whether it is the eta that the policy was made with: the one that summaries show, so that none is chosen by
-            its result.
+        own: whether it is the eta that the policy was made with, the one that summaries show: none is chosen by its
+            result.
         answers, scores: names of files beside ``result.json``: the completions, and what each earned.
     """
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuherd.columns import Column, Fitted, fitted
 from gpuherd.errors import printable
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row
-from gpuherd.posttrain.evaluation.result import FORMAT
+from gpuherd.posttrain.evaluation.result import FORMAT, Estimator
 from gpuherd.qa import typed_json
 from gpuherd.qa.intervals import Figure
 
+MOST_SENTENCES = 12
+_NAMES = frozenset({"algorithm", "data set", "model", "round", "eta"})
 _COLUMNS = (
     Column("algorithm", 0),
-    Column("data set", 1, middle=True),
-    Column("model", 2, middle=True),
-    Column("round", 4, right=True),
-    Column("eta", 6, right=True),
+    Column("data set", 4, middle=True),
+    Column("model", 5, middle=True),
+    Column("round", 2, right=True),
+    Column("eta", 3, right=True),
     Column("pass@1", 0, right=True),
-    Column("majority", 5, right=True),
     Column("reward", 0, right=True),
-    Column("KL (nats)", 3, right=True),
+    Column("KL (nats)", 1, right=True),
+    Column("majority", 6, right=True),
     Column("problems", 7, right=True),
     Column("seeds", 8, right=True),
     Column("tok/s", 9, right=True),
@@ -30,22 +33,35 @@ _COLUMNS = (
 
 
 def summary_table(gathered: Gathered, width: int | None) -> Fitted:
-    """A line for each policy at its own eta, in so many columns; what there is no room for is named."""
-    return fitted(_COLUMNS, [_words(row) for row in gathered.summary], width)
+    """A line for each policy at its own eta, in so many columns; what there is no room for is named. Columns that no
+    policy has anything in are left out, and rewards that are the shares of right completions again."""
+    rows = [_words(row) for row in gathered.summary]
+    again = all(_value(row, "pass@1") == _value(row, "reward") for row in gathered.summary)
+    kept = [
+        place
+        for place, column in enumerate(_COLUMNS)
+        if not rows or (any(row[place] != "-" for row in rows) and not (again and column.heading == "reward"))
+    ]
+    # What tells two lines apart stays, whatever else there is no room for.
+    apart = {place for place in kept if _COLUMNS[place].heading in _NAMES and len({row[place] for row in rows}) > 1}
+    columns = [replace(_COLUMNS[place], rank=-1) if place in apart else _COLUMNS[place] for place in kept]
+    return fitted(columns, [[row[place] for place in kept] for row in rows], width)
 
 
 def headline(gathered: Gathered) -> str:
     """What stands below the table: what its figures are."""
     share = f"{100 * gathered.confidence:g} %"
     kinds = {each.estimator for each in gathered.summary if each.estimator is not None}
-    how = f"; KL by {' and '.join(sorted(kinds))}" if kinds else ""
+    estimated = sorted(kinds - {Estimator.EXACT.value})
+    how = f"; KL estimated by {' and '.join(estimated)}" if estimated else "; KL is exact" if kinds else ""
     ties = {each.tie for each in gathered.summary if _majority(each) is not None}
-    tie = f"; a tie of a majority vote earns by the rule {' and '.join(sorted(ties))}" if ties else ""
+    tie = f"; ties of majority votes by the rule {' and '.join(sorted(ties))}" if ties else ""
     return f"[low, high]: {share} intervals by resampling problems (and seeds, where there are several){how}{tie}"
 
 
-def clear_differences(gathered: Gathered) -> list[str]:
-    """A sentence for each two methods whose difference is beyond chance (Holm-corrected p below 5 %)."""
+def clear_differences(gathered: Gathered, most: int = MOST_SENTENCES) -> list[str]:
+    """A sentence for each two methods whose difference is beyond chance (Holm-corrected p below 5 %); the first so
+    many, and how many there are more."""
     found = []
     for comparison in gathered.comparisons:
         where = f"{comparison.family}, {comparison.evaluated_on}"
@@ -59,7 +75,8 @@ def clear_differences(gathered: Gathered) -> list[str]:
                         f"(p = {each.p_holm:.2g} by {each.unit}, corrected)"
                     )
                 )
-    return found
+    left = len(found) - most
+    return [*found[:most], *([f"… and {left} more clear differences: gpuherd report shows them"] if left > 0 else [])]
 
 
 def json_values(gathered: Gathered) -> dict[str, Any]:
@@ -73,12 +90,15 @@ def figure_words(figure: Figure | None, digits: int = 3) -> str:
     >>> from gpuherd.qa.intervals import Interval
     >>> figure_words(Figure(0.5, Interval(0.25, 0.75))), figure_words(Figure(None)), figure_words(None)
     ('0.500 [0.250, 0.750]', '-', '-')
+    >>> figure_words(Figure(7.4e-7))
+    '7.4e-07'
     """
     if figure is None or figure.value is None:
         return "-"
+    form = f".{digits}f" if figure.value == 0 or abs(figure.value) >= 10**-digits else ".1e"
     ends = figure.interval
-    tail = "" if ends is None else f" [{ends.low:.{digits}f}, {ends.high:.{digits}f}]"
-    return f"{figure.value:.{digits}f}{tail}"
+    tail = "" if ends is None else f" [{ends.low:{form}}, {ends.high:{form}}]"
+    return f"{figure.value:{form}}{tail}"
 
 
 def _words(row: Row) -> Sequence[str]:
@@ -92,14 +112,18 @@ def _words(row: Row) -> Sequence[str]:
         "-" if about.round is None else str(about.round),
         "-" if row.eta is None else f"{row.eta:g}",
         figure_words(figures.get("pass@1")),
-        figure_words(_majority(row)),
         figure_words(figures.get("reward")),
         figure_words(figures.get("kl"), 2),
+        figure_words(_majority(row)),
         str(row.problems),
         str(len(row.seeds)),
         "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f}",
         hours,
     )
+
+
+def _value(row: Row, name: str) -> float | None:
+    return row.figures[name].value if name in row.figures else None
 
 
 def _majority(row: Row) -> Figure | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a model says of the tokens of answers, (rows, tokens) float32 each; padding has numbers without meaning.
+    """What a model says of the tokens of answers, (rows, tokens) each; padding has numbers without meaning.
 
     Attributes:
         log_probs: of each token, in the softmax of the logits over the temperature.
@@ -55,28 +55,34 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
         logits = logits / temperature
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = entropies_of(logits if entropy_gradient else logits.detach())
-    values = None if values is None else values[:, -places - 1 : -1].float()
+    values = None if values is None else values[:, -places - 1 : -1]
     return Pass(log_probs_of(logits, batch.answers), entropies, values)
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """The natural log of each token's probability, float32: (rows, places) of logits (rows, places, vocabulary)."""
+    """The natural log of each token's probability: (rows, places) of logits (rows, places, vocabulary), in float32
+    where these are narrower."""
     import torch
 
-    chosen = logits.gather(2, ids[..., None])[..., 0].float()
+    chosen = _wide(logits.gather(2, ids[..., None])[..., 0])
     # Row by row: never more than one row's logits in float32 at once where they come in half precision.
-    return chosen - torch.stack([torch.logsumexp(row.float(), dim=-1) for row in logits])
+    return chosen - torch.stack([torch.logsumexp(_wide(row), dim=-1) for row in logits])
 
 
 def entropies_of(logits: Tensor) -> Tensor:
-    """The entropy of each softmax, nats, float32: (rows, places) of logits (rows, places, vocabulary)."""
+    """The entropy of each softmax, nats: (rows, places) of logits (rows, places, vocabulary), in float32 where these
+    are narrower."""
     import torch
 
     rows = []
     for row in logits:
-        log_probs = torch.log_softmax(row.float(), dim=-1)
-        rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1))
+        log_probs = torch.log_softmax(_wide(row), dim=-1)
+        rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(dim=-1))
     return torch.stack(rows)
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    return numbers.float() if numbers.itemsize < 4 else numbers
 
 
 def weighed(

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuherd.engines import progress
-from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Row, Training
 from gpuherd.posttrain.policy_gradient.batch import batch_of
 from gpuherd.posttrain.policy_gradient.figures import figures_of
@@ -25,21 +25,16 @@ from gpuherd.posttrain.policy_gradient.forward import forward, weighed
 from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
 from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.options import Hooks, PolicyOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.plan import Plan, grouped, plan_of
+from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
 from gpuherd.posttrain.training.checkpoints import Checkpoints
 from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import StepFigures, Trainee
 from gpuherd.posttrain.training.world import World
-
-
-class Stopped(GpuherdError):
-    """The training was asked to stop; a checkpoint is there to go on from."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 class Learner:
@@ -98,7 +93,7 @@ class Learner:
             options.optimiser,
             self._steps,
             self.world,
-            total_steps=max(1, self.plan.updates),
+            total_steps=max(1, self.plan.updates()),
             amp_dtype=work.precision.amp_dtype,
         )
         self._reference: Reference | None = None
@@ -176,12 +171,12 @@ class Learner:
         with self._whole() if self._reference.shared else nullcontext(), self._autocast():
             return self._reference.log_probs(rollouts, self.temperature, self._rows)
 
-    def when_drawn(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
+    def when_drawn(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
         """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
         were recorded, where they were collected. None each where a step has one update alone: it is its own."""
         if not self.options.online:
             return [each.log_probs for each in rollouts]
-        if self.plan.updates == self.plan.steps:
+        if self.plan.updates_of(step) == 1:
             return [None] * len(rollouts)
         return self.weighed(rollouts)[0]
 
@@ -227,7 +222,7 @@ class Learner:
         if stopping or done % self._hooks.save_every == 0 or done == self.plan.steps:
             self._checkpoints.save(done, self.trainee, keep)
         if stopping and done < self.plan.steps:
-            raise Stopped(f"stopped after step {done} of {self.plan.steps}; the same command goes on from there")
+            raise Stopped.after(done, self.plan.steps)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -263,6 +258,7 @@ class Learner:
             "precision": asdict(work.precision),
             "seed": work.seed,
             "sizes": list(self.plan.sizes),
+            "data": digest_of(self._collected) if self._collected else digest_of([work.problems]),
             "task": None if work.task is None else work.task.name,
         }
 

@@ -13,9 +13,10 @@ from gpuherd.errors import UsageError, naming_extras
 from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.forward import weighed
-from gpuherd.posttrain.policy_gradient.options import Lora
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew
+from gpuherd.posttrain.training.dropout import without_dropout
+from gpuherd.posttrain.training.options import Lora
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,13 @@ def load_for_training(policy: Policy, precision: Precision, device: str, lora: L
     """The policy with what is trained requiring gradients: its adapter, a new adapter, or all weights.
 
     A new adapter has random numbers of torch's generator; where the policy has an adapter already, that is gone on
-    with. Raises UsageError for a guided policy: its classifier is not trained here.
+    with. The model's own dropout is switched off. Raises UsageError for a guided policy: its classifier is not
+    trained here.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
     loaded = load_anew(policy.model, precision, device)
+    without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
     elif lora is not None:

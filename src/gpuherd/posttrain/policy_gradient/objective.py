@@ -69,6 +69,8 @@ class Objective:
         most_tokens: of an answer, for Dr. GRPO.
         clip: how far the ratio may go below and above 1; None: no ratio, ``-A ln p`` (REINFORCE).
         kl_coef: weight of the estimated KL divergence from the reference.
+        kl_correction: that estimate is weighed by the ratio, as its tokens come from the policy that drew them: its
+            gradient is then that of the divergence (arXiv 2512.02556, section 3.1). False: as in GRPO's paper.
         entropy_coef: weight of the entropy.
         value_coef, value_clip: of the value head's loss.
         tally: means over tokens since it was last made new.
@@ -81,6 +83,7 @@ class Objective:
     most_tokens: int
     clip: tuple[float, float] | None
     kl_coef: float = 0.0
+    kl_correction: bool = False
     entropy_coef: float = 0.0
     value_coef: float = 0.0
     value_clip: float | None = None
@@ -106,7 +109,8 @@ class Objective:
             reference = self._beside(now, mask, [each.reference for each in items])
             told["kl"] = kl_estimate(now, reference)
             if self.kl_coef:
-                per_token = per_token + self.kl_coef * told["kl"]
+                correction = (now - old).exp() if self.kl_correction else 1.0
+                per_token = per_token + self.kl_coef * correction * told["kl"]
         if self.entropy_coef:
             per_token = per_token - self.entropy_coef * made.entropies
         if self.value_coef:

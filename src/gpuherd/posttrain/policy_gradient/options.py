@@ -9,32 +9,12 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.losses import LossType
-from gpuherd.posttrain.training.options import OptimiserOptions, Optimizer, Scheduler
+from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.problem import Problem, Task
     from gpuherd.posttrain.rollout import Rollout
     from gpuherd.posttrain.sampling.sampler import Sampler
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """An adapter to be trained in place of the weights (arXiv 2106.09685).
-
-    Attributes:
-        r: its rank.
-        alpha: its update is scaled by alpha / r.
-        target_modules: the last parts of the names of the layers that get one; None: PEFT's choice for the model.
-    """
-
-    r: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.r < 1 or not 0 <= self.dropout < 1:
-            raise UsageError(f"lora: r={self.r}, dropout={self.dropout}; r is 1 or more, dropout from 0 to under 1")
 
 
 @dataclass(frozen=True, kw_only=True)

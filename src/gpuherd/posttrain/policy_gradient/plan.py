@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Rollout
 
 
@@ -34,9 +38,8 @@ class Plan:
     def units(self, step: int) -> list[int]:
         """The units of a step, counted from 0: every epoch in an order of its own, the last batch may be smaller."""
         epoch, place = divmod(step, steps_of(len(self.sizes), self.batch_size))
-        order = list(range(len(self.sizes)))
-        random.Random(f"{self.seed} units {epoch}").shuffle(order)  # noqa: S311
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
+        order = _order(len(self.sizes), f"{self.seed} units {epoch}")
+        return list(order[place * self.batch_size : (place + 1) * self.batch_size])
 
     def minibatches(self, step: int, pass_number: int, count: int) -> list[list[int]]:
         """Places among a step's ``count`` rollouts, divided evenly; in another order for each pass."""
@@ -47,14 +50,27 @@ class Plan:
         ends = [count * number // parts for number in range(parts + 1)]
         return [sorted(order[begin:end]) for begin, end in pairwise(ends)]
 
-    @property
     def updates(self) -> int:
         """Optimiser steps in all, if no pass is left out."""
-        counts = [sum(self.sizes[unit] for unit in self.units(step)) for step in range(self.steps)]
-        return self.passes * sum(self._parts(count) for count in counts)
+        return self.passes * sum(self._parts(self.count(step)) for step in range(self.steps))
+
+    def count(self, step: int) -> int:
+        """How many rollouts a step has."""
+        return sum(self.sizes[unit] for unit in self.units(step))
+
+    def updates_of(self, step: int) -> int:
+        """Optimiser steps of one step."""
+        return self.passes * self._parts(self.count(step))
 
     def _parts(self, count: int) -> int:
         return 1 if self.minibatch_size is None else max(1, -(-count // self.minibatch_size))
+
+
+@lru_cache(maxsize=4)
+def _order(count: int, seed: str) -> tuple[int, ...]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)  # noqa: S311
+    return tuple(order)
 
 
 def steps_of(units: int, batch_size: int) -> int:
@@ -84,6 +100,16 @@ def groups_of(rollouts: Sequence[Rollout]) -> list[int]:
     """The number of each rollout's group: those with one problem and one prompt, numbered as they first come."""
     numbers: dict[tuple[str, tuple[int, ...]], int] = {}
     return [numbers.setdefault((each.problem, each.prompt_ids), len(numbers)) for each in rollouts]
+
+
+def digest_of(units: Sequence[Sequence[Problem | Rollout]]) -> str:
+    """What tells the problems, or the rollouts, of one training from those of another: hexadecimal digits."""
+    digest = hashlib.sha256()
+    for unit in units:
+        for each in unit:
+            said = (each.id, each.prompt, each.answers) if isinstance(each, Problem) else each.to_dict()
+            digest.update(json.dumps(said).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def grouped(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gpuherd.jobs import folders
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.training import folders
 from gpuherd.posttrain.training.saving import save_model
 from gpuherd.posttrain.training.trainee import Trainee
 

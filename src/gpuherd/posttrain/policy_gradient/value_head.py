@@ -38,11 +38,13 @@ class ValuedPolicy(nn.Module):
         return self.policy.config
 
     def forward(self, **words: Any) -> tuple[Tensor, Tensor]:
-        """Logits as the policy makes them, and the value at every token read, (rows, tokens) float32: of what is to
-        come behind it."""
+        """Logits as the policy makes them, and the value at every token read, (rows, tokens): of what is to come
+        behind it."""
         made = self.policy(**words, output_hidden_states=True)
-        with torch.autocast(made.logits.device.type, enabled=False):
-            return made.logits, self.value_head(made.hidden_states[-1].float())[..., 0]
+        states = made.hidden_states[-1]
+        with torch.autocast(states.device.type, enabled=False):
+            # Its weight is float32, unless FSDP computes in another dtype.
+            return made.logits, self.value_head(states.to(self.value_head.weight.dtype))[..., 0]
 
 
 def save_value_head(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -57,9 +59,10 @@ def save_value_head(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 def load_value_head(module: ValuedPolicy, folder: Path) -> None:
     """Gives the module the head that was saved in a folder. Raises BadModel for one of another width."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         module.value_head.load_state_dict(load_file(folder / FILE))
-    except (RuntimeError, OSError) as problem:
+    except (RuntimeError, OSError, SafetensorError) as problem:
         raise BadModel(f"{folder / FILE} is no value head of this model: {problem}") from None

@@ -4,19 +4,17 @@ the Hub. Nothing is lost in silence: each row is a preference, or stands among t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.tasks.preference_rows import Messages, compared
 from gpuherd.qa.data.hub import hub_rows
 from gpuherd.qa.data.json_files import rows_of_document, rows_of_lines
 from gpuherd.qa.data.parquet_files import rows_of_parquet
 from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
 from gpuherd.qa.data.rows import Row
-
-Messages = tuple[tuple[str, str], ...]  # role and content of each
 
 _COLUMNS = ("id", "prompt", "chosen", "rejected")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -102,68 +100,13 @@ def preference_of(row: Row) -> Preference | Refused:
     """What a row says, or why it is no preference. Pure."""
     if row.values is None:
         return Refused(row.place, row.problem or "no row")
-    missing = [name for name in ("chosen", "rejected") if row.values.get(name) is None]
-    if missing:
-        return Refused(row.place, f"it has no {' and no '.join(missing)}")
     try:
-        prompt, chosen, rejected = _three(row.values)
+        prompt, chosen, rejected = compared(row.values)
     except ValueError as problem:
         return Refused(row.place, str(problem))
-    if chosen == rejected:
-        return Refused(row.place, "chosen and rejected are the same")
     said = row.values.get("id")
     own = str(said) if isinstance(said, str | int) and not isinstance(said, bool) and str(said).strip() else row.place
     return Preference(own, prompt, chosen, rejected)
-
-
-def _three(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:
-    """Prompt, chosen and rejected. Raises ValueError, which says what is wrong."""
-    said = values.get("prompt")
-    prompt = None if said is None else said if isinstance(said, str) else _messages(said, "prompt")
-    chosen, rejected = (_completion(values[name], name) for name in ("chosen", "rejected"))
-    if isinstance(chosen, str) or isinstance(rejected, str):
-        if not isinstance(chosen, str) or not isinstance(rejected, str):
-            raise ValueError("one of chosen and rejected is a text, the other messages")
-        if prompt is None:
-            raise ValueError("it has no prompt")
-        return prompt, chosen, rejected
-    if chosen == rejected:
-        raise ValueError("chosen and rejected are the same")
-    # Conversations: with the prompt's turns in front of the answer, or the answer's turn alone.
-    shared = next(
-        (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
-        min(len(chosen), len(rejected)),
-    )
-    before = chosen[:shared]
-    if prompt is None:
-        if not before:
-            raise ValueError("it has no prompt, and its conversations begin differently")
-        prompt = before
-    elif before and before not in (prompt, (("user", prompt),)):
-        raise ValueError("its conversations begin with other turns than its prompt")
-    return prompt, _answer(chosen[shared:], "chosen"), _answer(rejected[shared:], "rejected")
-
-
-def _completion(value: Any, name: str) -> str | Messages:
-    return value if isinstance(value, str) else _messages(value, name)
-
-
-def _messages(value: Any, name: str) -> Messages:
-    """Turns as role and content. Raises ValueError."""
-    if not isinstance(value, Sequence) or not value:
-        raise ValueError(f"its {name} is neither a text nor a list of messages")
-    turns: list[tuple[str, str]] = []
-    for each in value:
-        if not isinstance(each, Mapping) or not all(isinstance(each.get(key), str) for key in ("role", "content")):
-            raise ValueError(f"its {name} has a message without role and content as texts")
-        turns.append((each["role"], each["content"]))
-    return tuple(turns)
-
-
-def _answer(turns: Messages, name: str) -> str:
-    if len(turns) != 1 or turns[0][0] != "assistant":
-        raise ValueError(f"its {name} is not one answer of the assistant behind what both begin with")
-    return turns[0][1]
 
 
 def _rows(name: str, split: str, revision: str | None) -> tuple[Iterator[Row], str | None]:

@@ -5,28 +5,31 @@ Imports torch inside functions only.
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import ExitCode, GpuherdError, naming_extras
+from gpuherd.errors import UsageError, naming_extras
+from gpuherd.jobs import folders
+from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
-from gpuherd.posttrain.training import folders
 from gpuherd.posttrain.training.curves import Curves
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.world import World
+
+logger = logging.getLogger(__name__)
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "trl", "datasets", "accelerate", "peft"), "posttrain")
 RECORD = "training.json"  # in the trained model's folder: what it is of
-
-
-class Stopped(GpuherdError):
-    """A training ended before its last step because it was asked to; its last checkpoint is of that moment."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 Build = Callable[[dict[str, Any], Sequence[Any], World], Any]
@@ -42,7 +45,9 @@ def is_finished(folder: Path, identity: Mapping[str, Any]) -> bool:
     record = model_folder(folder) / RECORD
     if not record.exists():
         return False
-    checkpoints.check_identity(model_folder(folder), json.loads(record.read_text(encoding="utf-8")), identity)
+    checkpoints.check_identity(
+        model_folder(folder), json.loads(record.read_text(encoding="utf-8")).get("identity"), identity
+    )
     return True
 
 
@@ -62,30 +67,87 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
     with naming_extras(EXTRAS, "training by TRL takes"):
         import datasets  # noqa: F401
         import trl  # noqa: F401
-    from transformers import PrinterCallback
-
-    from gpuherd.posttrain.preference.watching import Watching
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with World.from_environment(run.device) as world:
+    with _quiet(), World.from_environment(run.device) as world:
         if world.is_main:
             folders.settle(model_folder(run.folder))
         world.barrier()
         if is_finished(run.folder, run.identity):
             return model_folder(run.folder)
-        newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
-        step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-        with Curves(run.folder, world, run.report_to, step=step) as curves:
-            trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
-            trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
-            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-            if trainer.state.global_step < run.total_steps:
-                raise Stopped(
-                    f"stopped after step {trainer.state.global_step} of {run.total_steps}; the same command goes on "
-                    "from there"
-                )
-            _save(trainer, run, world, beside or {})
+        _check_world(run, world)
+        while not _trained(run, build, world, beside or {}):
+            run = _halved(run)
     return model_folder(run.folder)
+
+
+def _trained(run: Run, build: Build, world: World, beside: Mapping[str, str]) -> bool:
+    """Trains from the newest checkpoint on, and saves the model. False where memory ran out and less may fit."""
+    from transformers import PrinterCallback
+
+    from gpuherd.posttrain.preference.watching import Watching
+
+    newest = checkpoints.newest(run.folder / "checkpoints", run.identity)
+    step = 0 if newest is None else int(newest.name.rpartition("-")[2])
+    with Curves(run.folder, world, run.report_to, step=step, name=run.run_name, project=run.project) as curves:
+        trainer = build(arguments(run, world.size), [Watching(run, world, curves)], world)
+        trainer.remove_callback(PrinterCallback)  # it prints every step's figures; they are in the curves
+        try:
+            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+        except (RuntimeError, MemoryError) as problem:
+            if not (run.steps.dynamic_batch_size and run.micro_batch_size > 1 and is_out_of_memory(problem)):
+                raise
+            return False
+        done = trainer.state.global_step
+        if done < run.total_steps:
+            raise Stopped.after(done, run.total_steps)
+        _save(trainer, run, world, beside)
+    return True
+
+
+def _halved(run: Run) -> Run:
+    """With half the rows at once, after memory ran out; gives back what the failed try held."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    size = run.micro_batch_size // 2
+    logger.warning("%s: out of memory with %d rows at once; going on with %d", run.stage, run.micro_batch_size, size)
+    return replace(run, steps=replace(run.steps, micro_batch_size=size))
+
+
+def _check_world(run: Run, world: World) -> None:
+    """Raises UsageError for what can't be done on this device, or in so many processes."""
+    if world.size == 1 and world.device not in ("cpu", "cuda:0"):
+        raise UsageError(
+            f"{run.stage} on {world.device}: transformers' trainers use the first GPU that a process sees; show it "
+            "that one alone (CUDA_VISIBLE_DEVICES), and say cuda"
+        )
+    if run.steps.dynamic_batch_size and world.size > 1:
+        raise UsageError(
+            f"{run.stage}: dynamic_batch_size in {world.size} processes: TRL's trainers can't leave a step that all do "
+            "together; use a smaller micro_batch_size"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers says of older names that TRL uses, and without progress bars of files and of data."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    shown, data_shown = transformers_logging.is_progress_bar_enabled(), not datasets.are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+            yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+        if data_shown:
+            datasets.enable_progress_bars()
 
 
 def _save(trainer: Any, run: Run, world: World, beside: Mapping[str, str]) -> None:

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Training
 from gpuherd.posttrain.preference.settings import Run, steps_for
-from gpuherd.posttrain.training.options import OptimiserOptions, Optimizer, Scheduler, StepOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """An adapter to be trained in place of the weights (arXiv 2106.09685).
-
-    Attributes:
-        r: its rank.
-        alpha: its update is scaled by alpha / r.
-        target_modules: the last parts of the names of the layers that get one; None: PEFT's choice for the model.
-    """
-
-    r: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.r < 1 or not 0 <= self.dropout < 1:
-            raise UsageError(f"lora: r={self.r}, dropout={self.dropout}; r is 1 or more, dropout from 0 to under 1")
+from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler, StepOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +74,9 @@ class Hooks(Protocol):
     Attributes:
         save_every: steps between checkpoints.
         keep: so many are kept.
+        log_every: steps between lines of the curves.
         report_to: ``tensorboard``, ``wandb``.
+        run_name, project: for W&B.
         stopping: asked after each step; where it says so, a checkpoint is saved and the training ends by Stopped.
     """
 
@@ -103,6 +84,12 @@ class Hooks(Protocol):
     def save_every(self) -> int: ...
     @property
     def keep(self) -> int: ...
+    @property
+    def log_every(self) -> int: ...
+    @property
+    def run_name(self) -> str | None: ...
+    @property
+    def project(self) -> str | None: ...
     @property
     def report_to(self) -> Sequence[str]: ...
     @property
@@ -116,41 +103,52 @@ def run_of(
     algorithm: str,
     rows: int,
     data: str,
-    batch_size: int | None = None,
-    folder: Path | None = None,
+    sequences: int = 1,
+    besides: Mapping[str, Any] | None = None,
 ) -> Run:
     """One training of ``work``.
 
     Args:
         rows: that there are to learn from.
         data: what tells them apart from others (``digest``).
-        batch_size: other than ``options.batch_size``.
-        folder: other than ``work.folder``.
+        sequences: of each row.
+        besides: what changes results besides, as JSON values: what a checkpoint must agree in too.
     """
     hooks: Hooks | None = work.extra.get("hooks")
-    size = batch_size or options.batch_size
-    return Run(
-        folder=folder or work.folder,
+    run = Run(
+        folder=work.folder,
         stage=f"{algorithm} training",
         optimiser=options.optimiser,
         steps=work.steps or StepOptions(),
-        batch_size=size,
-        total_steps=steps_for(rows, options.epochs, size, options.max_steps),
+        batch_size=options.batch_size,
+        total_steps=steps_for(rows, options.epochs, options.batch_size, options.max_steps),
+        sequences=sequences,
         amp_dtype=work.precision.amp_dtype,
         device=work.device,
         seed=work.seed,
-        save_every=hooks.save_every if hooks is not None else options.save_every,
-        keep=2 if hooks is None else hooks.keep,
+        save_every=options.save_every,
         num_workers=options.num_workers,
-        report_to=() if hooks is None else tuple(hooks.report_to),
-        stopping=None if hooks is None else hooks.stopping,
         identity={
             "algorithm": algorithm,
             "model": work.policy.model,
             "adapter": work.policy.adapter,
-            "reference": work.reference.model,
+            "reference": [work.reference.model, work.reference.adapter],
             "data": data,
             "seed": work.seed,
+            "precision": [work.precision.dtype, work.precision.amp_dtype],
             "options": options.identity(),
+            **(besides or {}),
         },
+    )
+    if hooks is None:
+        return run
+    return replace(
+        run,
+        save_every=hooks.save_every,
+        keep=hooks.keep,
+        log_every=hooks.log_every,
+        report_to=tuple(hooks.report_to),
+        run_name=hooks.run_name,
+        project=hooks.project,
+        stopping=hooks.stopping,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
 from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.sampling.loading import set_attention
+from gpuherd.posttrain.training.dropout import without_dropout
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.training.world import World
 
 STAGE = "reward model"
 
@@ -66,6 +69,7 @@ def train_reward_model(
     Args:
         comparisons: with ids of the base model's tokenizer.
         base: an id of the Hub or a folder: a causal model, which gets a new head, or a reward model to go on with.
+        precision: without a dtype the weights are in float32, whatever the checkpoint's are.
         use_chat_template: prompts are conversations by the template; only said to who scores texts later.
 
     Raises UsageError (no comparisons, or some that are longer than the model's places), and what ``fit`` raises.
@@ -74,6 +78,7 @@ def train_reward_model(
     if not comparisons:
         raise UsageError("a reward model is learnt from comparisons, and there are none")
     rows = [_row(each) for each in comparisons]
+    form = Form.CHAT if use_chat_template else Form.ENDED
     run = Run(
         folder=folder,
         stage=STAGE,
@@ -97,22 +102,26 @@ def train_reward_model(
             "model": base,
             "data": digest(rows),
             "seed": seed,
-            "options": [options.epochs, options.batch_size, options.lr, options.weight_decay, options.max_steps],
+            "precision": [precision.dtype, precision.amp_dtype],
+            "options": {
+                name: said for name, said in asdict(options).items() if name not in ("num_workers", "save_every")
+            },
         },
     )
-    form = Form.CHAT if use_chat_template else Form.ENDED
 
-    def build(settings: dict[str, Any], callbacks: Sequence[Any], _: Any) -> Any:
+    def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
         from trl import RewardConfig
 
-        from gpuherd.posttrain.preference.trainers import Rewarding, dataset_of
+        from gpuherd.posttrain.preference import trainers
 
-        module, tokenizer = load_base(base, precision, device, seed)
+        module, tokenizer = load_base(base, precision, world.device, seed)
         _check_lengths(comparisons, rows, module)
-        return Rewarding(
+        return trainers.Rewarding(
             model=module,
-            args=RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=True),
-            train_dataset=dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
+            args=trainers.on_one_device(
+                RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=False)
+            ),
+            train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
             processing_class=tokenizer,
             callbacks=list(callbacks),
         )
@@ -139,7 +148,6 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
             folder,
             config=config,
             dtype=torch.float32 if precision.dtype is None else getattr(torch, precision.dtype),
-            attn_implementation=None if precision.attention == "flash_attention_2" else precision.attention,
             weights_only=True,
             output_loading_info=True,
             local_files_only=True,
@@ -150,6 +158,8 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     missing = sorted(name for name in told["missing_keys"] if not name.startswith(heads))
     if missing:
         raise BadModel(f"{shown(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
+    set_attention(module, precision.attention)
+    without_dropout(module)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return module.to(device), tokenizer
 

@@ -34,13 +34,16 @@ class Run:
         folder: checkpoints go to ``checkpoints/``, the trained model to ``model/``.
         stage: what progress is told as.
         batch_size: rows of an optimiser step, over all processes.
+        sequences: of each row (the completions of a problem); micro-batches are of sequences.
         total_steps: optimiser steps.
         amp_dtype: of autocast; None: none.
         device: ``cpu``, ``cuda`` or ``cuda:0``.
         save_every: steps between checkpoints; None: twenty in all, at least 25 steps apart.
         keep: so many of the newest checkpoints are kept.
         num_workers: processes that make batches.
+        log_every: steps between lines of the curves; the last step has one always.
         report_to: ``tensorboard``, ``wandb``: where curves go besides their file.
+        run_name, project: what W&B calls the run, and its project.
         stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
         identity: all that a checkpoint must agree in to be gone on from, as JSON values.
     """
@@ -51,18 +54,22 @@ class Run:
     steps: StepOptions
     batch_size: int
     total_steps: int
+    sequences: int = 1
     amp_dtype: str | None = None
     device: str = "cpu"
     seed: int = 0
     save_every: int | None = None
     keep: int = 2
     num_workers: int = 0
+    log_every: int = 1
     report_to: tuple[str, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
     stopping: Callable[[], bool] | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "total_steps", "keep"):
+        for name in ("batch_size", "total_steps", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{self.stage}: {name}={getattr(self, name)}; the least is 1")
         if self.save_every is not None and self.save_every < 1:
@@ -72,6 +79,11 @@ class Run:
                 f"{self.stage}: strategy fsdp on a CPU: accelerate, under TRL, would run ddp and not say so; choose "
                 "strategy ddp, or GPUs"
             )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences at once at most, in each process."""
+        return min(self.steps.micro_batch_size, self.batch_size * self.sequences)
 
     @property
     def checkpoint_every(self) -> int:
@@ -143,7 +155,8 @@ def _lot(seed: int, shuffle: int, row: int) -> bytes:
 
 def arguments(run: Run, processes: int) -> dict[str, Any]:
     """The settings that TRL's config classes share, for ``run`` in so many processes. Raises UsageError."""
-    pieces = cut(run.batch_size, run.steps.micro_batch_size, processes, run.stage)
+    cut(run.batch_size, run.batch_size, processes, run.stage)  # whole rows to each process
+    pieces = cut(run.batch_size * run.sequences, run.steps.micro_batch_size, processes, run.stage)
     optimiser = run.optimiser
     return {
         "output_dir": str(run.folder / "checkpoints"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTTrainer
+from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 
@@ -67,8 +68,39 @@ class Weighing(Supervised):
         return (loss, outputs) if return_outputs else loss
 
 
+@dataclass
+class PreferringCollator(DataCollatorForPreference):  # type: ignore[misc]
+    """Hands ``rpo_weight`` of each row on."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of rows."""
+        batch: dict[str, Any] = super().torch_call(examples)
+        weights = [each["rpo_weight"] for each in examples]
+        return {**batch, "rpo_weights": torch.tensor(weights, dtype=torch.float32)}
+
+
 class Preferring(_AsIs, DPOTrainer):  # type: ignore[misc]
-    """DPO on rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+    """DPO on rows of ``prompt_ids``, ``chosen_ids``, ``rejected_ids`` and ``rpo_weight``.
+
+    The loss of a micro-batch is the mean over its rows of TRL's losses and ``rpo_weight`` times -ln pi(chosen). (TRL's
+    own second part of RPO, ``sft``, is a mean over the micro-batch's tokens: the step's loss would depend on how it is
+    cut, and be NaN where all chosen completions are empty.)
+    """
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        weights = inputs.pop("rpo_weights")
+        if not weights.any():
+            return super()._compute_loss(model, inputs, return_outputs)
+        passes: list[Any] = []  # the policy's own; TRL's loss needs one
+
+        def remembered(**words: Any) -> Any:
+            passes.append(model(**words))
+            return passes[-1]
+
+        loss = super()._compute_loss(remembered, inputs, False)
+        chosen, _ = passes[0].log_probs.sum(dim=1).chunk(2)  # 0 where a token is no completion's
+        loss = loss - (weights * chosen).mean()
+        return (loss, passes[0]) if return_outputs else loss
 
     def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
         """Without a reference: each completion is as probable as any other under it, so that it falls out of the loss
@@ -99,6 +131,14 @@ def exploring(**words: Any) -> Exploring:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using 'rollout_func'")
         return Exploring(**words)
+
+
+def on_one_device(settings: Any) -> Any:
+    """TRL's settings for a process that uses one GPU, whatever it sees: Trainer would spread the model over all of them
+    by DataParallel, which TRL refuses."""
+    if settings.n_gpu > 1:
+        settings._n_gpu = 1
+    return settings
 
 
 def padding(tokenizer: Any) -> int:

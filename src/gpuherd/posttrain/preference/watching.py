@@ -19,7 +19,8 @@ from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.trainee import NotFinite
 from gpuherd.posttrain.training.world import World
 
-_NOT_TOLD = ("epoch", "total_flos", "num_tokens", "step_time")
+# The last two are means over micro-batches of the extremes of each: they depend on how a step is cut.
+_NOT_TOLD = ("epoch", "total_flos", "num_tokens", "step_time", "min_reward", "max_reward")
 
 
 class Watching(TrainerCallback):  # type: ignore[misc]
@@ -54,7 +55,8 @@ class Watching(TrainerCallback):  # type: ignore[misc]
                     f"{self._run.stage}: the {name} of step {state.global_step} is {value}; lower the learning rate, "
                     "or train in float32; the checkpoint before is whole"
                 )
-        self._curves.log(state.global_step, told)
+        if state.global_step % self._run.log_every == 0 or state.global_step == state.max_steps:
+            self._curves.log(state.global_step, told)
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Makes the checkpoint count, once all processes have written theirs."""

@@ -16,10 +16,11 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rewards.sandbox import Limits, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.sandbox import Sandbox
+from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
-_FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _NEAR = 1e-6  # relative, of numbers with a point
 _SHOWN = 200
@@ -53,19 +54,53 @@ Test = Statement | Call | Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
-    """What came of the tests.
+class Verdict:
+    """What came of one test.
 
     Attributes:
-        passed, total: tests.
-        error: something else than a wrong result went wrong somewhere: an exception, a limit, a crash.
-        notes: of each test that did not pass, why, in their order.
+        passed: whether it did.
+        error: something else than a wrong result went wrong: an exception, a limit, a crash.
+        problem: what went wrong, without a word of what the test asks or expects.
+        shown: what the test asked, for people.
     """
 
-    passed: int
-    total: int
-    error: bool
-    notes: tuple[str, ...]
+    passed: bool
+    error: bool = False
+    problem: str = ""
+    shown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What came of all tests of a program."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> int:
+        """How many passed."""
+        return sum(each.passed for each in self.verdicts)
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.verdicts)
+
+    @property
+    def error(self) -> bool:
+        """Whether something else than a wrong result went wrong somewhere."""
+        return any(each.error for each in self.verdicts)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What went wrong, each once, without what tests ask: a policy may hear it."""
+        return tuple(dict.fromkeys(each.problem for each in self.verdicts if not each.passed))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What went wrong in which test, for people."""
+        failed = [each for each in self.verdicts if not each.passed]
+        return tuple(dict.fromkeys(f"{each.shown}: {each.problem}" for each in failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +131,11 @@ class CodeScoring:
         """What a program earns whose tests came out like this."""
         right = tested.passed == tested.total
         share = tested.passed / tested.total if self.partial else float(right)
-        parts = {"tests": share, "all": self.all_bonus * right, "error": -self.error_penalty * tested.error}
+        parts = {"tests": share}
+        if self.all_bonus and right:
+            parts["all"] = self.all_bonus
+        if self.error_penalty and tested.error:
+            parts["error"] = -self.error_penalty
         return Reward(math.fsum(parts.values()), right, parts, "; ".join(tested.notes) or None)
 
 
@@ -111,26 +150,22 @@ class CodeRewards:
         processes: int | None = None,
         allow_unconfined: bool = False,
     ):
-        """The sandbox is made when it is first needed."""
+        """Finds out what protection there is. Raises NoProtection, and so before any GPU is taken."""
         self.scoring = scoring or CodeScoring()
         self.verifiable = self.scoring == CodeScoring(partial=False)
         self.reward_range = self.scoring.reward_range
-        self._limits, self._processes, self._allow = limits or Limits(), processes, allow_unconfined
-        self._sandbox: Sandbox | None = None
+        self._sandbox = Sandbox(limits, processes=processes, allow_unconfined=allow_unconfined)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns; several are run at once. Raises NoProtection, UsageError for broken tests."""
+        """What each completion earns; several are run at once. Raises UsageError for broken tests."""
         return [self.scoring.reward(each) for each in self.tested(problems, completions)]
 
     def tested(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
         """How the tests of each completion came out."""
-        if self._sandbox is None:
-            self._sandbox = Sandbox(self._limits, processes=self._processes, allow_unconfined=self._allow)
         return tested(self._sandbox, problems, completions)
 
     def close(self) -> None:
         """Nothing stays behind a run."""
-        self._sandbox = None
 
 
 def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
@@ -140,7 +175,7 @@ def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[
         for problem, completion in zip(problems, completions, strict=True)
     ]
     outcomes = iter(sandbox.run_all([work for works in planned for work, _ in works]))
-    return [_together([_verdicts(next(outcomes), tests) for _, tests in works]) for works in planned]
+    return [Tested(tuple(each for _, some in works for each in _verdicts(next(outcomes), some))) for works in planned]
 
 
 def tests_of(problem: Problem) -> tuple[Test, ...]:
@@ -196,36 +231,48 @@ def _works(program: str, tests: Sequence[Test], setup: str) -> list[tuple[Work, 
     return works
 
 
-def _verdicts(outcome: Outcome, tests: Sequence[Test]) -> list[tuple[bool, bool, str]]:
-    """Of each test whether it passed, whether something else than a wrong result went wrong, and why."""
+def _verdicts(outcome: Outcome, tests: Sequence[Test]) -> list[Verdict]:
     if isinstance(tests[0], Stream):
         return [_printed(outcome, tests[0])]
     return [_reported(outcome, place, test) for place, test in enumerate(tests)]
 
 
-def _printed(outcome: Outcome, test: Stream) -> tuple[bool, bool, str]:
+def _printed(outcome: Outcome, test: Stream) -> Verdict:
+    shown = f"of the input {_quoted(test.input)} the output {_quoted(test.output)}"
     if outcome.limit or outcome.exit_code:
-        return False, True, _ended(outcome)
+        return Verdict(False, True, _ended(outcome), shown)
     if _lines(outcome.stdout) == _lines(test.output):
-        return True, False, ""
-    return False, False, f"printed {_quoted(outcome.stdout)} instead of {_quoted(test.output)}"
+        return Verdict(True)
+    return Verdict(False, False, f"printed {_quoted(outcome.stdout)}, which is wrong", shown)
 
 
-def _reported(outcome: Outcome, place: int, test: Test) -> tuple[bool, bool, str]:
+def _reported(outcome: Outcome, place: int, test: Test) -> Verdict:
+    """Of a statement or a call."""
+    shown = _quoted(test.source) if isinstance(test, Statement) else _shown_call(test)
     if place not in outcome.reports:
-        return False, True, _ended(outcome)
-    report = outcome.reports[place]
-    kind, message = report or (None, "")
+        return Verdict(False, True, _ended(outcome), shown)
+    kind, message = outcome.reports[place] or (None, "")
     if isinstance(test, Call):
         if kind != "value":
-            return False, True, f"{test.name}: {message}"
-        got = json.loads(message)
-        if same(got, test.result):
-            return True, False, ""
-        return False, False, f"{test.name} returned {_quoted(message)} instead of {_quoted(json.dumps(test.result))}"
+            return Verdict(False, True, message or "nothing came back", shown)
+        try:
+            right = same(json.loads(message), test.result)
+        except (ValueError, RecursionError):  # numbers without end, brackets without end
+            return Verdict(False, True, f"{test.name} returned a value that can't be read", shown)
+        if right:
+            return Verdict(True)
+        return Verdict(False, False, f"{test.name} returned {_quoted(message)}, which is wrong", shown)
     if kind is None:
-        return True, False, ""
-    return False, kind != "assertion", f"{_quoted(getattr(test, 'source', ''))}: {message or kind}"
+        return Verdict(True)
+    return (
+        Verdict(False, True, message, shown) if kind != "assertion" else Verdict(False, False, "a wrong result", shown)
+    )
+
+
+def _shown_call(test: Test) -> str:
+    if not isinstance(test, Call):
+        return ""
+    return f"{test.name}({', '.join(json.dumps(each) for each in test.arguments)}) == {json.dumps(test.result)}"
 
 
 def same(one: Any, other: Any) -> bool:
@@ -247,17 +294,10 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _together(found: Sequence[Sequence[tuple[bool, bool, str]]]) -> Tested:
-    verdicts = [each for some in found for each in some]
-    notes = tuple(dict.fromkeys(note for passed, _, note in verdicts if not passed))
-    passed = sum(each[0] for each in verdicts)
-    return Tested(passed, len(verdicts), any(error for _, error, _ in verdicts), notes)
-
-
 def _ended(outcome: Outcome) -> str:
     """Why a run came to no result."""
-    if outcome.limit:
-        return "out of time" if outcome.limit == "time" else "too much output"
+    if outcome.limit is not None:
+        return LIMITS[outcome.limit]
     loading = outcome.reports.get(-1)
     if loading is not None:
         return loading[1]

@@ -48,6 +48,7 @@ _COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of the
 
 def main(spec: dict[str, Any]) -> None:
     """Runs what the specification says and tells how it ended."""
+    os.set_inheritable(spec["told_by"], False)  # the code must not tell for us how it ended
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != spec["parent"]:  # it ended before we could be tied to it
         sys.exit(1)
@@ -56,8 +57,8 @@ def main(spec: dict[str, Any]) -> None:
             _in_namespaces(spec)
         else:
             _in_group(spec)
-    except OSError as problem:
-        _tell(spec, {"problem": f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"})
+    except Exception as problem:  # whatever it is, somebody waits to be told
+        _tell(spec, {"problem": _said(problem)})
         sys.exit(1)
 
 
@@ -72,8 +73,8 @@ def _in_namespaces(spec: dict[str, Any]) -> None:
         signal.alarm(spec["limits"]["seconds"] + 5)
         _own_root(spec)
         _run(spec)
-    except OSError as problem:
-        _tell(spec, {"problem": f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"})
+    except Exception as problem:
+        _tell(spec, {"problem": _said(problem)})
     finally:
         os._exit(0)  # and with it all that is left in here
 
@@ -88,9 +89,10 @@ def _in_group(spec: dict[str, Any]) -> None:
 
 def _run(spec: dict[str, Any]) -> None:
     """Runs the program in a process of its own, waits for it, and tells how it ended."""
+    guard = os.getpid()
     child = os.fork()
     if not child:
-        _become(spec)
+        _become(spec, guard)
     while True:
         ended, status, usage = os.wait4(-1, 0)
         if ended == child:
@@ -98,30 +100,36 @@ def _run(spec: dict[str, Any]) -> None:
     _tell(spec, {"status": os.waitstatus_to_exitcode(status), "cpu_seconds": usage.ru_utime + usage.ru_stime})
 
 
-def _become(spec: dict[str, Any]) -> NoReturn:
-    """Gives up all that is not needed, and becomes the program."""
+def _become(spec: dict[str, Any], guard: int) -> NoReturn:
+    """Gives up all that is not needed, and becomes the program, which ends with its guard."""
     try:
         _prctl(_NO_NEW_PRIVS, 1)
         if spec["mode"] == "namespaces":
-            if os.geteuid() == 0:  # not so for a user, whose capabilities end with exec
+            tasks = spec["limits"]["tasks"]
+            if os.geteuid() != 0:  # a user stays who he is, and both guards count too; his capabilities end with exec
+                tasks += 2
+            else:
                 os.setgroups([])
                 os.setresgid(_NOBODY, _NOBODY, _NOBODY)
                 os.setresuid(_NOBODY, _NOBODY, _NOBODY)
             os.chdir(_WORK)
             # Counted in this namespace; outside of one it would count all that the user runs.
-            resource.setrlimit(resource.RLIMIT_NPROC, (spec["limits"]["tasks"], spec["limits"]["tasks"]))
+            resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
         else:
             os.chdir(spec["folder"])
             if os.geteuid() == 0:
                 _drop_capabilities()
+        _prctl(_PDEATHSIG, signal.SIGKILL)  # after the change of users, which undoes it
+        if os.getppid() != guard:
+            os._exit(127)
         _limit(spec["limits"])
         if spec["mode"] == "landlock":
             _restrict_files(spec["readable"])
         if spec["filter"]:
             _filter(bytes.fromhex(spec["filter"]))
         os.execve(spec["program"][0], spec["program"], spec["environment"])  # noqa: S606
-    except (OSError, ValueError) as problem:
-        _tell(spec, {"problem": str(problem)})
+    except Exception as problem:
+        _tell(spec, {"problem": _said(problem)})
     os._exit(127)
 
 
@@ -161,7 +169,9 @@ def _enter_namespaces() -> None:
 def _own_root(spec: dict[str, Any]) -> None:
     """A root folder in memory that has the readable paths, a few devices and an empty folder to work in."""
     _mount(None, "/", None, _PRIVATE | _RECURSIVE)
-    base = next(each for each in _COVERED if Path(each).is_dir() and _free(each, spec))
+    base = next((each for each in _COVERED if Path(each).is_dir() and _free(each, spec)), None)
+    if base is None:
+        raise FileNotFoundError(2, f"there is no folder that a new root could cover: none of {', '.join(_COVERED)}")
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
     for path in map(Path, (*spec["readable"], *_DEVICES)):
         place = Path(base + str(path))
@@ -279,6 +289,13 @@ def _called(result: int, purpose: str) -> None:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{purpose}: {os.strerror(error)}")
+
+
+def _said(problem: Exception) -> str:
+    """A problem in words, with its file."""
+    if not isinstance(problem, OSError):
+        return f"{type(problem).__name__}: {problem}"
+    return f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"
 
 
 def _tell(spec: dict[str, Any], said: dict[str, Any]) -> None:

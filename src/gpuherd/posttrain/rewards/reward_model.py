@@ -20,6 +20,7 @@ from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.models.load.classes import check_code, config_of, runs_own_code
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown
+from gpuherd.qa.prompts.special_tokens import control_texts, defused
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,7 @@ class RewardModel:
             folder, trust_remote_code=trusted, local_files_only=True
         )
         self.tokenizer.truncation_side = "left"  # the completion is what is judged
+        self._controls = control_texts(self.tokenizer)
         self.output = _output(model, config, label)
         self.padding = _padding(model, self.tokenizer)
         config.get_text_config().pad_token_id = self.padding
@@ -160,6 +162,8 @@ class RewardModel:
     def inputs(self, prompt: str, completion: str) -> dict[str, list[int]]:
         """A row as the model reads it: ``input_ids``, and ``token_type_ids`` where its tokenizer makes them."""
         tokenizer = self.tokenizer
+        # What a policy writes can't end its answer, or begin another's turn, before the judge.
+        prompt, completion = (defused(text, self._controls) for text in (prompt, completion))
         if self.form is Form.ENDED:
             behind = tokenizer(completion, add_special_tokens=False)["input_ids"]
             end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

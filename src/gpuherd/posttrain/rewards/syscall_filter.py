@@ -7,7 +7,7 @@ the C library takes ``clone``, whose flags a filter can read. Calls of another a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -42,21 +42,34 @@ _NEVER: Mapping[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "open_tree_attr": (467, 467),
     "unshare": (272, 97),
     "setns": (308, 268),
     "memfd_create": (319, 279),  # memory that no limit counts
     "memfd_secret": (447, 447),
+    # System V objects are found by number: without a namespace they are those of all the user's programs.
     "shmget": (29, 194),
     "shmat": (30, 196),
+    "shmctl": (31, 195),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    "io_setup": (206, 0),  # the whole machine has so many of these requests
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -67,6 +80,7 @@ _NEVER: Mapping[str, tuple[int | None, int | None]] = {
     "finit_module": (313, 273),
     "delete_module": (176, 106),
     "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
     "reboot": (169, 142),
     "swapon": (167, 224),
     "swapoff": (168, 225),
@@ -82,6 +96,7 @@ _NEVER: Mapping[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162),
     "iopl": (172, None),
     "ioperm": (173, None),
+    "modify_ldt": (154, None),
     "vhangup": (153, 58),
     "setpriority": (141, 140),
     "sched_setparam": (142, 118),
@@ -119,10 +134,21 @@ _WITHOUT_NAMESPACES: Mapping[str, tuple[int | None, int | None]] = {
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
     "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "inotify_init": (253, None),  # names of files that come and go
+    "inotify_init1": (294, 26),
     "utime": (132, None),
     "utimes": (235, None),
     "futimesat": (261, None),
     "utimensat": (280, 88),
+}
+# The same by an argument: its place, and the values that are refused. Whose input is announced by a signal of one's
+# choice (F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP) can be anybody; and who does not end with the one that started
+# him (PR_SET_PDEATHSIG) is left behind.
+_ARGUMENTS: Mapping[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
+    "fcntl": ((72, 25), 1, (8, 15)),
+    "ioctl": ((16, 29), 1, (0x8901, 0x8902)),
+    "prctl": ((157, 167), 0, (1,)),
 }
 _FORKS: Mapping[str, tuple[int | None, int | None]] = {"fork": (57, None), "vfork": (58, None)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -158,6 +184,9 @@ def _instructions(machine: str, children: bool, namespaces: bool) -> Iterator[tu
         if (number := numbers[column]) is not None:
             yield from _refused(number, _EPERM)
     yield from _refused(_CLONE3, _ENOSYS)
+    if not namespaces:
+        for both, argument, values in _ARGUMENTS.values():
+            yield from _refused_with(both[column], argument, values)
     # clone: threads, and processes only where they are allowed, never with namespaces of their own.
     yield (_EQUAL, 0, 4, _CLONE[machine])
     yield (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)
@@ -175,3 +204,13 @@ def _instructions(machine: str, children: bool, namespaces: bool) -> Iterator[tu
 def _refused(number: int, error: int) -> Iterator[tuple[int, int, int, int]]:
     yield (_EQUAL, 0, 1, number)
     yield (_RETURN, 0, 0, _ERRNO | error)
+
+
+def _refused_with(number: int, argument: int, values: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Refused where an argument, of whose halves the kernel reads the lower one alone, has one of these values."""
+    yield (_EQUAL, 0, len(values) + 3, number)
+    yield (_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 8 * argument)
+    for left in range(len(values), 0, -1):
+        yield (_EQUAL, left, 0, values[-left])
+    yield (_RETURN, 0, 0, _ALLOW)
+    yield (_RETURN, 0, 0, _ERRNO | _EPERM)

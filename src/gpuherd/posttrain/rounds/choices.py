@@ -27,8 +27,8 @@ class Choice:
         algorithm: the name in the registry.
         options: of its ``Options``, checked.
         guided: its policies are the reference with a classifier.
-        collects: whether it learns from rows that are collected before (``collects`` of an algorithm says otherwise
-            where it samples while it trains, or learns from given answers).
+        collects: whether it learns from rows that are collected before. With ``online`` it samples while it trains,
+            with ``preferences`` it learns from a file.
     """
 
     name: str
@@ -65,7 +65,7 @@ def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
             read_by |= fields
-            collects = bool(getattr(kind(options), "collects", True))
+            collects = not getattr(options, "online", False) and getattr(options, "preferences", None) is None
             found.append(Choice(name, algorithm, options, bool(kind.guided), collects))
     for key in shared:
         if found and key not in read_by:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.plan.demand import idle_cards
+from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.rounds.gpu_watch import GpuWatcher
@@ -34,16 +35,16 @@ from gpuherd.posttrain.rounds.jobs import PlannedStep, make_jobs, planned, resul
 from gpuherd.posttrain.rounds.memory import Memory
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.plan import Step
-from gpuherd.posttrain.rounds.prepared import Prepared, prepare
+from gpuherd.posttrain.rounds.prepared import Prepared, prepare, refuse_others
 from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
-from gpuherd.posttrain.rounds.runlog import run_log
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines
 from gpuherd.posttrain.rounds.work import versions
 from gpuherd.qa.working.model_jobs import having
 from gpuherd.qa.working.running import failure_lines
+from gpuherd.report.log import logged_to
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.evaluation.gathering import Gathered
@@ -77,7 +78,9 @@ class RoundsExperiment:
         options: how jobs run.
         console: where progress and the summary go; standard output by default.
         simulate: the GPUs are pretended: all is computed on the CPU.
-        going_on: the folder of a run that goes on. None: the newest unfinished one of the same experiment, or a new one.
+        going_on: the folder of a run that goes on. None: the newest unfinished one of the experiment, or a new one.
+        only: the steps that are done now, such that none needs one that is not among them; a later start without it
+            goes on with the others. None: all.
     """
 
     def __init__(
@@ -88,10 +91,12 @@ class RoundsExperiment:
         console: Console | None = None,
         simulate: bool = False,
         going_on: RoundsDirectory | None = None,
+        only: Callable[[Step], bool] | None = None,
     ):
         self.settings, self.simulate = settings, simulate
         self.options = options if settings.system.use_parallel_execution else replace(options, max_concurrent=1)
         self.console = Console() if console is None else console
+        self.only = only
         self.now = datetime.now()
         found = unfinished(settings) if going_on is None else going_on
         self.goes_on = found is not None
@@ -112,7 +117,7 @@ class RoundsExperiment:
             return self._complete()
         self.prepared = prepare(self.settings)
         record = self._record()
-        self.plan = self._plan(record.steps())
+        self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
             self._tell_plan()
             self.outcome = RoundsOutcome(None, complete=False)
@@ -121,7 +126,7 @@ class RoundsExperiment:
             self.folder = new_folder(self.settings, self.now)
         self.folder.create()
         record = replace(begin(self.folder, record), settings=self.settings)
-        with run_log(self.folder.run_log):
+        with logged_to(self.folder.run_log):
             self.outcome = self._run(record)
         self._tell_end()
         return self.outcome
@@ -157,7 +162,7 @@ class RoundsExperiment:
                 "failures": []
                 if jobs is None
                 else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
-                "results": [_row(row) for row in self._gathered().rows],
+                "results": json_values(self._gathered()),
             }
         return told
 
@@ -167,7 +172,9 @@ class RoundsExperiment:
         """The run's record: as it was begun, or as it would begin now."""
         assert self.prepared is not None  # noqa: S101 - run() has made it
         if self.goes_on:
-            return replace(read_record(self.folder), settings=self.settings)
+            kept = read_record(self.folder)
+            refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
+            return replace(kept, settings=self.settings)
         have = having(self.options)
         places = min(self.options.max_gpus, len(have.gpus)) or self.options.cpu_jobs or have.cores // 2
         if self.options.max_concurrent is not None:
@@ -178,7 +185,8 @@ class RoundsExperiment:
             self.settings.identity(),
             os.getcwd(),  # noqa: PTH109 - a record
             {
-                "command": sys.argv,
+                "command": without_webhook(sys.argv),
+                "inputs": self.prepared.inputs,
                 "host": socket.gethostname(),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "versions": versions(),
@@ -188,7 +196,7 @@ class RoundsExperiment:
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
         cards = idle_cards(having(self.options).gpus)
-        memory = Memory(self.settings, self.prepared.choices, cards, self.prepared.prompt_tokens)
+        memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
 
@@ -196,6 +204,8 @@ class RoundsExperiment:
         """The jobs, and what is written when they have ended."""
         began = clock.wall()
         logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
+        if self.simulate:
+            logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
         self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
         jobs = make_jobs(
             self.plan,
@@ -204,6 +214,7 @@ class RoundsExperiment:
             cwd=record.cwd,
             retries=self.options.retries,
             heartbeat_s=self.options.heartbeat,
+            share=self.options.share,
             simulate=self.simulate,
         )
         phases = {each.step.name: each.step.phase.value for each in self.plan}
@@ -212,12 +223,15 @@ class RoundsExperiment:
             outcome = run_jobs(jobs, self.options, self.folder, display=watcher)
         memory = watcher.write()
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
-        logger.info("%s", outcome)
+        logger.info(
+            "jobs: %d done, %d failed, %d waiting, %d cancelled",
+            *(outcome.done, outcome.failed, outcome.waiting, outcome.cancelled),
+        )
         self._tidy(began)
-        complete = outcome.exit_code is ExitCode.OK
+        complete = outcome.exit_code is ExitCode.OK and self.only is None
         if complete:
-            rows = [_row(row) for row in self._gathered().summary]
-            text = json.dumps({"format": FORMAT, "jobs": len(self.plan), "results": rows}, indent=1, allow_nan=False)
+            values = {"format": FORMAT, "jobs": len(self.plan), "results": json_values(self._gathered())}
+            text = json.dumps(values, indent=1, allow_nan=False)
             atomic_write(self.folder.done, text.encode() + b"\n")
         return RoundsOutcome(outcome, complete)
 
@@ -244,9 +258,10 @@ class RoundsExperiment:
         with closing(Queue(self.folder.queue)) as queue:
             if queue.running():
                 return
-        for place in (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage):
-            for folder in [self.folder.root, *(path for path in place.rglob("*") if path.is_dir())]:
-                remove_strays(folder, began)
+        made = (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage)
+        inside = (path for place in made for path in (place, *place.rglob("*")) if path.is_dir())
+        for folder in (self.folder.root, *inside):
+            remove_strays(folder, began)
 
     # --- telling ------------------------------------------------------------------------------------------------
 
@@ -264,9 +279,10 @@ class RoundsExperiment:
         lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(self.outcome.jobs)]
         if self.outcome.jobs.interrupted:
             lines.append("stopped: the same command goes on from here")
-        elif not self.outcome.complete:
+        elif not self.outcome.complete and self.only is None:
             lines.append(f"not all is done: the same command, or --resume {self.folder.root}, goes on from here")
-        lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
+        if self.only is None:
+            lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
         for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -275,18 +291,13 @@ class RoundsExperiment:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _row(row: Any) -> dict[str, Any]:
-    """A row of results as JSON values."""
-    return {
-        **{name: getattr(row.about, name) for name in ("algorithm", "dataset", "evaluated_on", "family", "round")},
-        "eta": row.eta,
-        "own": row.own,
-        "problems": row.problems,
-        "samples": row.samples,
-        "tokens_per_second": row.tokens_per_second,
-        "gpu_hours": row.gpu_hours,
-        "figures": {name: asdict(figure) for name, figure in row.figures.items()},
-    }
+def without_webhook(words: Sequence[str]) -> list[str]:
+    """A command without the webhook's address: who knows it may post there."""
+    found = []
+    for before, word in zip(("", *words), words, strict=False):
+        hidden = word.startswith("--webhook=") or before == "--webhook"
+        found.append("--webhook=..." if word.startswith("--webhook=") else "..." if hidden else word)
+    return found
 
 
 def as_json(experiment: RoundsExperiment) -> str:

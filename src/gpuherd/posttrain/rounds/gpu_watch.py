@@ -1,4 +1,6 @@
-"""Listens to a run and looks at its GPUs now and then, for the lines of ``gpu_lines``. Changes nothing of the run."""
+"""Listens to a run and looks at its GPUs now and then, for the lines of ``gpu_lines`` and ``training.gpu_memory``.
+Changes nothing of the run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind, RunSnapshot
 from gpuherd.jobs.reporter import Display
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
-from gpuherd.posttrain.rounds.gpu_lines import GpuMemory, Looks, memory_summary, utilisation_lines
+from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines
+from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
 
 logger = logging.getLogger(__name__)
 

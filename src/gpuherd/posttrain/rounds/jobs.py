@@ -42,7 +42,9 @@ def result_of(step: Step, folder: RoundsDirectory) -> Path:
         return folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, number), step.shard)
     if step.phase is Phase.TRAIN:
         return folder.policy(folder.model(step.algorithm, step.dataset, step.family, number))
-    return folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
+    return (
+        folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
+    )
 
 
 def make_jobs(
@@ -53,6 +55,7 @@ def make_jobs(
     cwd: str,
     retries: int = 1,
     heartbeat_s: float | None = None,
+    share: bool = False,
     simulate: bool = False,
 ) -> list[Job]:
     """A job for each step. Jobs that a killed run has finished stay done while their results are there."""
@@ -65,6 +68,7 @@ def make_jobs(
             ),
             gpus=each.asked.gpus,
             memory_mb=each.asked.memory_mb,
+            share=share,
             priority=each.priority,
             needs=each.step.needs,
             family=f"{each.step.algorithm} {each.step.dataset} {each.step.family} {each.step.phase}",

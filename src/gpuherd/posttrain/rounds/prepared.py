@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,39 +30,70 @@ class Prepared:
         problems: how many are trained on, by data set.
         evaluated: how many are evaluated on, by data set.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        reward_models: of the data sets whose completions a model scores.
+        inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
 
     choices: tuple[Choice, ...]
     problems: Mapping[str, int]
     evaluated: Mapping[str, int]
     prompt_tokens: Mapping[str, int]
+    reward_models: Mapping[str, str]
+    inputs: Mapping[str, str]
 
 
 def prepare(settings: Settings) -> Prepared:
-    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel, and what reading data raises."""
+    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel; what reading data raises."""
     choices = settings.choices()
     problems: dict[str, int] = {}
     evaluated: dict[str, int] = {}
     longest: dict[str, int] = {}
+    inputs: dict[str, str] = {}
+    reward_models: dict[str, str] = {}
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
+        scoring = getattr(task, "reward_model", None)
+        if scoring is not None:
+            reward_models[name] = scoring
         try:
             if name in settings.trained_on():
                 found = training_problems(settings, name, task)
                 problems[name] = len(found)
+                inputs[f"datasets.{name}, training"] = _digest(found)
                 longest[name] = _longest(found, settings)
             if name in asked_on:
                 found = evaluation_problems(settings, name, task)
                 evaluated[name] = len(found)
+                inputs[f"datasets.{name}, evaluation"] = _digest(found)
                 longest[name] = max(longest.get(name, 0), _longest(found, settings))
         finally:
             task.close()
-    if any(choice.guided for choice in choices):
-        for name, family in settings.families().items():
-            if family.value is not None:
-                _refuse_other_tokens(name, family.reference, family.value)
-    return Prepared(choices, problems, evaluated, longest)
+    guided = any(choice.guided for choice in choices)
+    for name, family in settings.families().items():
+        inputs[f"models.{name}.reference"] = model_files(family.reference, family.adapter).sha256
+        if guided and family.value is not None:
+            inputs[f"models.{name}.value"] = model_files(family.value).sha256
+            _refuse_other_tokens(name, family.reference, family.value)
+    return Prepared(choices, problems, evaluated, longest, reward_models, inputs)
+
+
+def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
+    """Raises UsageError where a run was begun with other problems or models than there are now."""
+    changed = [name for name in now if begun.get(name, now[name]) != now[name]]
+    if changed:
+        raise UsageError(
+            f"{where} was begun with other problems or model files than there are now: {', '.join(changed)}; put them "
+            "back, or begin another run (another experiment.name)"
+        )
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    digest = hashlib.sha256()
+    for each in problems:
+        words = [each.id, each.prompt, *each.answers, *(f"{name}={value}" for name, value in each.hidden.items())]
+        digest.update(json.dumps(words).encode())
+    return digest.hexdigest()
 
 
 def _longest(problems: Sequence[Problem], settings: Settings) -> int:
@@ -70,7 +102,7 @@ def _longest(problems: Sequence[Problem], settings: Settings) -> int:
 
 
 def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
-    """Raises UsageError where both tokenizers can be read and differ; what can't be read here, the training looks at."""
+    """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
     ours, theirs = vocabulary(reference), vocabulary(value)
     if ours is not None and theirs is not None:
         try:

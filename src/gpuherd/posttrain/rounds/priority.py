@@ -39,6 +39,7 @@ class JobDescription:
     shard: int = 0
 
 
+TrainingJob = JobDescription  # the guide's name
 Priority = Callable[[JobDescription], int]
 
 
@@ -95,7 +96,8 @@ def _imported(module: str, name: str) -> Any:
     sys.path.append(here)
     try:
         return importlib.import_module(module)
-    except ImportError as problem:
-        raise UsageError(f"job_priority={name}: {module} can't be imported: {problem}") from None
+    except Exception as problem:
+        told = f"{type(problem).__name__}: {problem}"
+        raise UsageError(f"job_priority={name}: {module} can't be imported: {told}") from problem
     finally:
         sys.path.remove(here)

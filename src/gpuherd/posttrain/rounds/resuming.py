@@ -68,8 +68,8 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
         inner = _at(values, place, key)
         if key not in NEUTRAL and inner.get(last) != plain(value):
             raise UsageError(
-                f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it out, "
-                "or begin one without --resume"
+                f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
+                "out, or begin one without --resume"
             )
         inner[last] = value
     return replace(record, settings=read(Settings, values))

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.rounds.settings import Dataset, Settings
+from gpuherd.posttrain.rounds.blocks import Dataset
+from gpuherd.posttrain.rounds.settings import Settings
 
 
 def settled(settings: Settings) -> Settings:
-    """The settings with absolute paths. A file among ``training.datasets`` (or ``evaluation.datasets_by_train``) becomes
-    a data set that is called like the file. Raises UsageError where that name means something else already."""
+    """The settings with absolute paths. A file among ``training.datasets`` (or ``evaluation.datasets_by_train``)
+    becomes a data set that is called like the file. Raises UsageError where that name means something else already."""
     datasets = {name: _dataset(each) for name, each in settings.datasets.items()}
     trained = settings.training.datasets
     if trained is not None:

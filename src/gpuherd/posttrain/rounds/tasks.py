@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.problem import Problem, Split, Task
-from gpuherd.posttrain.rounds.settings import DTYPES, Settings
+from gpuherd.posttrain.rounds.blocks import DTYPES
+from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.registry import make_task
 

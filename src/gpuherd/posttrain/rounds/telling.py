@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gpuherd.columns import Column, fitted
 from gpuherd.errors import printable
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.evaluation.result import REFERENCE
+from gpuherd.posttrain.evaluation.telling import clear_differences, summary_table
+from gpuherd.posttrain.evaluation.telling import headline as summary_headline
 from gpuherd.posttrain.rounds.jobs import PlannedStep
 from gpuherd.posttrain.rounds.plan import Phase
 from gpuherd.posttrain.rounds.prepared import Prepared
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from gpuherd.posttrain.evaluation.gathering import Gathered
-    from gpuherd.qa.intervals import Figure
 
 
 def headline(settings: Settings, prepared: Prepared, plan: Sequence[PlannedStep], done: Collection[str]) -> str:
@@ -61,9 +61,7 @@ def _round(each: PlannedStep) -> int:
     return -1 if each.step.round is None else each.step.round
 
 
-def _lines(
-    phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared
-) -> list[str]:
+def _lines(phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> list[str]:
     """The jobs of one phase of a round: shards together, evaluations each."""
     if phase is Phase.COLLECT:
         many = "1 job" if len(steps) == 1 else f"{len(steps)} jobs"
@@ -88,37 +86,11 @@ def _state(steps: Sequence[PlannedStep], done: Collection[str]) -> str:
     return "" if not finished else ", done" if finished == len(steps) else f", {finished} done"
 
 
-_MEASURES = ("pass@1", "reward", "kl")
-
-
 def result_lines(found: Gathered, width: int) -> list[str]:
-    """The table of what the policies came to, each at its own eta, with intervals."""
+    """The table of what the policies came to, each at its own eta, with intervals; what is clear, what damaged."""
     if not found.rows:
-        return []
-    measures = [name for name in _MEASURES if any(name in row.figures for row in found.summary)]
-    majority = sorted({name for row in found.summary for name in row.figures if name.startswith("maj@")})
-    measures[1:1] = majority[-1:]
-    columns = [Column("algorithm", 0), Column("trained on", 4), Column("on", 1), Column("models", 3), Column("round", 2)]
-    columns += [Column(name, 0, right=True) for name in measures]
-    rows = [
-        (
-            printable(row.about.algorithm),
-            printable(row.about.dataset),
-            printable(row.about.evaluated_on),
-            printable(row.about.family),
-            "-" if row.about.round is None else str(row.about.round),
-            *(_figure(row.figures.get(name)) for name in measures),
-        )
-        for row in found.summary
-    ]
-    table = fitted(columns, rows, width)
+        return [f"damaged: {each}" for each in found.damaged]
+    table = summary_table(found, width)
     left_out = [f"no room for {', '.join(table.left_out)}: a wider window shows them"] if table.left_out else []
-    return [*table.lines, f"intervals: {found.confidence:.0%}", *left_out, *(f"damaged: {each}" for each in found.damaged)]
-
-
-def _figure(figure: Figure | None) -> str:
-    if figure is None or figure.value is None:
-        return "-"
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    damaged = [f"damaged: {printable(each)}" for each in found.damaged]
+    return [*table.lines, summary_headline(found), *left_out, *clear_differences(found), *damaged]

@@ -109,28 +109,30 @@ def do(work: Work) -> dict[str, Any]:
 
 
 def collect(work: Work) -> dict[str, Any]:
-    """The rows of this shard's problems, a line a problem."""
+    """The rows of this shard's problems, a line a problem.
+
+    The algorithm is asked batch by batch: so a job that goes on asks it for exactly what an undisturbed one would have
+    asked, and rows are equal to the last bit.
+    """
+    from gpuherd.posttrain.sampling.keeping import keeping_models
+
     step, folder = work.step, work.folder
     data = folder.data(step.algorithm, step.dataset, step.family, work.round)
     shard = shard_of(len(work.problems), step.shard, step.shards, work.settings.generation.batch_size)
-    mine = [work.problems[place] for place in shard.items]
-    started, rows = time.monotonic(), 0
-    with ShardFile(folder.rows(data, step.shard), shard) as file:
-        done = sum(len(batch) for batch in shard.batches[: file.done])
-        progress.report(done, len(mine), Phase.COLLECT.value)
-        left = mine[done:]
-        found = by_problem(work.choice.make().collect(_collecting(work, left)) if left else (), left)
+    algorithm, items = work.choice.make(), len(shard.items)
+    started, now, rows = time.monotonic(), 0, 0
+    with ShardFile(folder.rows(data, step.shard), shard) as file, keeping_models():
+        before = items - sum(map(len, file.todo))
+        progress.report(before, items, Phase.COLLECT.value)
         for batch in file.todo:
-            lines = []
-            for _, problem in zip(batch, mine[done:], strict=False):
-                of_problem = next(found)
-                rows += len(of_problem)
-                lines.append(line_of(problem, of_problem))
-            file.append(lines)
-            done += len(batch)
-            progress.report(done, len(mine), Phase.COLLECT.value)
-    figures = {"problems": len(mine), "rows_last_start": rows, "seconds_last_start": time.monotonic() - started}
-    _write(folder.rows_done(data, step.shard), figures)
+            problems = [work.problems[place] for place in batch]
+            found = list(by_problem(algorithm.collect(_collecting(work, problems)), problems))
+            file.append([line_of(problem, of) for problem, of in zip(problems, found, strict=True)])
+            now, rows = now + len(batch), rows + sum(map(len, found))
+            progress.report(before + now, items, Phase.COLLECT.value)
+        figures = {"problems": items, "problems_last_start": now, "rows_last_start": rows}
+        # While the file is ours: nobody can be taken to be done who isn't.
+        _write(folder.rows_done(data, step.shard), figures | {"seconds_last_start": time.monotonic() - started})
     return figures
 
 
@@ -175,7 +177,7 @@ def _training(work: Work) -> Training:
         folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
         round=work.round,
         sampling=work.sampling(f"training {work.round}"),
-        precision=settings.system.precision,
+        precision=settings.system.training,
         device=work.device,
         seed=seed_for(settings.training.seed, f"training {work.round}"),
         steps=settings.steps,

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.errors import GpuherdError, printable
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.options import option
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record
 from gpuherd.posttrain.rounds.work import Work, do, step_named
+from gpuherd.posttrain.training.gpu_memory import measured
 from gpuherd.qa.working.worker import run_worker, unbuffered
 
 MODULE = "gpuherd.posttrain.rounds.worker"
@@ -30,6 +31,13 @@ example:
   CUDA_VISIBLE_DEVICES=0 python -m gpuherd.posttrain.rounds.worker --folder outputs/first/2026-11-22_04-30-00 \\
     --job PITA_gsm8k_llama32_r0_train
 """
+
+
+class CannotBeDone(GpuherdError):
+    """What the job is to do makes no sense (nothing to learn from, a setting that the data rules out): another try
+    can't help."""
+
+    exit_code = ExitCode.BAD_INPUT
 
 
 class NoCuda(GpuherdError):
@@ -49,17 +57,20 @@ def work(options: JobOptions, _: Sequence[str]) -> None:
     """Does the job."""
     folder = RoundsDirectory(options.folder)
     record = read_record(folder)
-    step = step_named(record, options.job)
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    print(f"Job: {printable(step.name)}")
+    print(f"Job: {printable(options.job)}")
     print(f"CUDA_VISIBLE_DEVICES: {'not set' if given is None else given}")
     device = device_here(given, simulate=options.simulate)
     print(f"Device: {device}")
-    figures = do(Work(folder, record, step, device))
+    try:
+        figures = do(Work(folder, record, step_named(record, options.job), device))
+    except UsageError as problem:
+        # Of a program's own words an exit code of 2 would speak, and be tried again.
+        raise CannotBeDone(str(problem)) from problem
     usage = memory_used(device)
     print(json.dumps({**figures, **usage}))
     folder.usage.mkdir(exist_ok=True)
-    atomic_write(folder.usage_of(step.name), json.dumps({"visible": given, **usage}).encode() + b"\n")
+    atomic_write(folder.usage_of(options.job), json.dumps({"visible": given, **usage}).encode() + b"\n")
 
 
 def device_here(visible: str | None, *, simulate: bool) -> str:
@@ -81,17 +92,10 @@ def device_here(visible: str | None, *, simulate: bool) -> str:
 
 def memory_used(device: str) -> dict[str, Any]:
     """The most that torch has held on the GPU so far, in bytes; None on the CPU."""
-    names = ("peak_allocated", "peak_reserved", "total")
-    if device == "cpu":
-        return dict.fromkeys(names)
-    import torch
-
-    values = (
-        torch.cuda.max_memory_allocated(),
-        torch.cuda.max_memory_reserved(),
-        torch.cuda.get_device_properties(0).total_memory,
-    )
-    return dict(zip(names, values, strict=True))
+    taken = measured("", device)
+    if taken is None:
+        return dict.fromkeys(("peak_allocated", "peak_reserved", "total"))
+    return {"peak_allocated": taken.allocated, "peak_reserved": taken.reserved, "total": taken.total}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

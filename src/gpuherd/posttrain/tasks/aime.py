@@ -1,7 +1,8 @@
 """AIME: problems of the American Invitational Mathematics Examination, whose results are whole numbers from 0 to 999.
 
 ``aime22to24`` (90 problems of 2022 to 2024) is for training and has no test of its own; ``aime2024`` and ``aime2025``
-(30 each) are tests only. 2024's are among the first: whoever trains on ``aime22to24`` tests on ``aime2025``.
+(30 each) are tests only. 2024's are among the first: who trains on ``aime22to24`` tests on ``aime2025``, and ``aime``
+is both of these together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpuherd.posttrain.tasks.reading import Draft, Part
 
 _COLUMNS = frozenset({"problem", "solution", "answer"})
 _SOURCES = {
+    "aime": Source(Part("AI-MO/aimo-validation-aime", "train"), Part("math-ai/aime25", "test"), _COLUMNS),
     "aime22to24": Source(Part("AI-MO/aimo-validation-aime", "train"), None, _COLUMNS),
     "aime2024": Source(None, Part("HuggingFaceH4/aime_2024", "train"), _COLUMNS),
     "aime2025": Source(None, Part("math-ai/aime25", "test"), _COLUMNS),
@@ -33,6 +35,11 @@ class Settings:
     data: str | None = None
     test_data: str | None = None
     revision: str | None = None
+
+
+def make(options: TaskOptions) -> DataTask:
+    """Training on 2022 to 2024, the test of 2025. Raises UsageError."""
+    return _make("aime", options)
 
 
 def make_22_to_24(options: TaskOptions) -> DataTask:

@@ -16,7 +16,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.order import Shuffled, first_problems
+from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, Shuffled, first_problems
 
 _MOST_TRAINING = 20_000  # problems, where no number is said
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)")
@@ -55,8 +55,8 @@ class Settings:
         if not 0 <= self.wrong_labels <= 1:
             raise UsageError(f"wrong_labels={self.wrong_labels}; a share from 0 to 1")
         for name in ("train", "heldout", "test"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise UsageError(f"{name}={value}; 0 or more")
+            if (value := getattr(self, name)) is not None and not 0 <= value <= MOST_PROBLEMS:
+                raise UsageError(f"{name}={value}; from 0 to {MOST_PROBLEMS}")
 
     @property
     def size(self) -> int:
@@ -89,7 +89,7 @@ class Arithmetic:
         """Nothing was started."""
 
     def _problem(self, place: int, split: Split) -> Problem:
-        text = _sum_at(self._order[place], self.settings)  # type: ignore[arg-type]
+        text = _sum_at(self._order[place], self.settings)
         value = str(value_of(text))
         label = value if split is Split.TEST else _labelled(text, value, self.settings)
         return Problem(text, f"{text}=", (label,), {"value": value})

@@ -16,7 +16,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
-from gpuherd.posttrain.rewards.sandbox import Limits
+from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
@@ -81,6 +81,8 @@ def draft(row: Mapping[str, Any]) -> Draft:
     name, hidden = row.get("id", row.get("task_id")), {}
     solution = next((row[each] for each in ("solution", "code", "canonical_solution") if row.get(each)), None)
     question = next((row[each] for each in ("prompt", "question", "text") if row.get(each) is not None), None)
+    if question is None:
+        raise BadRow("no column prompt, question or text")
     if isinstance(row.get("entry_point"), str) and isinstance(row.get("test"), str):
         tests: Any = [f"{row['test']}\n\ncheck({row['entry_point']})\n"]
         hidden = {ENTRY: row["entry_point"], PREFIX: question}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward, Split
+from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.tasks.order import first_problems, without_last_tenth
 from gpuherd.posttrain.tasks.reading import Checked, Draft, Part, gather, read_rows, shared_left_out
 from gpuherd.posttrain.tasks.scoring import Scoring
@@ -94,6 +95,11 @@ class DataTask:
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """By the task's rule, tests or model."""
         return self._scoring.rewards(problems, completions)
+
+    @property
+    def reward_model(self) -> str | None:
+        """The model that scores; None where a rule or tests do."""
+        return self._scoring.model if isinstance(self._scoring, ModelRewards) else None
 
     def close(self) -> None:
         """Ends what scoring has started."""

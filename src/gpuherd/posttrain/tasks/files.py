@@ -21,6 +21,7 @@ from gpuherd.posttrain.rewards.words import WordRewards
 from gpuherd.posttrain.tasks import code
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
+from gpuherd.posttrain.tasks.preference_rows import compared
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part, read_rows
 from gpuherd.posttrain.tasks.scoring import Scoring
 
@@ -79,11 +80,13 @@ def draft(row: Mapping[str, Any]) -> Draft:
 
 def draft_of_preference(row: Mapping[str, Any]) -> Draft:
     """The prompt of a preference with its chosen completion. Raises BadRow."""
-    chosen, asked = row["chosen"], row.get("prompt")
-    if isinstance(chosen, list):
-        asked = chosen[:-1] if asked is None else asked
-        chosen = chosen[-1]["content"] if chosen and chosen[-1].get("role") == "assistant" else None
-    return Draft(_of_user(asked), () if chosen is None else chosen, row.get("id"))
+    try:
+        prompt, chosen, _ = compared(row)
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
+    if isinstance(prompt, tuple):
+        prompt = _of_user([{"role": role, "content": content} for role, content in prompt])
+    return Draft(prompt, chosen, row.get("id"))
 
 
 def _of_user(asked: Any) -> Any:

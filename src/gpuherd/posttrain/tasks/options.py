@@ -18,7 +18,8 @@ class TaskOptions:
         reward_model: id or folder of a sequence classifier, for tasks that score by one; None: the task's own.
         device, dtype: of that model; ``dtype`` None: the checkpoint's.
         reward_batch_size: completions that a reward model reads at once.
-        processes: how many processes compare formulas or run code side by side; None: one a core, four at most.
+        processes: how many processes compare formulas or run code side by side; None: one a core, at most
+            four of the first and eight of the second.
         allow_unconfined: run code of strangers even where the kernel gives no protection against it.
     """
 

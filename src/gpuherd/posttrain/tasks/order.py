@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem
 
+MOST_PROBLEMS = 10_000_000  # of a split that is made: they are all held in memory
+
 
 def first_problems(problems: Sequence[Problem], count: int | None, seed: int, where: str) -> list[Problem]:
     """The first ``count`` problems in the order of a hash of the seed and their ids; None: all of them.
@@ -32,7 +34,7 @@ def without_last_tenth(problems: Sequence[Problem]) -> tuple[Sequence[Problem], 
     return problems[:first], problems[first:]
 
 
-class Shuffled(Sequence[int]):
+class Shuffled:
     """The numbers from 0 to ``size`` - 1 in an order that a key fixes, each found alone: nothing is listed.
 
     A Feistel network of four rounds over the next larger power of four, walked on until it stays within ``size`` (Black
@@ -43,6 +45,7 @@ class Shuffled(Sequence[int]):
     """
 
     def __init__(self, size: int, key: str):
+        """``size``: up to 2**1000."""
         self._size = size
         self._key = key.encode()
         self._half = max(1, ((max(size - 1, 1)).bit_length() + 1) // 2)
@@ -51,15 +54,11 @@ class Shuffled(Sequence[int]):
         return self._size
 
     def __iter__(self) -> Iterator[int]:
-        return (self._at(place) for place in range(self._size))
+        return (self[place] for place in range(self._size))
 
-    def __getitem__(self, place: int | slice) -> int | list[int]:  # type: ignore[override]
-        if isinstance(place, slice):
-            return [self._at(each) for each in range(*place.indices(self._size))]
-        return self._at(range(self._size)[place])
-
-    def _at(self, place: int) -> int:
-        number = self._mixed(place)
+    def __getitem__(self, place: int) -> int:
+        """The number at a place from 0 on. Raises IndexError."""
+        number = self._mixed(range(self._size)[place])
         while number >= self._size:
             number = self._mixed(number)
         return number
@@ -68,6 +67,7 @@ class Shuffled(Sequence[int]):
         mask = (1 << self._half) - 1
         left, right = number >> self._half, number & mask
         for turn in range(4):
-            digest = hashlib.blake2b(right.to_bytes(32, "little"), key=self._key[:64], salt=bytes([turn])).digest()
-            left, right = right, left ^ (int.from_bytes(digest[:32], "little") & mask)
+            said = right.to_bytes(max(32, -(-self._half // 8)), "little")
+            digest = hashlib.blake2b(said, key=self._key[:64], salt=bytes([turn])).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "little") & mask)
         return left << self._half | right

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,21 +100,20 @@ def gather(
     problems: list[Problem] = []
     refused: list[str] = []
     ids: dict[str, str] = {}
-    prompts: dict[tuple[str, str], str] = {}
+    prompts: dict[str, str] = {}
     count = 0
     for row in rows:
         count += 1
         try:
             problem = made(_checked(row, draft))
-            key = (problem.prompt, repr(sorted(problem.hidden.items())))
-            if (same := prompts.get(key)) is not None:
-                raise BadRow(f"the same problem as {same}")
+            if (same := prompts.get(problem.prompt)) is not None:
+                raise BadRow(f"the same prompt as {same}")
             if (same := ids.get(problem.id)) is not None:
                 raise BadRow(f"the same id as {same}")
         except BadRow as reason:
             refused.append(f"{row.place}: {reason}")
             continue
-        prompts[key] = ids[problem.id] = row.place
+        prompts[problem.prompt] = ids[problem.id] = row.place
         problems.append(problem)
     first = f"; {refused[0]}" if refused else ""
     if not problems:
@@ -150,8 +150,10 @@ def _checked(row: Row, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
 
 
 def _text(value: Any, what: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRow(f"there is no {what}" if value is None else f"the {what} is no text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRow(f"the {what} is {value}, which is no number")
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     try:
         text.encode()

@@ -19,6 +19,7 @@ TASKS: Mapping[str, str] = {
     "tree_mdp": "tree_mdp:make",
     "gsm8k": "gsm8k:make",
     "math": "math500:make",
+    "aime": "aime:make",
     "aime22to24": "aime:make_22_to_24",
     "aime2024": "aime:make_2024",
     "aime2025": "aime:make_2025",
@@ -28,18 +29,20 @@ TASKS: Mapping[str, str] = {
     "mbpp": "code:make_mbpp",
     "humaneval": "code:make_humaneval",
 }
+_SPELLINGS = {"imdbgen": "imdb", "math_500": "math", "math500": "math"}
 _FILES = "files:make_of_file"  # Path, TaskOptions -> Task
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
-    """The task of a name, or of the problems in a local file. No model is loaded and no process started with it: that
-    is done when rewards are first asked for.
+    """The task of a name, or of the problems in a local file. No model is loaded and no problem read with it: that is
+    done when problems or rewards are first asked for. Tasks that run code find out whether they can.
 
-    Raises UsageError, which says the nearest name or setting; errors of reading data.
+    Raises UsageError, which says the nearest name or setting; NoProtection; errors of looking into a file.
     """
     options = options or TaskOptions()
     plain = name_or_path.lower().replace("-", "_")
+    plain = _SPELLINGS.get(plain, plain)
     if plain in TASKS:
         return _maker(TASKS[plain])(options)
     path = Path(name_or_path).expanduser()

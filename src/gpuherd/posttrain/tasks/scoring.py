@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.problem import Problem, Reward, Split
 
 
 class Scoring(Protocol):
@@ -24,4 +24,16 @@ class Scoring(Protocol):
 
     def close(self) -> None:
         """Ends what scoring has started."""
+        ...
+
+
+class ProblemSource(Protocol):
+    """Where problems are from: any task is one."""
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """As of ``problem.Task``."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was started."""
         ...

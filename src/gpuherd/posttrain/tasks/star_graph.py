@@ -22,9 +22,10 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.order import first_problems
+from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, first_problems
 
 EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
+_MOST_NODES = 10_000
 _SIGNS = ("|", "=", "/", "$")
 # A graph belongs to a split by its hash, whatever order its edges stand in and whatever the seed: of ten graphs one to
 # the test, one to the held-out ones. So two training sets of other seeds share no graph with any test.
@@ -54,12 +55,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.degree < 2 or self.length < 2:
             raise UsageError(f"degree={self.degree}, length={self.length}; each is at least 2")
+        if self.nodes > _MOST_NODES:
+            raise UsageError(f"nodes={self.nodes}; {_MOST_NODES} at most")
         if self.nodes < self.used:
             raise UsageError(f"a graph has {self.used} nodes; nodes={self.nodes} labels are too few")
         for split in Split:
             wanted = getattr(self, split.value)
-            if wanted < 0:
-                raise UsageError(f"{split}={wanted}; 0 or more")
+            if not 0 <= wanted <= MOST_PROBLEMS:
+                raise UsageError(f"{split}={wanted}; from 0 to {MOST_PROBLEMS}")
             if 2 * wanted > (most := self.texts * len(_SHARES[split]) // 10):
                 raise UsageError(
                     f"{split}={wanted}; there are about {most} such problems and at most half of them are "

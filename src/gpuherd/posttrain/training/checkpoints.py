@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
-from gpuherd.posttrain.training import folders, random_state, shards
+from gpuherd.jobs import folders
+from gpuherd.posttrain.training import random_state, shards
 from gpuherd.posttrain.training.shards import Place
 from gpuherd.posttrain.training.trainee import Trainee
 from gpuherd.posttrain.training.world import World
@@ -99,16 +100,21 @@ class Checkpoints:
     def load(self, restored: Restored, trainee: Trainee) -> None:
         """Puts weights, optimiser, counters and random states back. Raises UsageError where the trainee's weights are
         not the checkpoint's, DamagedCheckpoint."""
+        from safetensors import SafetensorError
+
         about = _about(restored.folder)
-        parts = _Parts(restored.folder)
-        _refuse_other_weights(restored.folder, trainee, parts.shapes)
-        numbers = {name: plain for each in parts.numbers for name, plain in each.items()}
-        shards.load(trainee, iter(parts.shapes.items()), parts.read, numbers)
-        trainee.set_counters(about["counters"])
-        own = restored.folder / f"random-{self.world.rank:05d}.json"
-        # Processes that were not there then keep the state that they were seeded with.
-        if own.exists():
-            random_state.restore(json.loads(own.read_text(encoding="utf-8")), self.world.device)
+        try:
+            parts = _Parts(restored.folder)
+            _refuse_other_weights(restored.folder, trainee, parts.shapes)
+            numbers = {name: plain for each in parts.numbers for name, plain in each.items()}
+            shards.load(trainee, iter(parts.shapes.items()), parts.read, numbers)
+            trainee.set_counters(about["counters"])
+            own = restored.folder / f"random-{self.world.rank:05d}.json"
+            # Processes that were not there then keep the state that they were seeded with.
+            if own.exists():
+                random_state.restore(json.loads(own.read_text(encoding="utf-8")), self.world.device)
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as problem:
+            raise _unreadable(restored.folder, problem) from None
 
     def restore(self, trainee: Trainee) -> Restored | None:
         """``latest`` and ``load`` in one; None where there is nothing to go on from."""
@@ -124,6 +130,9 @@ class Checkpoints:
 
     def _looked(self) -> Restored | GpuherdError | None:
         try:
+            # A kill while a checkpoint took the place of that of the same step.
+            for old in self.folder.glob(".step-*.old") if self.folder.is_dir() else ():
+                folders.settle(old.with_name(old.name[1 : -len(".old")]))
             return self.latest()
         except GpuherdError as problem:
             return problem
@@ -247,8 +256,12 @@ def _about(path: Path) -> dict[str, Any]:
             if (path / Path(name).name).stat().st_size != size:
                 raise DamagedCheckpoint(f"{path / name} is not as long as it was; remove {path} to go on without it")
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DamagedCheckpoint(f"{path} can't be read ({problem}); remove it to go on without it") from None
+        raise _unreadable(path, problem) from None
     return about
+
+
+def _unreadable(path: Path, problem: Exception) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{path} can't be read ({printable(str(problem))}); remove it to go on without it")
 
 
 def _refuse_other_weights(path: Path, trainee: Trainee, kept: Mapping[str, tuple[int, ...]]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpuherd.errors import MissingExtra, UsageError, naming_extras, printable
+from gpuherd.errors import CannotWrite, MissingExtra, UsageError, naming_extras, printable
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.training.world import World
 
@@ -31,6 +31,18 @@ def read_curves(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in _lines(path)]
+
+
+def amend(folder: Path, step: int, figures: Mapping[str, float]) -> None:
+    """Adds figures to the line of a step that is there, or adds the line; whole or not at all. Raises CannotWrite."""
+    lines = read_curves(folder)
+    if not any(line["step"] == step for line in lines):
+        lines.append({"step": step})
+    told = [json.dumps({**line, **figures} if line["step"] == step else line, allow_nan=False) for line in lines]
+    try:
+        atomic_write(folder / FILE, "".join(f"{line}\n" for line in told).encode())
+    except OSError as problem:
+        raise CannotWrite(f"can't write {folder / FILE}: {problem.strerror}") from None
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -90,7 +102,7 @@ class Curves:
             self._writers.append(_WandB(folder, name, project))
 
     def log(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Adds the figures of a step but those that are None. Raises ValueError for one that is not finite."""
+        """Adds the figures of a step but those that are None. Raises ValueError for one not finite, CannotWrite."""
         if not self._is_main:
             return
         told = {name: value for name, value in figures.items() if value is not None}
@@ -100,8 +112,11 @@ class Curves:
         if self._file is None:
             raise ValueError("these curves are closed")
         line = json.dumps({"step": step, **told}, allow_nan=False)
-        os.write(self._file, f"{line}\n".encode())
-        os.fsync(self._file)
+        try:
+            os.write(self._file, f"{line}\n".encode())
+            os.fsync(self._file)
+        except OSError as problem:
+            raise CannotWrite(f"can't write {self.path}: {problem.strerror}") from None
         for writer in self._writers:
             writer.log(step, told)
 
@@ -146,7 +161,12 @@ class _WandB:
             import wandb
         except ModuleNotFoundError:
             raise MissingExtra("report_to wandb: wandb is not installed; pip install wandb") from None
-        self._run: Any = wandb.init(project=project or "gpuherd", name=name or folder.name, dir=str(folder))
+        # What is said in the environment (WANDB_PROJECT, WANDB_NAME) counts where nothing is said here.
+        self._run: Any = wandb.init(
+            project=project or os.environ.get("WANDB_PROJECT", "gpuherd"),
+            name=name or os.environ.get("WANDB_NAME", folder.name),
+            dir=str(folder),
+        )
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)

@@ -119,6 +119,30 @@ class StepOptions:
         return self.strategy == Strategy.FSDP and self.fsdp_sharding_strategy != Sharding.NO_SHARD
 
 
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter to be trained in place of the weights (arXiv 2106.09685). Raises UsageError.
+
+    Attributes:
+        r: its rank.
+        alpha: its update is scaled by alpha / r.
+        dropout: of the adapter's inputs, while it is trained.
+        target_modules: the last parts of the names of the layers that get one; None: PEFT's choice for the model.
+    """
+
+    r: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check("lora.r", self.r, self.r >= 1, "1 or above")
+        _check("lora.alpha", self.alpha, self.alpha > 0, "above 0")
+        _check("lora.dropout", self.dropout, 0 <= self.dropout < 1, "from 0 to under 1")
+        if self.target_modules == ():
+            raise UsageError("lora.target_modules is empty: no layer would get an adapter; PEFT chooses them for null")
+
+
 def _named(kind: type[StrEnum], name: str, word: str) -> None:
     if word not in set(kind):
         raise UsageError(f"{name}={word!r}; it is one of {', '.join(kind)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import CannotWrite
-from gpuherd.posttrain.training.folders import settle, whole_folder
+from gpuherd.jobs.folders import settle, whole_folder
 from gpuherd.posttrain.training.trainee import Trainee
 
 

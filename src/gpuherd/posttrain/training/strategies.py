@@ -5,6 +5,7 @@ fully_shard works on a CPU too; accelerate's FSDP does not there, and runs DDP w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,13 +39,16 @@ def distributed(
         return module
     from torch.nn.parallel import DistributedDataParallel
 
+    # A forward pass is nobody else's business: buffers are not exchanged in it. (torch 2.13 has another word for it.)
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     devices = [int(world.device.partition(":")[2])] if world.device.startswith("cuda") else None
     return DistributedDataParallel(
         module,
         device_ids=devices,
         find_unused_parameters=not all_used,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # a forward pass is then nobody else's business
+        **apart,
     )
 
 
@@ -87,9 +91,14 @@ def transformer_layers(module: Any) -> list[Any]:
 def enable_checkpointing(module: Any) -> None:
     """Lets layers compute their activations again in the backward pass. Raises UsageError for modules that can't."""
     for each in module.modules():
-        if getattr(each, "supports_gradient_checkpointing", False) and hasattr(each, "gradient_checkpointing_enable"):
-            each.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            return
+        if not getattr(each, "supports_gradient_checkpointing", False):
+            continue
+        how = {"use_reentrant": False}
+        if hasattr(each, "activation_checkpointing_enable"):  # its name from transformers 5.20 on
+            each.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        else:
+            each.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        return
     raise UsageError(f"gradient_checkpointing: {type(module).__name__} can't; turn it off")
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(minutes=60)  # a process may sample or score for long while others wait for it
+
+_meetings = count()  # of this process with the others: each begins with nothing that an earlier one has left behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,16 @@ class World:
                 several processes the number is the local rank's.
 
         Raises:
-            UsageError: half of the variables are set, or fewer GPUs are seen than processes run here.
+            UsageError: half of the variables are set, CUDA is asked for and not there, or fewer GPUs are seen than
+                processes run here.
             GpuherdError: the processes did not find each other.
         """
         import torch
 
         place = place_told(os.environ)
         kind = (device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"torch {torch.__version__} finds no CUDA here; train on the CPU (--device cpu)")
         if place is None:
             return cls.single(device if device is not None and ":" in device else _first(kind))
         if kind == "cuda" and torch.cuda.device_count() <= place.local_rank:
@@ -109,13 +115,19 @@ class World:
 
         if not dist.is_available():
             raise GpuherdError("this build of torch has no torch.distributed; install another, or train in one process")
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
         if kind == "cuda":
             torch.cuda.set_device(place.local_rank)
         backend, group = ("nccl", "cpu:gloo,cuda:nccl") if kind == "cuda" else ("gloo", "gloo")
         owns = not dist.is_initialized()
         if owns:
             try:
-                dist.init_process_group(group, timeout=_PATIENCE)
+                # Where an earlier group's addresses are still known, a process takes them for those of this one.
+                store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+                own = PrefixStore(f"gpuherd {next(_meetings)}", store)
+                dist.init_process_group(group, store=own, rank=place.rank, world_size=place.size, timeout=_PATIENCE)
             except (RuntimeError, ValueError) as problem:
                 address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 raise GpuherdError(

@@ -1,8 +1,10 @@
 """How PITA and Q#-HF collect: an answer is cut, ended twice from there, and one of the two ends is preferred.
 
 PITA (Bobbili et al. 2025, arXiv 2507.20067, and its code): the policy of the round before answers greedily; the answer
-is cut at a place t, uniform on 1 to its length - 1; from there the reference goes on greedily (y_a, the paper's y_ref)
-and by a draw (y_b); the preferred one is drawn with Bradley and Terry's probability, or is the one of the higher score.
+is cut at a place t, uniform on 1 (``first_cut``) to its length - 1; from there the reference goes on greedily (y_a, the
+paper's y_ref) and by a draw (y_b); the preferred one is drawn with Bradley and Terry's probability, or is the one of
+the higher score. (In the code it is the guided policy that goes on, from the second round on; the paper's expectation
+is the reference's.)
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gpuherd.posttrain.value.options import ValueOptions
 from gpuherd.posttrain.value.samplers import Samplers, load_samplers, some_at_once
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.sampling.sampler import Continuation, Prefix
+    from gpuherd.posttrain.sampling.sampler import Prefix
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +40,22 @@ class Preferring:
             scores prefer none.
         beta: how sharply.
         correct_bonus: what a right completion scores beside its reward.
+        first_cut: the least number of tokens before a cut, 0 or 1.
     """
 
     samples: int
     drawn: bool
     beta: float
     correct_bonus: float
+    first_cut: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < math.inf:
             raise UsageError(f"bradley_terry_beta={self.beta}; it is above 0")
         if not math.isfinite(self.correct_bonus):
             raise UsageError(f"correct_bonus={self.correct_bonus}; it is a finite number")
+        if self.first_cut not in (0, 1):
+            raise UsageError(f"first_cut={self.first_cut}; it is 0, before the first token, or 1, behind it")
 
     def score(self, reward: Reward) -> float:
         """What a completion is compared by."""
@@ -75,11 +81,14 @@ class ComparingOptions(ValueOptions):
             score_b)); else the higher score is preferred, and equal scores prefer none.
         bradley_terry_beta: how sharply.
         correct_bonus: what a right completion scores beside its reward.
+        first_cut: 1: no answer is cut before its first token, so that nothing is learnt of that one (as PITA's code);
+            0: answers are cut there too.
     """
 
     bradley_terry_sampling: bool = True
     bradley_terry_beta: float = 1.0
     correct_bonus: float = 5.0
+    first_cut: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +97,11 @@ class ComparingOptions(ValueOptions):
     def preferring(self) -> Preferring:
         """How comparisons are made."""
         return Preferring(
-            self.samples_per_example, self.bradley_terry_sampling, self.bradley_terry_beta, self.correct_bonus
+            self.samples_per_example,
+            self.bradley_terry_sampling,
+            self.bradley_terry_beta,
+            self.correct_bonus,
+            self.first_cut,
         )
 
 
@@ -98,14 +111,14 @@ def _sigmoid(x: float) -> float:
     >>> _sigmoid(0.0), _sigmoid(-1e4), _sigmoid(1e4)
     (0.5, 0.0, 1.0)
     """
-    return 1 / (1 + math.exp(-x)) if x >= 0 else 1 - 1 / (1 + math.exp(x)) if x > -700 else 0.0
+    return (1 + math.tanh(x / 2)) / 2
 
 
 def comparisons(work: Collecting, how: Preferring) -> Iterator[Comparison]:
     """At most ``how.samples`` comparisons of each of the job's problems, in their order.
 
-    Left out, and counted in the log: answers of less than two tokens, ends that are equal, and scores of which neither
-    is preferred.
+    Left out, and counted in the log: answers that are too short to be cut (of less than two tokens, or with
+    ``first_cut`` 0 of none), ends that are equal, and scores of which neither is preferred.
     """
     samplers = load_samplers(work)
     left_out: Counter[str] = Counter()
@@ -118,12 +131,12 @@ def comparisons(work: Collecting, how: Preferring) -> Iterator[Comparison]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A greedy answer that is cut behind ``prefix``; ``rest`` is what followed there."""
+    """A greedy answer that is cut behind ``prefix``; ``rest`` are the tokens that followed there."""
 
     problem: Problem
     sample: int
     prefix: Prefix
-    rest: Continuation
+    rest: tuple[int, ...]
 
 
 def _of_some(
@@ -131,17 +144,17 @@ def _of_some(
 ) -> Iterator[Comparison]:
     from gpuherd.posttrain.sampling.scoring import scored
 
-    cuts = _cuts(samplers, work, problems, how.samples, left_out)
-    drawn = [only for (only,) in samplers.reference.continuations([each.prefix for each in cuts])] if cuts else []
+    cuts = _cuts(samplers, work, problems, how, left_out)
+    drawn = [only.ids for (only,) in samplers.reference.continuations([each.prefix for each in cuts])] if cuts else []
     greedy = _greedy_ends(samplers, cuts)
     pairs = []
     for cut, y_a, y_b in zip(cuts, greedy, drawn, strict=True):
-        if y_a.ids == y_b.ids:
+        if y_a == y_b:
             left_out["with equal ends"] += 1
         else:
             pairs.append((cut, y_a, y_b))
     text = samplers.reference.text
-    texts = [text((*cut.prefix.ids, *end.ids)) for cut, y_a, y_b in pairs for end in (y_a, y_b)]
+    texts = [text((*cut.prefix.ids, *end)) for cut, y_a, y_b in pairs for end in (y_a, y_b)]
     asked = [cut.problem for cut, _, _ in pairs for _ in range(2)]
     rewards = scored(work.task, asked, texts, work.reward_batch_size)
     for place, (cut, y_a, y_b) in enumerate(pairs):
@@ -154,11 +167,9 @@ def _of_some(
 
 
 def _cuts(
-    samplers: Samplers, work: Collecting, problems: Sequence[Problem], samples: int, left_out: Counter[str]
+    samplers: Samplers, work: Collecting, problems: Sequence[Problem], how: Preferring, left_out: Counter[str]
 ) -> list[_Cut]:
-    """The policy's greedy answers, each cut at so many places."""
-    from dataclasses import replace
-
+    """The policy's greedy answers, each cut at ``how.samples`` places."""
     from gpuherd.posttrain.sampling.sampler import Prefix
 
     prompts = [samplers.policy.prompt_ids(each) for each in problems]
@@ -167,29 +178,28 @@ def _cuts(
     cuts: list[_Cut] = []
     for problem, prompt, answer in zip(problems, prompts, answers, strict=True):
         length = len(answer.ids) - answer.finished
-        if length < 2:
-            left_out["of answers with less than two tokens"] += samples
+        if length <= how.first_cut:
+            left_out["of answers too short to be cut"] += how.samples
             continue
-        for sample in range(samples):
-            place = whole_number(1, length - 1, work.sampling.seed, f"cut {work.round}", problem.id, sample)
+        for sample in range(how.samples):
+            place = whole_number(how.first_cut, length - 1, work.sampling.seed, f"cut {work.round}", problem.id, sample)
             prefix = Prefix(f"{problem.id}\nend {work.round} {sample}", prompt, answer.ids[:place])
-            rest = replace(answer, ids=answer.ids[place:], log_probs=answer.log_probs[place:])
-            cuts.append(_Cut(problem, sample, prefix, rest))
+            cuts.append(_Cut(problem, sample, prefix, answer.ids[place:]))
     return cuts
 
 
-def _greedy_ends(samplers: Samplers, cuts: Sequence[_Cut]) -> list[Continuation]:
+def _greedy_ends(samplers: Samplers, cuts: Sequence[_Cut]) -> list[tuple[int, ...]]:
     """How the reference goes on greedily: where it gave the answer itself, as it did go on."""
     if not samplers.guided:
         return [each.rest for each in cuts]
     if not cuts:
         return []
-    return [only for (only,) in samplers.reference.continuations([each.prefix for each in cuts], greedy=True)]
+    return [only.ids for (only,) in samplers.reference.continuations([each.prefix for each in cuts], greedy=True)]
 
 
 def _compared(
     cut: _Cut,
-    ends: tuple[Continuation, Continuation],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
     texts: Sequence[str],
     rewards: Sequence[Reward],
     how: Preferring,
@@ -204,8 +214,8 @@ def _compared(
         problem=cut.problem.id,
         prompt_ids=tuple(cut.prefix.prompt_ids),
         context_ids=tuple(cut.prefix.ids),
-        chosen_ids=ends[better].ids,
-        rejected_ids=ends[worse].ids,
+        chosen_ids=ends[better],
+        rejected_ids=ends[worse],
         chosen=texts[better],
         rejected=texts[worse],
         chosen_reward=rewards[better].value,

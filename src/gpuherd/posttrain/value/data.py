@@ -47,47 +47,42 @@ class Data:
     told: dict[str, Any]
 
 
-def of_rollouts(
-    rounds: Sequence[Sequence[Row]], options: ValueOptions, seed: int, reward_range: Range | None = None
-) -> Data:
-    """Tokens labelled with what their completion earned: 1 and 0 where each is right or wrong, else the reward on the
-    histogram's scale.
+def of_rollouts(rounds: Sequence[Sequence[Row]], options: ValueOptions, reward_range: Range | None = None) -> Data:
+    """Tokens labelled with what their completion earned: 1 and 0 where rewards say right or wrong and no more, else the
+    reward on the histogram's scale.
 
     Args:
         rounds: rollouts, a sequence a round.
-        seed: of the problems that are kept apart.
         reward_range: of the task; where it is None or endless, the rewards of the rows tell it.
 
     Raises UsageError where nothing is left to learn from, and for a loss of comparisons.
     """
     asked = [rows_of(Rollout, rows) for rows in rounds]
-    kept = [labels.informative(rows) for rows in asked]
-    rollouts = [each for one in kept for each in one.rollouts]
-    counts = {
-        "rollouts": sum(map(len, asked)),
-        "problems_all_right": sum(one.all_right for one in kept),
-        "problems_all_wrong": sum(one.all_wrong for one in kept),
-    }
-    if not rollouts:
-        raise UsageError(
-            f"nothing to learn from: of {counts['rollouts']} rollouts all problems' are all right or all wrong "
-            f"({counts['problems_all_right']} and {counts['problems_all_wrong']} problems); collect more samples of "
-            "each, or other problems"
-        )
-    known = labels.verifiable(rollouts)
+    known = labels.verifiable(each for rows in asked for each in rows)
     loss = options.loss_type or (Loss.BCE if known else Loss.MLE)
     if loss is Loss.BRADLEY_TERRY:
         raise UsageError("loss_type=bradley_terry learns from comparisons; these rows are single completions")
+    rollouts, counts = _informative(asked) if known else ([each for rows in asked for each in rows], {})
     scale = _scale(rollouts, options, loss, reward_range, known=known)
-    lessons = [labels.of_rollout(each, scale(float(bool(each.correct)) if known else each.reward)) for each in rollouts]
-    return _divided(lessons, loss, options, seed, {**counts, "scale": scale.to_dict()})
+    lessons = [labels.of_rollout(each, scale(each.reward)) for each in rollouts]
+    return _divided(lessons, loss, options, {"rollouts": sum(map(len, asked)), **counts, "scale": scale.to_dict()})
+
+
+def _informative(rounds: Sequence[Sequence[Rollout]]) -> tuple[list[Rollout], dict[str, int]]:
+    """The rollouts of each round's problems that are neither all right nor all wrong, and how many are."""
+    kept = [labels.informative(rows) for rows in rounds]
+    rollouts = [each for one in kept for each in one.rollouts]
+    right, wrong = sum(one.all_right for one in kept), sum(one.all_wrong for one in kept)
+    if not rollouts:
+        raise UsageError(
+            f"nothing to learn from: of {sum(map(len, rounds))} rollouts all problems' are all right or all wrong "
+            f"({right} and {wrong} problems); collect more samples of each, or other problems"
+        )
+    return rollouts, {"problems_all_right": right, "problems_all_wrong": wrong}
 
 
 def of_comparisons(
-    rounds: Sequence[Sequence[Row]],
-    options: ValueOptions,
-    seed: int,
-    scores: Sequence[tuple[float, float]] | None = None,
+    rounds: Sequence[Sequence[Row]], options: ValueOptions, scores: Sequence[tuple[float, float]] | None = None
 ) -> Data:
     """Tokens labelled with what their side of a comparison is worth: 1 for the preferred and 0 for the other (PITA), or
     their scores on the histogram's scale (Q#-HF).
@@ -110,7 +105,7 @@ def of_comparisons(
         labels.of_comparison(each, scale(chosen), scale(rejected))
         for each, (chosen, rejected) in zip(comparisons, pairs, strict=True)
     ]
-    return _divided(lessons, loss, options, seed, {"comparisons": len(comparisons), "scale": scale.to_dict()})
+    return _divided(lessons, loss, options, {"comparisons": len(comparisons), "scale": scale.to_dict()})
 
 
 def digest(lessons: Iterable[Lesson]) -> str:
@@ -123,9 +118,9 @@ def digest(lessons: Iterable[Lesson]) -> str:
     return told.hexdigest()
 
 
-def kept_apart(problem: str, share: float, seed: int) -> bool:
-    """Whether a problem is for checking and not for learning: of its id and the seed alone."""
-    return uniform(seed, "validation", problem, 0) < share
+def kept_apart(problem: str, share: float) -> bool:
+    """Whether a problem is for checking and not for learning: by its id alone, whatever the seed of a round."""
+    return uniform(0, "validation", problem, 0) < share
 
 
 def rows_of(kind: type[T], rows: Iterable[Row]) -> list[T]:
@@ -155,10 +150,10 @@ def _scale(
     return scale_of((each.reward for each in rollouts), *ends, reward_range)
 
 
-def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, seed: int, told: dict[str, Any]) -> Data:
+def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, told: dict[str, Any]) -> Data:
     there = [each for each in lessons if each]
-    learnt = tuple(each for each in there if not kept_apart(each[0].problem, options.validation_share, seed))
-    held_out = tuple(each for each in there if kept_apart(each[0].problem, options.validation_share, seed))
+    learnt = tuple(each for each in there if not kept_apart(each[0].problem, options.validation_share))
+    held_out = tuple(each for each in there if kept_apart(each[0].problem, options.validation_share))
     if not learnt:
         raise UsageError(
             f"nothing to learn from: {len(lessons)} rows, {len(lessons) - len(there)} of them with no token to label, "
@@ -168,6 +163,11 @@ def _divided(lessons: Sequence[Lesson], loss: Loss, options: ValueOptions, seed:
         raise UsageError(f"guidance.mode=distributional is for loss_type=mle, and it is {loss}")
     if loss is Loss.MLE and options.guidance.mode is Mode.BERNOULLI:
         raise UsageError("guidance.mode=bernoulli is for a loss of one logit, and loss_type is mle")
+    if loss is not Loss.MLE and (options.V_min, options.V_max) != (0, 1):
+        raise UsageError(
+            f"V_min={options.V_min}, V_max={options.V_max}: the loss is {loss} here, which predicts 0 to 1; set "
+            "loss_type=mle, or leave both out"
+        )
     counts = {
         **told,
         "learnt_from": len(learnt),

@@ -19,12 +19,14 @@ from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import FILE, Head, read_form
 from gpuherd.posttrain.algos.interface import Training
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.value import tensors
 from gpuherd.posttrain.value.batches import planned
 from gpuherd.posttrain.value.checking import checked
 from gpuherd.posttrain.value.data import Data, digest
 from gpuherd.posttrain.value.objective import Objective
 from gpuherd.posttrain.value.options import ValueOptions
+from gpuherd.posttrain.value.watching import Watching, watching
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
@@ -84,6 +86,7 @@ class Course:
             "max_batch_num_tokens": chosen.max_batch_num_tokens,
             "epochs": chosen.epochs,
             "steps": len(self.batches),
+            "amp_dtype": self.work.precision.amp_dtype,
             "data": digest((*self.data.lessons, *self.data.held_out)),
         }
 
@@ -100,12 +103,13 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
     Args:
         begin: makes or loads the classifier that the training starts from, on a device.
 
-    Raises UsageError where the classifier can't read the lessons or the folder is that of another training, and what
-    Trainee and Checkpoints raise.
+    Raises UsageError where the classifier can't read the lessons or the folder is that of another training, Stopped
+    where it was asked to stop, and what Trainee and Checkpoints raise.
     """
     course = Course.of(data, options, work)
     if (done := trained_classifier(work.folder)) is not None:
         _refuse_another(done, course)
+        _forget(work.folder)  # a kill between both leaves them
         return
     from gpuherd.posttrain.training.checkpoints import Checkpoints
     from gpuherd.posttrain.training.curves import Curves
@@ -115,7 +119,7 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
     with World.from_environment(work.device) as world:
         _seed(work.seed, world.rank)
         classifier = begin(world.device)
-        _refuse_unreadable(data, classifier)
+        _refuse_unreadable(data, classifier, options)
         trainee = Trainee(
             classifier.module,
             options.optimiser(),
@@ -124,15 +128,23 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
             total_steps=len(course.batches),
             amp_dtype=work.precision.amp_dtype,
         )
-        checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=course.identity())
+        watched = watching(work, options.save_every)
+        checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=course.identity(), keep=watched.keep)
         if checkpoints.restore(trainee) is not None:
             logger.info("going on behind step %d of %d", trainee.steps_done, len(course.batches))
-        with Curves(work.folder, world, work.extra.get("report_to", ()), step=trainee.steps_done) as curves:
-            _train(course, trainee, checkpoints, curves)
+        with Curves(
+            work.folder,
+            world,
+            watched.report_to,
+            step=trainee.steps_done,
+            name=watched.run_name,
+            project=watched.project,
+        ) as curves:
+            _train(course, trainee, checkpoints, curves, watched)
         _save(course, classifier, trainee)
 
 
-def _train(course: Course, trainee: Trainee, checkpoints: Checkpoints, curves: Curves) -> None:
+def _train(course: Course, trainee: Trainee, checkpoints: Checkpoints, curves: Curves, watched: Watching) -> None:
     options, amp_dtype, last = course.options, course.work.precision.amp_dtype, len(course.batches)
     objective = _objective(course.data, trainee.world.device)
     mine = [list(trainee.world.share(batch)) for batch in course.batches[trainee.steps_done :]]
@@ -144,12 +156,17 @@ def _train(course: Course, trainee: Trainee, checkpoints: Checkpoints, curves: C
             "grad_norm": done.grad_norm,
             "learning_rate": done.learning_rate,
         }
-        if step in course.ends and course.data.held_out:
+        checks = step in course.ends and bool(course.data.held_out)
+        if checks:
             told |= checked(trainee, course.data.held_out, objective, options, amp_dtype)
-        curves.log(step, told)
+        if checks or step % watched.log_every == 0 or step == last:
+            curves.log(step, told)
         progress.report(step, last, "training the classifier")
-        if step % options.save_every == 0 and step < last:
+        stopping = watched.stopping is not None and trainee.world.any(watched.stopping())
+        if step < last and (stopping or step % watched.save_every == 0):
             checkpoints.save(step, trainee, {})
+        if step < last and stopping:
+            raise Stopped.after(step, last)
 
 
 def _objective(data: Data, device: str) -> Objective:
@@ -165,8 +182,13 @@ def _save(course: Course, classifier: Classifier, trainee: Trainee) -> None:
     if trainee.world.is_main:
         told = {**course.identity(), **course.data.told}
         classifier.save(course.work.folder / "model", state=state, loss=str(course.data.loss), trained=told)
-        shutil.rmtree(course.work.folder / "checkpoints", ignore_errors=True)
+        _forget(course.work.folder)
     trainee.world.barrier()
+
+
+def _forget(folder: Path) -> None:
+    """Removes what the training needed to go on."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _refuse_another(done: Path, course: Course) -> None:
@@ -179,7 +201,12 @@ def _refuse_another(done: Path, course: Course) -> None:
             )
 
 
-def _refuse_unreadable(data: Data, classifier: Classifier) -> None:
+def _refuse_unreadable(data: Data, classifier: Classifier, options: ValueOptions) -> None:
+    if classifier.form.kind is not options.classifier_type:
+        raise UsageError(
+            f"classifier {classifier.name} is of type {classifier.form.kind}, and classifier_type is "
+            f"{options.classifier_type}; set warm_start=false, or keep the type"
+        )
     if (classifier.form.head is Head.ATOMS) != bool(data.atoms) or classifier.form.atoms != data.atoms:
         raise UsageError(
             f"classifier {classifier.name} predicts {classifier.form.head} {list(classifier.form.atoms)}, and what is "

@@ -83,12 +83,12 @@ class Informative:
 def informative(rollouts: Sequence[Rollout]) -> Informative:
     """Leaves out the problems whose completions are all right or all wrong (as in the experiments of the Q# paper).
 
-    To be asked of one round at a time: a round's completions of a problem are its group. Completions of which nobody
-    knows whether they are right are kept.
+    To be asked of one round at a time, and of rollouts that are ``verifiable``: a round's completions of a problem are
+    its group.
     """
-    verdicts: dict[str, set[bool | None]] = {}
+    verdicts: dict[str, set[bool]] = {}
     for each in rollouts:
-        verdicts.setdefault(each.problem, set()).add(each.correct)
+        verdicts.setdefault(each.problem, set()).add(bool(each.correct))
     all_right = {problem for problem, found in verdicts.items() if found == {True}}
     all_wrong = {problem for problem, found in verdicts.items() if found == {False}}
     kept = tuple(each for each in rollouts if each.problem not in all_right | all_wrong)
@@ -96,5 +96,6 @@ def informative(rollouts: Sequence[Rollout]) -> Informative:
 
 
 def verifiable(rollouts: Iterable[Rollout]) -> bool:
-    """Whether each completion is known to be right or wrong, so that 1 and 0 are what there is to predict."""
-    return all(each.correct is not None for each in rollouts)
+    """Whether each reward says that the completion is right (1) or wrong (0), so that these are what there is to
+    predict. A reward that says more, such as the share of tests that passed, is not."""
+    return all(each.correct is not None and each.reward == each.correct for each in rollouts)

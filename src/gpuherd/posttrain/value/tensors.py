@@ -1,4 +1,4 @@
-"""Lessons as tensors: one by one, perhaps by other processes ahead of time, and padded together for a pass."""
+"""Lessons as arrays, perhaps made by other processes ahead of time, and padded together as tensors for a pass."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuherd.posttrain.value.labels import Example, Lesson
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 
-class Tensors(NamedTuple):
-    """An example: ids (tokens,) int64, labelled (tokens,) bool, and its target."""
+class Arrays(NamedTuple):
+    """An example: ids (tokens,) int64, labelled (tokens,) bool, and its target. Not tensors: each that comes from
+    another process holds a file open, and a batch of some hundred would wait for ever."""
 
-    ids: torch.Tensor
-    labelled: torch.Tensor
+    ids: NDArray[np.int64]
+    labelled: NDArray[np.bool_]
     target: float
 
 
-Material = tuple[Tensors, ...]  # a lesson as tensors
+Material = tuple[Arrays, ...]  # a lesson as arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,11 @@ class Padded:
     target: torch.Tensor
 
 
-def tensors_of(example: Example) -> Tensors:
-    """The tensors of one example, on the CPU."""
-    import torch
+def arrays_of(example: Example) -> Arrays:
+    """The arrays of one example."""
+    import numpy as np
 
-    return Tensors(torch.tensor(example.ids), torch.tensor(example.labelled), example.target)
+    return Arrays(np.array(example.ids, np.int64), np.array(example.labelled, np.bool_), example.target)
 
 
 def labelled_tokens(materials: Sequence[Material]) -> float:
@@ -58,16 +61,17 @@ def padded(materials: Sequence[Material], device: str) -> Padded:
     from torch.nn.utils.rnn import pad_sequence
 
     examples = [each for material in materials for each in material]
+    ids = [torch.from_numpy(each.ids) for each in examples]
     return Padded(
-        ids=pad_sequence([each.ids for each in examples], batch_first=True).to(device),
-        mask=pad_sequence([torch.ones_like(each.ids) for each in examples], batch_first=True).to(device),
-        labelled=pad_sequence([each.labelled for each in examples], batch_first=True).to(device),
+        ids=pad_sequence(ids, batch_first=True).to(device),
+        mask=pad_sequence([torch.ones_like(each) for each in ids], batch_first=True).to(device),
+        labelled=pad_sequence([torch.from_numpy(each.labelled) for each in examples], batch_first=True).to(device),
         target=torch.tensor([each.target for each in examples], dtype=torch.float32, device=device),
     )
 
 
 def loaded(lessons: Sequence[Lesson], batches: Sequence[Sequence[int]], workers: int) -> Iterator[list[Material]]:
-    """The batches as tensors, in their order; with ``workers`` that many processes make them ahead of time."""
+    """The batches as arrays, in their order; with ``workers`` that many processes make them ahead of time."""
     if not workers:
         yield from ([_material(lessons[place]) for place in batch] for batch in batches)
         return
@@ -99,4 +103,4 @@ class _Lessons:
 
 
 def _material(lesson: Lesson) -> Material:
-    return tuple(map(tensors_of, lesson))
+    return tuple(map(arrays_of, lesson))

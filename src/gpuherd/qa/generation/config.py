@@ -13,9 +13,11 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count, positive_int
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.lm.asked import Decoding
+from gpuherd.lm.guidance.guide import Mode
 from gpuherd.options import option
 from gpuherd.qa.data.adapters.registry import adapters
 from gpuherd.qa.data.options import QuestionOptions
+from gpuherd.qa.generation.guiding import GuideOptions
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
 from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values
@@ -30,7 +32,8 @@ NEUTRAL = frozenset(
     {"device_map", "parallel", "allow_offload", "runs_dir", "run_id", "shards", "retries", "dry_run"}
     | {each.name for each in fields(DispatchOptions)}
 )
-# Those of them that may be paths.
+GUIDING = tuple(each.name for each in fields(GuideOptions))
+# Those of them that may be paths, in every run.
 PATHS = ("model", "dataset", "few_shot_file", "adapter", "prompt")
 
 
@@ -91,7 +94,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, AnswerOptions):
+class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, GuideOptions, AnswerOptions):
     """All that a run of answers can be asked for with. Raises UsageError for what makes no sense."""
 
     model: str = option(
@@ -109,8 +112,9 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, A
     def __post_init__(self) -> None:
         WorkOptions.__post_init__(self)
         QuestionOptions.__post_init__(self)
+        GuideOptions.__post_init__(self)
         object.__setattr__(self, "stop", tuple(self.stop))
-        for name in (*PATHS, "runs_dir", "run_id"):
+        for name in (*PATHS, "guide", "runs_dir", "run_id"):
             _refuse_no_text(name, getattr(self, name))
         for text in self.stop:
             if not text:
@@ -119,6 +123,9 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, A
             raise UsageError(f"engine={self.engine!r}; possible: {', '.join(ENGINES)}")
         if self.engine == "vllm" and self.share:
             raise UsageError("--share with --engine vllm: vLLM takes nearly all memory of its GPUs")
+        if self.guide is not None and (self.engine == "vllm" or self.parallel == "tensor"):
+            other = "--engine vllm" if self.engine == "vllm" else "--parallel tensor"
+            raise UsageError(f"--guide with {other}: a guide sees every step of our own decoding, on one process")
         if self.run_id is not None and safe_name(self.run_id) != self.run_id:
             raise UsageError(
                 f"--run-id {self.run_id!r}: a run's name has letters, digits and . _ + = @ - in it, at most 120, and "
@@ -160,6 +167,12 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, A
         for name in PATHS:
             values[name] = settled(name, values[name])
         values["greedy"] = self.decoding().greedy
+        if self.guide is None:  # runs that nothing guides are called as before there were guides
+            for name in GUIDING:
+                del values[name]
+        else:
+            guide = self.as_guide(Mode.BERNOULLI)
+            values |= {"guide": settled("guide", guide.classifier), "eta": guide.eta, "guide_top_k": guide.top_k}
         if self.exact:
             del values["batch_size"]
         return values

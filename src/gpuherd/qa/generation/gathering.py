@@ -45,7 +45,7 @@ def _alone(folder: QADirectory) -> Iterator[None]:
 def _finish(folder: QADirectory, prepared: Prepared, shards: Sequence[Shard]) -> Mapping[str, Any]:
     written = gather(folder, shards, folder.answers)
     counts = counted(_answers(folder))
-    write_table(folder.answers_table, _answers(folder))
+    write_table(folder.answers_table, _answers(folder), guided=prepared.guide is not None)
     made = [_shard_record(folder, number) for number, shard in enumerate(shards) if shard.items]
     done = {
         "format": FORMAT,

@@ -54,8 +54,13 @@ def refuse_other_settings(kept: Mapping[str, Any], config: GenerateConfig) -> No
 
 def refuse_change(kept: Mapping[str, Any], now: Mapping[str, Any], config: GenerateConfig) -> None:
     """Raises UsageError where the data, the examples or the model are other ones than when the run was begun."""
-    for name, what in (("source", config.dataset), ("examples_source", "the examples"), ("model_sha256", config.model)):
-        if _content(kept.get(name)) != _content(now[name]):
+    for name, what in (
+        ("source", config.dataset),
+        ("examples_source", "the examples"),
+        ("model_sha256", config.model),
+        ("guide_sha256", config.guide),
+    ):
+        if _content(kept.get(name)) != _content(now.get(name)):
             raise UsageError(
                 f"{what} has changed since run {config.name()} was begun; bring it back as it was, or give another "
                 "--run-id to begin anew"

@@ -13,11 +13,12 @@ from gpuherd.qa.record import Answered
 _ROWS = 2000  # held at once
 
 
-def write_table(target: Path, answers: Iterable[Answered]) -> None:
-    """Writes the table, whole or not at all.
+def write_table(target: Path, answers: Iterable[Answered], *, guided: bool) -> None:
+    """Writes the table, whole or not at all. ``guided``: whether a classifier guided the answers.
 
     Columns: number, id, question, answers (texts), context, prompt_sha256, prompt_tokens, prompt_cut, which, text,
-    finish, token_ids (int32), log_probs (float32; null where not finite), ends (int32), end_id, end_log_prob.
+    finish, token_ids (int32), log_probs (float32; null where not finite), ends (int32), end_id, end_log_prob;
+    of guided answers guided_log_probs, guided_kl (float32; null where not finite), guided_end_log_prob, guided_end_kl.
 
     Raises CannotWrite, MissingExtra.
     """
@@ -25,7 +26,7 @@ def write_table(target: Path, answers: Iterable[Answered]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-    texts = pa.list_(pa.string())
+    texts, numbers = pa.list_(pa.string()), pa.list_(pa.float32())
     schema = pa.schema(
         [
             ("number", pa.int32()),
@@ -40,10 +41,20 @@ def write_table(target: Path, answers: Iterable[Answered]) -> None:
             ("text", pa.string()),
             ("finish", pa.string()),
             ("token_ids", pa.list_(pa.int32())),
-            ("log_probs", pa.list_(pa.float32())),
+            ("log_probs", numbers),
             ("ends", pa.list_(pa.int32())),
             ("end_id", pa.int32()),
             ("end_log_prob", pa.float32()),
+            *(
+                [
+                    ("guided_log_probs", numbers),
+                    ("guided_kl", numbers),
+                    ("guided_end_log_prob", pa.float32()),
+                    ("guided_end_kl", pa.float32()),
+                ]
+                if guided
+                else []
+            ),
         ]
     )
     try:
@@ -75,6 +86,16 @@ def _rows(answers: Iterable[Answered]) -> Iterator[dict[str, Any]]:
                 "ends": each.ends,
                 "end_id": each.end_id,
                 "end_log_prob": each.end_log_prob,
+                **(
+                    {}
+                    if each.guided is None
+                    else {
+                        "guided_log_probs": each.guided.log_probs,
+                        "guided_kl": each.guided.kl,
+                        "guided_end_log_prob": each.guided.end_log_prob,
+                        "guided_end_kl": each.guided.end_kl,
+                    }
+                ),
             }
 
 

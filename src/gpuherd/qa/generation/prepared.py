@@ -14,21 +14,24 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuherd import __version__
 from gpuherd.errors import UsageError
 from gpuherd.lm.end_tokens import end_tokens_in
+from gpuherd.lm.guidance.guide import Guide
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
+from gpuherd.qa.generation.guiding import settled_guide
 from gpuherd.qa.generation.kept import is_whole, lengths, refuse_change, refused_before
 from gpuherd.qa.prompts.maker import MadePrompt, PromptMaker, PromptTooLong
 from gpuherd.qa.record import Question
 from gpuherd.qa.record_json import question_values
 from gpuherd.qa.working.gathering import write_lines
-from gpuherd.qa.working.model_files import ModelFiles, model_files, tokenizer_in
+from gpuherd.qa.working.model_files import ModelFiles, files_digest, model_files, tokenizer_in
 from gpuherd.qa.working.once import write_once
 
 T = TypeVar("T")
@@ -61,6 +64,12 @@ class Prepared:
         return tuple(self.record["stop"])
 
     @property
+    def guide(self) -> Guide | None:
+        """What guides the answers, or None."""
+        kept = self.record.get("guide")
+        return None if kept is None else Guide.from_dict(kept)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(self.lengths)
@@ -90,7 +99,7 @@ def prepare(config: GenerateConfig, kept: Mapping[str, Any] | None, folder: QADi
         context=config.context,
     )
     files = model_files(config.model, config.adapter)
-    now = _settled(found, files)
+    now = _settled(found, files, config)
     if kept is not None:
         refuse_change(kept, now, config)
         if is_whole(folder, kept):
@@ -132,10 +141,12 @@ def write(prepared: Prepared, folder: QADirectory) -> None:
 # ---- made anew -------------------------------------------------------------------------------------------------------
 
 
-def _settled(found: QuestionSet, files: ModelFiles) -> dict[str, Any]:
-    """What the answers depend on besides the settings: the content of the data and of the model."""
+def _settled(found: QuestionSet, files: ModelFiles, config: GenerateConfig) -> dict[str, Any]:
+    """What the answers depend on besides the settings: the content of the data, of the model and of its guide."""
     examples = found.examples_source
+    guided = {} if config.guide is None else {"guide_sha256": files_digest(Path(config.guide).expanduser())}
     return {
+        **guided,
         "source": found.source.to_dict(),
         "examples_source": None if examples is None else examples.to_dict(),
         "model_sha256": files.sha256,
@@ -146,7 +157,8 @@ def _made(
     config: GenerateConfig, found: QuestionSet, files: ModelFiles, now: Mapping[str, Any], track: Track[Any]
 ) -> Prepared:
     tokenizer = tokenizer_in(files.tokenizer_folder, trust_remote_code=config.trust_remote_code)
-    maker = PromptMaker(config, found.examples, tokenizer, _room(files, tokenizer, config.max_new_tokens))
+    guide = settled_guide(config, tokenizer)
+    maker = PromptMaker(config, found.examples, tokenizer, _room(files, tokenizer, config.max_new_tokens, guide))
     asked: list[tuple[Question, MadePrompt]] = []
     refused = list(found.refused)
     for question in track(found.questions, "making prompts"):
@@ -169,6 +181,7 @@ def _made(
         "config": config.to_dict() | {"webhook": None},
         "identity": config.identity(),
         **now,
+        **({} if guide is None else {"guide": guide.to_dict()}),
         "questions": len(asked),
         "questions_sha256": _sha256(questions),
         "prompts": maker.identity,
@@ -193,10 +206,11 @@ def versions() -> dict[str, str]:
     return {"gpuherd": __version__, "python": platform.python_version(), "transformers": transformers.__version__}
 
 
-def _room(files: ModelFiles, tokenizer: Any, new_tokens: int) -> int | None:
-    """The most tokens of a prompt: the model's positions, or the tokenizer's where the model names none, less those of
-    an answer."""
-    positions = _positions(files)
+def _room(files: ModelFiles, tokenizer: Any, new_tokens: int, guide: Guide | None) -> int | None:
+    """The most tokens of a prompt: the positions of the model and of its guide, or the tokenizer's where neither names
+    any, less those of an answer."""
+    folders = [files.config_folder, *([] if guide is None else [Path(guide.classifier)])]
+    positions = min((each for each in map(_positions, folders) if each is not None), default=None)
     limit = getattr(tokenizer, "model_max_length", None)
     if positions is None and isinstance(limit, int) and 0 < limit < _NO_BOUND:
         positions = limit
@@ -204,15 +218,16 @@ def _room(files: ModelFiles, tokenizer: Any, new_tokens: int) -> int | None:
         return None
     if positions <= new_tokens:
         raise UsageError(
-            f"--max-new-tokens {new_tokens}: the model has {positions} positions, prompt and answer together"
+            f"--max-new-tokens {new_tokens}: the model{'' if guide is None else ' or its guide'} has {positions} "
+            "positions, prompt and answer together"
         )
     return positions - new_tokens
 
 
-def _positions(files: ModelFiles) -> int | None:
+def _positions(folder: Path) -> int | None:
     """What the config says, or its text part where the model has several."""
     try:
-        config = json.loads((files.config_folder / "config.json").read_bytes())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
     inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.generation.config import NEUTRAL, PATHS, GenerateConfig, settled
+from gpuherd.qa.generation.config import GUIDING, NEUTRAL, PATHS, GenerateConfig, settled
 
 # Said anew each time. (The record has no webhook: who knows its address may post there.)
 OF_THE_MOMENT = frozenset({"dry_run", "webhook", "runs_dir", "run_id"})
@@ -29,6 +29,7 @@ def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str,
         raise UsageError(f"run {run_id} has the option {unknown[0]!r}, unknown here: it is of another gpuherd")
     # As absolute paths, so that it can be gone on with from any folder.
     kept |= {name: record["identity"][name] for name in PATHS}
+    kept |= {name: record["identity"][name] for name in GUIDING if name in record["identity"]}
     for name, value in given.items():
         if name in NEUTRAL or name == "dry_run":
             kept[name] = value
@@ -41,6 +42,6 @@ def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str,
 
 def _settled(name: str, value: Any) -> Any:
     """A value as run.json has it: paths absolute, several words as a list."""
-    if name in PATHS:
+    if name in (*PATHS, "guide"):
         return settled(name, value)
     return list(value) if isinstance(value, tuple) else value

@@ -32,6 +32,12 @@ def plan_lines(config: GenerateConfig, prepared: Prepared, plan: Plan, shards: i
         f"{_many(shards, 'job')}: {plan.asks.sentence}; {plan.asks.at_once} at once",
         f"{answered} of {len(prepared.lengths)} are answered already",
     ]
+    if prepared.guide is not None:
+        guide = prepared.guide
+        lines.append(
+            f"guided by {guide.classifier}: eta {guide.eta:g} ({guide.mode}), among the {guide.top_k} most probable "
+            "tokens"
+        )
     if prepared.cut:
         lines.append(f"{_many(prepared.cut, 'prompt')} had to be shortened: their contexts were cut")
     if prepared.stop:
@@ -67,6 +73,8 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     ]
     if remarks:
         lines.append("; ".join(remarks))
+    if "kl_per_answer" in counts:
+        lines.append(f"guided away from the model by {counts['kl_per_answer']:.3g} nats an answer on average (KL)")
     name, place = folder.root.name, folder.root.parent
     where = "" if place.name == "runs" and place.parent.samefile(".") else f" --runs-dir {shlex.quote(str(place))}"
     lines += [

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines import progress
 from gpuherd.errors import printable
 from gpuherd.lm.asked import Decoding
+from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.answers import answered_of
+from gpuherd.qa.generation.guiding import guide_bytes, load_guidance
 from gpuherd.qa.generation.items import Item, read_items
 from gpuherd.qa.generation.kept import begun_record
 from gpuherd.qa.record_json import line_of
@@ -111,10 +114,15 @@ def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[st
         return VLLMEngine(options, exact=exact)
     from gpuherd.qa.generation.transformers_engine import TransformersEngine
 
-    loaded = load(options, words)
+    guide = None if record.get("guide") is None else Guide.from_dict(record["guide"])
+    beside = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
+    loaded = load(options, words, beside=beside)
     for line in loaded.report.lines():
         print(printable(line))
-    return TransformersEngine(loaded, exact=exact)
+    guidance = load_guidance(record, loaded.input_device)
+    if guide is not None:
+        print(f"Guide: {printable(guide.classifier)}, eta {guide.eta}, {guide.mode}, top {guide.top_k}")
+    return TransformersEngine(loaded, exact=exact, guidance=guidance)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

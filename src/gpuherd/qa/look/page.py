@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 MOST_BYTES = 9_600_000
 _FRAME = 200_000  # template, scripts, styles, settings and notes
 _ASSETS = Path(__file__).parent / "page"
-_SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js")
+_SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js", "marked.js", "figures.js", "lines.js")
 _SCRIPTS = (
-    "data.js", "text.js", "list.js", "answer.js", "filters.js", "answers.js", "curves.js", "charts.js", "measures.js",
+    "data.js", "text.js", "list.js", "answer.js", "filters.js", "answers.js", "charts.js", "measures.js",
     "tokens.js", "labels.js", "main.js",
 )  # fmt: skip
 _UNJUDGED = len(VERDICTS)
@@ -90,7 +90,7 @@ def make_page(shown: Shown, *, most_bytes: int = MOST_BYTES) -> Page:
     html = rendered(
         _ASSETS / "page.html.j2",
         [SHARED / name for name in _SHARED_SCRIPTS] + [_ASSETS / name for name in _SCRIPTS],
-        [SHARED / "base.css", _ASSETS / "style.css"],
+        [SHARED / "base.css", SHARED / "plots.css", _ASSETS / "style.css"],
         title=printable(shown.title),
         facts=_printable(shown.facts),
         settings=_printable(shown.settings),

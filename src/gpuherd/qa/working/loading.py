@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.models.load.asked import asked_for
 from gpuherd.models.load.options import LoadOptions, ModelOptions
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.qa.working.options import ShardOptions
 
 if TYPE_CHECKING:
     from gpuherd.models.load.loading import Loaded
 
 
-def load(options: ShardOptions, words: Sequence[str]) -> Loaded:
-    """The model of a worker.
+def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loaded:
+    """The model of a worker. ``beside``: bytes that are kept free on each GPU for what is loaded next to it.
 
     With ``--parallel tensor`` this process becomes torchrun, which starts ``words`` (a module and its arguments) once
     for each GPU; each of those returns with its part of the model. All of them do the same then, and the one that
@@ -41,7 +41,8 @@ def load(options: ShardOptions, words: Sequence[str]) -> Loaded:
             return load_tensor_parallel(asked, rank)[0]
         relaunch(asked, words)
         shared["parallel"] = None  # one GPU is all that there is
-    return load_prepared(prepare(asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)))
+    asked = asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+    return load_prepared(prepare(replace(asked, reserve=Reserve().with_beside(beside))))
 
 
 def leave() -> None:

@@ -20,7 +20,7 @@ from gpuherd.jobs.options import GpuOptions
 from gpuherd.models.load.asked import read_device_map
 from gpuherd.models.load.options import ModelOptions, said_precision
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.options import ShardOptions, WorkOptions
 from gpuherd.qa.working.sharding import Shard
@@ -63,8 +63,9 @@ def having(options: GpuOptions) -> Having:
     return Having(tuple(GpuWatch(options, "plan", load()).gpus), allotment.cores())
 
 
-def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Having) -> Asks:
-    """What a job that does so much with the model at once asks for on this machine.
+def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int = 0) -> Asks:
+    """What a job that does so much with the model at once asks for on this machine. ``beside``: bytes that another
+    model takes on the same GPU.
 
     Raises:
         UsageError: options that contradict each other.
@@ -76,7 +77,7 @@ def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Ha
         return Asks(0, None, _at_once(0, options, have), "on the CPU, as asked")
     if isinstance(device_map, Mapping):
         return _as_mapped(device_map, options, have)
-    return _as_planned(model, options, workload, have)
+    return _as_planned(model, options, workload, have, beside)
 
 
 def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Having) -> Asks:
@@ -85,7 +86,7 @@ def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Hav
     return Asks(gpus, None, _at_once(gpus, options, have), said)
 
 
-def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Having) -> Asks:
+def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int) -> Asks:
     from gpuherd.models.plan.asking import demand_for
     from gpuherd.models.plan.demand import idle_cards
 
@@ -102,6 +103,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
             parallel=options.parallel,
             gpus=None if least == 1 else (least, max(least, options.max_gpus)),
             most=options.max_gpus,
+            reserve=Reserve().with_beside(beside),
             read=_reader(options.adapter),
         )
     except JobCannotFit:

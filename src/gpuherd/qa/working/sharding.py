@@ -28,6 +28,15 @@ class Shard:
         return tuple(item for batch in self.batches for item in batch)
 
 
+def in_batches(items: int, size: int) -> Shard:
+    """One job's items in their order, so many in a batch.
+
+    >>> in_batches(5, 2).batches
+    ((0, 1), (2, 3), (4,))
+    """
+    return Shard(tuple(tuple(range(at, min(at + size, items))) for at in range(0, items, size)))
+
+
 def number_of_shards(items: int, at_once: int, wanted: int | None = None) -> int:
     """How many jobs the items are divided among: as many as can run at once, but none with less than a few items.
 

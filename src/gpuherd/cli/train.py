@@ -1,0 +1,63 @@
+"""``gpuherd train``: one model, one algorithm, one YAML file, on one GPU or many."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.posttrain.learning.options import TrainOptions
+
+DESCRIPTION = """\
+Trains a model as a YAML file says: PPO or GRPO on an environment, DPO on preferences, SFT on answers. GPUs are waited
+for, taken and given back as those of any job; with more than one, torchrun's processes share the work by DDP or FSDP.
+Whatever was killed goes on exactly with --resume.
+
+examples:
+  gpuherd train --config config.yaml
+  gpuherd train --config config.yaml --num-gpus 2 training.batch_size=64
+  gpuherd train --config config.yaml --gpu-ids 0 2 3          the GPUs that the driver calls so
+  gpuherd train --config config.yaml --device cpu --output outputs/try
+  gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
+  gpuherd train --resume --output outputs/try                 go on with what was stopped
+  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
+
+The words behind are settings over the file's, key=value. docs/train.md tells of every key.
+Exit codes: 0 trained, 1 it failed, 2 wrong usage or a plan that can't fit, 65 and 66 bad or missing data or model,
+71 out of memory, 75 no GPU in time or another one at work there, 130 and 143 stopped behind a checkpoint.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "train", DESCRIPTION)
+    parser.intermixed = True
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings over the configuration's")
+    add_options(parser, TrainOptions)
+    parser.add_argument("--json", action="store_true", help="print the plan or the summary as JSON on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs it. Returns its exit code."""
+    settings = load_for(args, TrainOptions)
+    options = build(TrainOptions, args)
+
+    from rich.console import Console
+
+    from gpuherd.posttrain.learning.running import TrainRun
+
+    # With --json standard output belongs to the JSON alone.
+    training = TrainRun(
+        options,
+        args.overrides,
+        console=Console(stderr=args.json),
+        settings=settings,
+        simulate=args.simulate is not None,
+    )
+    code = training.run()
+    if args.json:
+        plan = None if training.plan is None else training.plan.to_dict()
+        print(json.dumps({"exit_code": int(code), "plan": plan, "summary": training.summary}, indent=2))
+    return code

@@ -1,0 +1,13 @@
+"""One process of a training: ``torchrun --nproc-per-node=4 -m gpuherd.posttrain.learning --config c.yaml``.
+
+``gpuherd train`` starts it so; it runs by hand, alone or under torchrun, in the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpuherd.posttrain.learning.worker import main
+
+if __name__ == "__main__":
+    sys.exit(main())

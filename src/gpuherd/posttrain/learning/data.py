@@ -1,0 +1,111 @@
+"""What dpo and sft learn from: a file of it, or what the policy answers before the training begins."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.interface import Collecting, Row
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.episodes import problems_of, roller
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import check_turns
+from gpuherd.posttrain.learning.translating import model_of, precision_of, problems_wanted, sampling_of
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.rollout import Comparison, Rollout
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.environments.interface import Environments
+    from gpuherd.posttrain.training.world import World
+
+logger = logging.getLogger(__name__)
+
+
+def preferences_of(config: TrainConfig) -> list[Row]:
+    """The comparisons of a file of preferences. Raises UsageError, BadQuestions and MissingQuestions."""
+    from gpuherd.posttrain.preference.data import read_preferences
+    from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+
+    read = read_preferences(_file(config), limit=config.training.max_problems)
+    if (told := read.told()) is not None:
+        logger.warning("%s", told)
+    writing = Writing(load_tokenizer(config.model.model_name_or_path), chat=config.model.use_chat_template)
+    return list(writing.comparisons(read.pairs))
+
+
+def demonstrations_of(config: TrainConfig, algorithm: Any, device: str) -> list[Row]:
+    """The right answers to the problems of a file or task, as rollouts. Raises UsageError, and what reading raises."""
+    from gpuherd.posttrain.tasks.options import TaskOptions
+    from gpuherd.posttrain.tasks.registry import make_task
+
+    task = make_task(_file(config), TaskOptions(device=device))
+    policy = Policy(model_of(config))
+    try:
+        problems = task.problems(Split.TRAIN, problems_wanted(config), config.training.seed)
+        work = Collecting(task, problems, policy, policy, 0, sampling_of(config), precision_of(config), device)
+        return list(algorithm.collect(work))
+    finally:
+        task.close()
+
+
+def _file(config: TrainConfig) -> str:
+    assert config.training.data_file is not None  # noqa: S101 - the caller has looked
+    return config.training.data_file
+
+
+def answered(
+    config: TrainConfig, environments: Environments, folder: TrainDirectory, world: World, device: str
+) -> list[Row]:
+    """What the policy, as it comes, does in the environment: sampled once and kept in ``rows.jsonl``; every process
+    samples its share. For dpo the best and the worst of each problem.
+
+    Raises UsageError for dpo on episodes of several turns, or where no problem has two unlike answers.
+    """
+    check_turns(config, environments)
+    kept = world.broadcast(_read(folder.rows) if world.is_main else None)
+    if kept is None:
+        kept = _rolled(config, environments, world, device)
+        if world.is_main:
+            lines = [json.dumps(each.to_dict()) for each in kept]
+            folder.write(folder.rows, "".join(f"{line}\n" for line in lines))
+    return list(kept) if config.training.algorithm == "sft" else compared(kept)
+
+
+def _rolled(config: TrainConfig, environments: Environments, world: World, device: str) -> list[Rollout]:
+    from gpuherd.posttrain.sampling.sampler import Sampler
+
+    seed = config.training.seed
+    problems = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), seed)
+    samples = config.dpo.samples_per_prompt if config.training.algorithm == "dpo" else 1
+    sampler = Sampler(Policy(model_of(config)), precision_of(config), device, sampling_of(config))
+    mine: Sequence[Problem] = world.share(problems)
+    made = roller(config, environments)(sampler, mine, samples, "collected") if mine else []
+    found = {(each.problem, each.sample): each for share in world.gather(made) for each in share}
+    return [found[problem.id, sample] for problem in problems for sample in range(samples)]
+
+
+def compared(rollouts: Sequence[Rollout]) -> list[Row]:
+    """The best and the worst answer of each problem. Raises UsageError where all problems' answers earned the same."""
+    from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem
+
+    groups = by_problem(rollouts)
+    found: list[Comparison] = [each for group in groups if (each := best_and_worst(group)) is not None]
+    logger.info("dpo: %d comparisons of %d problems; the others' answers earned the same", len(found), len(groups))
+    if not found:
+        raise UsageError(
+            f"policy_env: all answers to each of {len(groups)} problems earned the same; there is nothing to compare"
+        )
+    return list(found)
+
+
+def _read(path: Path) -> list[Rollout] | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return [Rollout.from_dict(json.loads(line)) for line in text.splitlines()]

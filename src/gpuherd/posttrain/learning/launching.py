@@ -1,0 +1,132 @@
+"""Which processes a training takes, and the command that starts them. Pure but for the look at the port."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.learning.checking import check
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.worker import MODULE, STARTER
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the command line says of it; None is what it didn't say.
+
+    Attributes:
+        device: cpu or cuda.
+    """
+
+    num_gpus: int | None = None
+    gpu_ids: tuple[int, ...] | None = None
+    device: str | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of this machine, among all.
+
+    Attributes:
+        here: how many.
+        size: on all machines.
+        on_cpu: they take no GPUs.
+        gpu_ids: which GPUs; None: any that are free.
+    """
+
+    here: int
+    size: int
+    on_cpu: bool
+    gpu_ids: tuple[int, ...] | None
+
+
+def placed(config: TrainConfig, where: Where) -> TrainConfig:
+    """The configuration with what the command line says of GPUs over it, checked.
+
+    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them. Raises UsageError.
+    """
+    told = config.distributed
+    if where.num_gpus is not None and where.gpu_ids is not None and where.num_gpus != len(where.gpu_ids):
+        raise UsageError(f"--num-gpus {where.num_gpus}, and --gpu-ids names {len(where.gpu_ids)}; leave one out")
+    if where.num_gpus is not None or where.gpu_ids is not None:
+        told = replace(told, num_gpus=where.num_gpus, gpu_ids=where.gpu_ids, enabled=None)
+    if where.nnodes is not None:
+        told = replace(told, num_nodes=where.nnodes)
+    if where.node_rank is not None:
+        told = replace(told, node_rank=where.node_rank)
+    if where.master_addr is not None:
+        told = replace(told, master_addr=where.master_addr)
+    if where.master_port is not None:
+        told = replace(told, master_port=where.master_port)
+    model = config.model if where.device is None else replace(config.model, device=where.device)
+    found = replace(config, distributed=told, model=model)
+    check(found)
+    return found
+
+
+def processes_of(config: TrainConfig) -> Processes:
+    """How many processes, and on what."""
+    told = config.distributed
+    here = told.gpu_count
+    return Processes(here, here * told.num_nodes, config.on_cpu, None if config.on_cpu else told.gpu_ids)
+
+
+def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: bool) -> list[str]:
+    """The words that start the training: Python alone, or torchrun (``torch.distributed.run``).
+
+    On one machine torchrun finds a free port itself, unless one is said.
+    """
+    told = config.distributed
+    words = ["-m", MODULE, "--output", str(folder), "--resume"]
+    words += ["--device", "cpu" if on_cpu else "cuda"]
+    if processes.size == 1:
+        return [sys.executable, *words]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes.here}"]
+    if told.num_nodes == 1 and told.master_port is None:
+        launcher += ["--standalone"]
+    else:
+        address = "127.0.0.1" if told.num_nodes == 1 else told.master_addr
+        launcher += [f"--nnodes={told.num_nodes}", f"--node-rank={told.node_rank}"]
+        launcher += [f"--master-addr={address}", f"--master-port={told.master_port}"]
+    return [*launcher, *words]
+
+
+def environment(inherited: Mapping[str, str], gpus: str | None, starter: int, processes: Processes) -> dict[str, str]:
+    """The environment of the processes.
+
+    Args:
+        gpus: CUDA_VISIBLE_DEVICES; None: as inherited.
+        starter: the pid that waits for them.
+    """
+    found = {**inherited, STARTER: str(starter), "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if gpus is not None:
+        found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}
+    if processes.here > 1:
+        # As torchrun sets it too, but with a warning.
+        found.setdefault("OMP_NUM_THREADS", "1")
+    return found
+
+
+def check_port(config: TrainConfig) -> None:
+    """Raises UsageError where the port that this machine is to listen at is in use."""
+    told = config.distributed
+    if told.master_port is None or told.node_rank != 0 or told.gpu_count * told.num_nodes == 1:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", told.master_port))
+        except OSError as problem:
+            hint = "" if told.num_nodes > 1 else ", or leave it out: a free one is found"
+            raise UsageError(
+                f"distributed.master_port={told.master_port} can't be listened at ({problem.strerror}); choose "
+                f"another{hint}"
+            ) from None

@@ -1,0 +1,114 @@
+"""Will this training fit into its GPUs: from the model's headers, before anything is started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuherd.batch.foreground import RunOptions
+from gpuherd.errors import JobCannotFit
+from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.models.plan.asking import in_precision
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.demand import idle_cards
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.training import make_training_plan
+from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_result import TrainingRefusal
+from gpuherd.models.plan.wording import gib
+from gpuherd.models.plan.workload import MIB
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.translating import model_of, precision_of, steps_of
+from gpuherd.posttrain.training.options import Sharding
+
+logger = logging.getLogger(__name__)
+
+# Of GPUs that are not known there is no end of room.
+_BOUNDLESS = 1 << 60
+_PROMPT_TOKENS = 512  # prompts are not read before the model's tokenizer is: a figure to plan with
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a training takes of each GPU.
+
+    Attributes:
+        memory_mb: free memory on each.
+        sentence: in words.
+    """
+
+    memory_mb: int
+    sentence: str
+
+
+def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int) -> Need:
+    """What each of so many processes takes of its GPU.
+
+    Args:
+        cards: as idle as the training will find them; () where none are known.
+
+    Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
+    """
+    architecture, precision = in_precision(model_of(config), precision_of(config).dtype)
+    job = job_of(config, precision, world_size)
+    here = min(config.distributed.gpu_count, world_size)
+    known = cards if len(cards) >= here else [Card(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
+    found = make_training_plan(architecture, known, job, gpus=here)
+    said = f"{job.method.upper()} of {architecture.model} by {job.strategy} in {job.precision}, {job.batch} at once"
+    if isinstance(found, TrainingRefusal):
+        told = [each.sentence for each in found.alternatives[:3]]
+        fits = f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
+        raise JobCannotFit(f"{said}: {found.reason}; {fits}")
+    memory = max(-(-load.usage.total // MIB) for load in found.loads)
+    return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
+
+
+def foretell(config: TrainConfig, here: int, world_size: int) -> None:
+    """Logs what a training takes of GPUs that are the user's own: he has started the processes, ``here`` of them on
+    this machine. Nothing is refused: they are his, and a plan is a plan. Raises MissingModel, BadModel."""
+    watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
+    cards = () if watch.problem is not None else idle_cards(watch.gpus)
+    told = replace(config.distributed, num_gpus=here, gpu_ids=None)
+    try:
+        logger.info("%s", need_of(replace(config, distributed=told), cards, world_size).sentence)
+    except JobCannotFit as problem:
+        logger.warning("memory may run out: %s", problem)
+
+
+def job_of(config: TrainConfig, precision: Precision, world_size: int) -> TrainingJob:
+    """The training in the planner's words. ``precision``: how the weights lie in memory."""
+    told, model, steps = config.training, config.model, steps_of(config, world_size)
+    online = told.algorithm in ("ppo", "grpo")
+    kl = config.ppo.kl_coef if told.algorithm == "ppo" else config.grpo.kl_coef
+    free = config.dpo.reference_free if told.algorithm == "dpo" else not (online and kl > 0)
+    return TrainingJob(
+        method=Method(told.algorithm),
+        strategy=Strategy(steps.strategy),
+        precision=_training_precision(config, precision),
+        optimiser=Optimiser(told.optimizer),
+        lora=LoraShape(model.lora_r, model.lora_target_modules or ("all-linear",)) if model.use_lora else None,
+        base=_base(config, precision),
+        batch=steps.micro_batch_size,
+        prompt_tokens=_PROMPT_TOKENS,
+        new_tokens=min(model.max_new_tokens, told.max_episode_length),
+        samples=config.grpo.group_size,
+        checkpointing=model.gradient_checkpointing,
+        attention="eager" if model.attn_implementation == "eager" else "sdpa",
+        reference=None if told.algorithm == "sft" else not free,
+        reshard=config.distributed.fsdp_sharding_strategy == Sharding.FULL_SHARD,
+        bucket_view=True,
+    )
+
+
+def _training_precision(config: TrainConfig, precision: Precision) -> TrainingPrecision:
+    mixed = config.training.use_bf16 or config.training.use_fp16
+    if precision is Precision.FP32:
+        return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
+    if config.model.use_lora and mixed:
+        return TrainingPrecision.MIXED
+    return TrainingPrecision.BF16
+
+
+def _base(config: TrainConfig, precision: Precision) -> Precision | None:
+    return precision if config.model.use_lora and precision.is_quantised else None

@@ -1,0 +1,107 @@
+"""The flags of ``gpuherd train`` besides its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from gpuherd.batch.foreground import RunOptions
+from gpuherd.errors import UsageError
+from gpuherd.jobs.options import count
+from gpuherd.options import option
+from gpuherd.posttrain.learning.launching import Where
+
+_RUN = {declared.name: declared for declared in fields(RunOptions)}
+
+
+def _as_for_run(name: str) -> object:
+    """A flag as ``gpuherd run`` declares it."""
+    known = _RUN[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
+def _port(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= 65535:
+        raise UsageError(f"{word!r} is no port; it is a number from 1 to 65535")
+    return int(word)
+
+
+def _gpu(word: str) -> int:
+    if "=" in word:
+        raise UsageError(f"{word!r} stands behind --gpu-ids, which takes numbers alone; write settings before it")
+    if not word.isdecimal():
+        raise UsageError(f"{word!r} is no GPU's number")
+    return int(word)
+
+
+def _rank(word: str) -> int:
+    if not word.isdecimal():
+        raise UsageError(f"{word!r} is no machine's number; they are counted from 0")
+    return int(word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Where a training runs, and where its files go."""
+
+    config: str | None = option(None, help="the configuration, YAML", metavar="FILE", group="training")
+    output: str | None = option(
+        None, help="the output folder (default: output_dir, or outputs/NAME)", metavar="DIR", group="training"
+    )
+    resume: bool = option(False, help="go on with the training that lies in the output folder", group="training")
+    num_gpus: int | None = option(None, help="so many GPUs, a process each", parse=count, metavar="N", group="GPUs")
+    gpu_ids: tuple[int, ...] | None = option(
+        None, help="these GPUs, by the driver's numbers", parse=_gpu, many=True, metavar="ID", group="GPUs"
+    )
+    device: str | None = option(
+        None,
+        help="where, whatever the configuration says",
+        choices=("cpu", "cuda"),
+        group="GPUs",
+    )
+    nnodes: int | None = option(None, help="machines that train together", parse=count, metavar="N", group="GPUs")
+    node_rank: int | None = option(None, help="this machine's number, from 0", parse=_rank, metavar="N", group="GPUs")
+    master_addr: str | None = option(None, help="address of machine 0", metavar="ADDRESS", group="GPUs")
+    master_port: int | None = option(
+        None,
+        help="a free port there (default: one is found)",
+        parse=_port,
+        metavar="PORT",
+        group="GPUs",
+    )
+    dry_run: bool = option(False, help="check everything, say what would run and what memory it takes; start nothing")
+    wait: float | None = _as_for_run("wait")  # type: ignore[assignment]
+    no_wait: bool = _as_for_run("no_wait")  # type: ignore[assignment]
+    gpu_memory_threshold: int = _as_for_run("gpu_memory_threshold")  # type: ignore[assignment]
+    max_checks: int = _as_for_run("max_checks")  # type: ignore[assignment]
+    check_interval: float = _as_for_run("check_interval")  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.config is None and not (self.resume and self.output is not None):
+            raise UsageError("--config FILE is missing (to go on with a training: --resume --output DIR)")
+
+    @property
+    def where(self) -> Where:
+        """What is said of processes and GPUs."""
+        return Where(
+            self.num_gpus,
+            self.gpu_ids,
+            self.device,
+            self.nnodes,
+            self.node_rank,
+            self.master_addr,
+            self.master_port,
+        )
+
+    def run_options(self, gpus: int, ids: tuple[int, ...] | None, memory_mb: int | None) -> RunOptions:
+        """What a command in the foreground is told that needs these GPUs."""
+        return RunOptions(
+            num_gpus=gpus,
+            mem=memory_mb,
+            name="train",
+            wait=self.wait,
+            no_wait=self.no_wait,
+            gpu_list=() if ids is None else ids,
+            gpu_memory_threshold=self.gpu_memory_threshold,
+            max_checks=self.max_checks,
+            check_interval=self.check_interval,
+        )

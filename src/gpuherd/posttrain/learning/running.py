@@ -1,0 +1,271 @@
+"""``gpuherd train``: checks, takes GPUs, starts the training's processes and waits for them.
+
+The processes have a session of their own: Ctrl-C comes to us alone, and is handed on as a file that they look for after
+each step, so that they end behind a checkpoint. A second one ends them at once. Should we be killed, they notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gpuherd.batch.foreground import Taken, Waiter
+from gpuherd.engines import progress
+from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.models.plan.demand import idle_cards
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.foresight import check_data
+from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
+from gpuherd.posttrain.learning.memory import Need, need_of
+from gpuherd.posttrain.learning.options import TrainOptions
+from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
+from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.translating import steps_of
+
+_LOOK_S = 0.2
+_SHOW_AFTER_S = 2.0
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL, for those who were asked twice
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would run.
+
+    Attributes:
+        need: of each GPU; None on a CPU.
+        argv: the command.
+    """
+
+    config: TrainConfig
+    folder: TrainDirectory
+    processes: Processes
+    on_cpu: bool
+    need: Need | None
+    argv: Sequence[str]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        told, training = self.config, self.config.training
+        many = self.processes.size
+        place = "the CPU" if self.on_cpu else f"{self.processes.here} GPU" + ("s" if self.processes.here > 1 else "")
+        shared = "" if many == 1 else f", {many} processes by {told.distributed.strategy}"
+        data = training.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
+        return [
+            f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
+            f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once in each",
+            *([] if self.need is None else [self.need.sentence]),
+            f"output: {self.folder.root}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "algorithm": self.config.training.algorithm,
+            "model": self.config.model.model_name_or_path,
+            "folder": str(self.folder.root),
+            "processes": self.processes.size,
+            "processes_here": self.processes.here,
+            "device": "cpu" if self.on_cpu else "cuda",
+            "memory_mb": None if self.need is None else self.need.memory_mb,
+            "argv": list(self.argv),
+        }
+
+
+class TrainRun:
+    """One ``gpuherd train``.
+
+    Args:
+        overrides: settings over the configuration, ``training.batch_size=8``.
+        simulate: the GPUs are pretended: it computes on the CPU.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        overrides: Sequence[str] = (),
+        *,
+        console: Console | None = None,
+        settings: Settings = NO_SETTINGS,
+        simulate: bool = False,
+    ):
+        self.options, self.overrides, self.settings, self.simulate = options, overrides, settings, simulate
+        self.console = Console() if console is None else console
+        self.plan: Plan | None = None
+        self.summary: Mapping[str, Any] | None = None
+
+    def run(self) -> int:
+        """Trains, or goes on. Returns the exit code.
+
+        Raises:
+            UsageError: settings that are wrong, data that is not there, another training in the folder, a port in use.
+            JobCannotFit: it fits on no GPU here, with what would. NoGpuFree, NoSuchGpu.
+            MissingModel, BadModel, CannotWrite, QueueBusy.
+        """
+        config, folder = self._config()
+        if folder.done.exists() and folder.config.exists() and self.options.resume:
+            refuse_another(folder, config)
+            self.summary = folder.summary()
+            self._tell([f"the training in {folder.root} has ended; nothing is left to do"])
+            return ExitCode.OK
+        processes = processes_of(config)
+        steps_of(config, processes.size)
+        check_port(config)
+        check_data(config)
+        waiter, need, on_cpu = self._waiter(config, processes)
+        argv = command(processes, config, folder.root, on_cpu=on_cpu)
+        self.plan = Plan(config, folder, processes, on_cpu, need, argv)
+        self._tell(self.plan.lines())
+        if self.options.dry_run:
+            self._tell(["nothing was started"])
+            return ExitCode.OK
+        first = config.distributed.node_rank == 0  # the folder is the first machine's business
+        if first:
+            look_over(folder, config, resume=self.options.resume)
+            folder.create()
+            DispatcherLock(folder.lock).close()  # raises QueueBusy before GPUs are waited for
+        taken = Taken() if waiter is None else waiter.take()
+        if first:
+            prepare(folder, config, resume=self.options.resume)
+            folder.stop.unlink(missing_ok=True)  # of a start before
+        code = self._started(self.plan, taken)
+        self.summary = folder.summary()
+        self._tell(self._end(code, folder))
+        return code
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _config(self) -> tuple[TrainConfig, TrainDirectory]:
+        options = self.options
+        file = options.config
+        if file is None:
+            assert options.output is not None  # noqa: S101 - TrainOptions has looked
+            file = str(TrainDirectory(options.output).config)
+        config = placed(read_config(file, self.overrides), options.where)
+        return config, TrainDirectory.of(config, options.output)
+
+    def _waiter(self, config: TrainConfig, processes: Processes) -> tuple[Waiter | None, Need | None, bool]:
+        """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
+        if processes.on_cpu:
+            return None, None, True
+        asked = self.options.run_options(processes.here, processes.gpu_ids, None)
+        from gpuherd.jobs.gpuwatch import GpuWatch
+
+        watch = GpuWatch(asked.gpu_options(), "plan", self.settings)
+        if watch.problem is not None:
+            if processes.here > 1 or config.device == "cuda":
+                raise JobCannotFit(
+                    f"{processes.here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by "
+                    "--device cpu"
+                )
+            self._tell([f"no GPUs: {watch.problem}; training on the CPU"])
+            return None, None, True
+        if len(watch.gpus) < processes.here:
+            raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
+        need = need_of(config, idle_cards(watch.gpus), processes.size)
+        wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
+        return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate
+
+    def _started(self, plan: Plan, taken: Taken) -> int:
+        """The processes' exit code, or that of the signal by which we were asked to end."""
+        gpus = ",".join(gpu.cuda_name for gpu in taken.gpus)
+        told = environment(os.environ, gpus if taken.gpus or plan.on_cpu else None, os.getpid(), plan.processes)
+        with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
+            told.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
+            try:
+                child = subprocess.Popen(
+                    plan.argv,
+                    env=told,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # standard output is ours: with --json it is read by programs
+                    start_new_session=True,
+                    pass_fds=[lease.fd for lease in taken.leases],
+                )
+            except OSError as problem:
+                raise CannotWrite(f"can't start {plan.argv[0]}: {problem.strerror}") from None
+            try:
+                return _Watched(child, plan.folder, Path(told[progress.VARIABLE]), self.console).wait()
+            finally:
+                for lease in taken.leases:
+                    lease.close()
+
+    def _end(self, code: int, folder: TrainDirectory) -> list[str]:
+        if code == ExitCode.OK and self.summary is not None:
+            last = self.summary.get("last", {})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if name in _TOLD)
+            return [f"trained: {self.summary['steps']} steps; {figures}", f"model: {folder.model}"]
+        if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            return [f"stopped: gpuherd train --resume --output {folder.root} goes on from there"]
+        return [f"the training has failed (exit code {code}); see {folder.run_log}"]
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+_TOLD = ("loss", "reward", "correct", "kl", "learning_rate")
+
+
+class _Watched:
+    """The processes at work: shows how far they are, and hands signals on."""
+
+    def __init__(self, child: subprocess.Popen[bytes], folder: TrainDirectory, told: Path, console: Console):
+        self._child, self._folder, self._told, self._console = child, folder, told, console
+        self._signal: int | None = None
+        self._kill_at: float | None = None
+
+    def wait(self) -> int:
+        """Until they have ended."""
+        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
+        began = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=self._console, transient=True)
+        task = bar.add_task("starting", total=None)
+        shown = False
+        try:
+            while (code := self._child.poll()) is None:
+                if not shown and time.monotonic() - began > _SHOW_AFTER_S:
+                    bar.start()
+                    shown = True
+                now = progress.read(self._told)
+                if now is not None:
+                    bar.update(task, completed=now.done, total=now.total, description=printable(now.stage or "train"))
+                if self._kill_at is not None and time.monotonic() > self._kill_at:
+                    self._end(signal.SIGKILL)
+                time.sleep(_LOOK_S)
+        finally:
+            if shown:
+                bar.stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if self._child.poll() is None:  # an error of ours
+                self._end(signal.SIGKILL)
+        if self._signal is not None and code != ExitCode.OK:
+            return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.TERMINATED
+        return code if code >= 0 else 128 - code
+
+    def _take(self, number: int, _frame: object) -> None:
+        if self._signal is None:
+            self._signal = number
+            with suppress(OSError):
+                self._folder.stop.touch()
+            return
+        self._end(signal.SIGTERM)
+        self._kill_at = time.monotonic() + _GRACE_S
+
+    def _end(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, number)

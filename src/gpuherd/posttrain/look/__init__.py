@@ -1,0 +1,1 @@
+"""Runs of post-training as a page and as figures for papers."""

@@ -1,0 +1,109 @@
+"""The jobs of a run as its queue tells them: when each attempt ran and where, what failed, and the hours of GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import Row
+
+from gpuherd.errors import QueueUnreadable
+from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.rundir import safe_name
+from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
+
+# Behind the round, which only a reference's evaluation has not.
+_PHASE = re.compile(r"_r\d+_(collect|train|evaluate)(?:_|$)|_(evaluate)$")
+MOST_BARS = 5000
+
+
+def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOST_BARS) -> Timeline:
+    """All attempts and failures of a queue.
+
+    Args:
+        algorithms: those whose names jobs begin with.
+        most_bars: that are drawn, the first ones; all else is of all attempts.
+
+    Raises QueueUnreadable, UsageError where there is none.
+    """
+    with closing(QueueReader(queue)) as reader, reader.snapshot():
+        jobs = reader.rows("SELECT name, state, reason FROM jobs ORDER BY id")
+        attempts = reader.rows(
+            "SELECT jobs.name AS name, attempts.state AS state, attempts.gpus AS gpus, attempts.labels AS labels, "
+            "attempts.started_at AS started_at, attempts.ended_at AS ended_at, attempts.class AS class, "
+            "attempts.reason AS reason FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
+        )
+    try:
+        bars = [_bar(each, attempts[0]["started_at"]) for each in attempts]
+    except (TypeError, ValueError, RecursionError):
+        raise QueueUnreadable(f"{queue} is damaged: what it tells of its attempts can't be read") from None
+    counts = Counter(each["state"] for each in jobs)
+    shown, left_out = bars[:most_bars], max(0, len(bars) - most_bars)
+    return Timeline(shown, counts, _failures(jobs, attempts), gpu_hours(bars), hours_by(bars, algorithms), left_out)
+
+
+def phase_of(job: str) -> str:
+    """What a job does, by its name (``rounds.plan.Step.name``); "" where that says nothing.
+
+    >>> phase_of("PITA_gsm8k_llama32_r1_collect_2"), phase_of("reference_a_tiny_evaluate"), phase_of("other")
+    ('collect', 'evaluate', '')
+    >>> phase_of("CD_a_tiny_r0_evaluate_train"), phase_of("CD_train_tiny_r0_collect")  # data sets may be called so
+    ('evaluate', 'collect')
+    """
+    found = _PHASE.search(job)
+    return (found[1] or found[2]) if found else ""
+
+
+def gpu_hours(bars: Sequence[Bar]) -> dict[str, float] | None:
+    """Hours of GPUs by phase, of attempts that have ended; None where no attempt had a GPU."""
+    if not any(each.gpus for each in bars):
+        return None
+    found: dict[str, float] = {}
+    for each in bars:
+        if each.end is not None:
+            hours = each.gpus * (each.end - each.start) / 3600
+            found[each.phase or "other"] = found.get(each.phase or "other", 0.0) + hours
+    return found
+
+
+def hours_by(bars: Sequence[Bar], algorithms: Collection[str]) -> dict[str, dict[str, float]]:
+    """Hours by algorithm and phase, of attempts that have ended: a job on two GPUs counts twice, one on a CPU once."""
+    known = {safe_name(each): each for each in algorithms}
+    found: dict[str, dict[str, float]] = {}
+    for each in bars:
+        if each.end is not None:
+            fitting = [name for name in known if each.job.startswith(f"{name}_")]
+            algorithm = known[max(fitting, key=len)] if fitting else each.job.partition("_")[0]
+            phases, phase = found.setdefault(algorithm, {}), each.phase or "other"
+            phases[phase] = phases.get(phase, 0.0) + max(1, each.gpus) * (each.end - each.start) / 3600
+    return found
+
+
+def _bar(row: Row, first: float) -> Bar:
+    gpus, labels = json.loads(row["gpus"]), json.loads(row["labels"])
+    end = None if row["ended_at"] is None else max(row["ended_at"], row["started_at"]) - first
+    lanes = tuple(map(str, labels or gpus)) or ("CPU",)
+    return Bar(row["name"], phase_of(row["name"]), lanes, row["started_at"] - first, end, row["state"], len(gpus))
+
+
+def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:
+    ended = {
+        each["name"]: Failure(each["name"], each["state"], each["reason"] or "", final=True)
+        for each in jobs
+        if each["state"] in ("failed", "cancelled")
+    }
+    again = [
+        Failure(each["name"], each["class"] or "failed", each["reason"] or "", final=False)
+        for each in attempts
+        if each["state"] == "failed" and not _same(ended, each)
+    ]
+    return [*ended.values(), *again]
+
+
+def _same(ended: Mapping[str, Failure], attempt: Row) -> bool:
+    """Whether an attempt's failure is what its job ended with."""
+    job = ended.get(attempt["name"])
+    return job is not None and job.reason == (attempt["reason"] or "")

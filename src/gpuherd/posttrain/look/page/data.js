@@ -1,0 +1,87 @@
+// What the page holds: an index of all tables and curves, and the completions of each policy, unpacked when looked at.
+
+let index = null; // what contents.py made
+
+const blob = (name) => document.getElementById(name).textContent;
+const parsed = async (text) => JSON.parse(new TextDecoder().decode(await inflate(text)));
+
+async function readIndex() {
+  index = await parsed(blob("index"));
+  for (const row of index.rows) Object.setPrototypeOf(row.figures, null);
+  for (const each of index.trainings) Object.setPrototypeOf(each.series, null); // a figure may be called like a method
+}
+
+const opened = new Map();
+function completions(number) {
+  if (!opened.has(number)) opened.set(number, parsed(blob(`chunk-${number}`)));
+  return opened.get(number);
+}
+
+const policyWords = (row) => [row.algorithm, dataWords(row), row.family, present(row.round) ? `round ${row.round}` : null, present(row.eta) ? `eta ${axisWords(row.eta)}` : null].filter(Boolean).join(" · ");
+const dataWords = (row) => row.dataset === row.on ? row.dataset : `${row.dataset} on ${row.on}`;
+
+// The names of figures that rows have, the usual ones first.
+function figureNames(rows) {
+  const usual = ["pass@1", "first", "reward", "kl", "kl a token", "tokens", "finished"];
+  const all = new Set(rows.flatMap((row) => Object.keys(row.figures)));
+  const place = (name) => usual.includes(name) ? usual.indexOf(name) : 2.5;
+  return [...all].sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true }));
+}
+
+const MEANINGS = {
+  "pass@1": "share of right completions, all samples of a problem counted",
+  first: "share of problems whose first sample is right",
+  reward: "mean reward of a completion",
+  kl: "KL(policy || reference) of a whole completion, in nats",
+  "kl a token": "the same for each token",
+  tokens: "mean length of a completion, its end token counted",
+  finished: "share of completions that the policy ended by itself",
+};
+const meaning = (name) => MEANINGS[name] ?? (name.startsWith("pass@") ? `chance that at least one of ${name.slice(5)} completions is right, estimated without bias`
+  : name.startsWith("maj@") ? `is the answer with the most votes of ${name.slice(4)} right?` : "");
+
+// A share is drawn from 0 to 1, all else over what there is.
+const isShare = (name) => /^(pass@|maj@|first$|finished$)/.test(name);
+
+function span(figures, name) {
+  if (isShare(name)) return [0, 1];
+  const ends = figures.filter((each) => present(each?.value)).flatMap((each) => [each.value, ...(each.ends ?? [])]);
+  return spread(ends);
+}
+
+// From the least to the largest of some numbers, with a little room, and 0 within where it is near.
+function spread(values) {
+  if (!values.length) return [0, 1];
+  let [low, high] = [Math.min(...values), Math.max(...values)];
+  if (low > 0 && low < 0.5 * high) low = 0;
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low === 0 ? 0 : low - room, high + room];
+}
+
+// The figures that are shown where not all are wanted: those that say most, and of pass@k and maj@k the largest k.
+function mainFigures(rows) {
+  const all = figureNames(rows);
+  const last = (start) => all.filter((name) => name.startsWith(start)).at(-1);
+  const same = rows.every((row) => row.figures["pass@1"] && row.figures.reward?.value === row.figures["pass@1"].value);
+  return all.filter((name) => name === "pass@1" || name === "kl" || name === last("maj@") || name === last("pass@") || name === "reward" && !same);
+}
+
+// An algorithm has one colour and stroke everywhere.
+function algorithmLine(name) {
+  const all = [...new Set(index.rows.map((row) => row.algorithm))].filter((each) => each !== index.reference).sort();
+  return name === index.reference ? { colour: "var(--soft)", dash: "1 3" } : lineOf(all.indexOf(name));
+}
+
+function select(label, options, chosen, changed) {
+  return make("label", { class: "together" }, label, make("select", { "aria-label": label, onchange: (event) => changed(event.target.value) },
+    ...options.map(([value, word]) => make("option", { value, selected: String(value) === String(chosen) }, word))));
+}
+
+// A number on an axis: as short as can be.
+function axisWords(value) {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential().replace(/(\.\d)\d+/, "$1").replace("e+", "e") : String(Number(value.toPrecision(6)));
+}
+
+// p values as people read them.
+const probabilityWords = (p) => !present(p) ? "–" : p < 0.001 ? "< 0.001" : p.toFixed(3);

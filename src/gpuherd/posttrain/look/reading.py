@@ -1,0 +1,137 @@
+"""A run of ``gpuherd posttrain``, or the output of ``gpuherd train``, read for looking at it. Never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
+from gpuherd.posttrain.evaluation.found import Found, find_results
+from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.look.jobs_seen import read_timeline
+from gpuherd.posttrain.look.kinds import Made, json_object, made_by
+from gpuherd.posttrain.look.shown import Samples, Shown, Timeline
+from gpuherd.posttrain.look.trainings import find_trainings
+from gpuherd.posttrain.rounds.folder import RoundsDirectory
+
+SHOWN_PROBLEMS = 40  # of an evaluation
+_MOST_SETTINGS = 400
+
+
+def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None) -> Shown:
+    """All that the page shows of it.
+
+    Args:
+        on_progress: told how many results have been read, of how many.
+
+    Raises UsageError where it is no such folder, or nothing is in it yet.
+    """
+    made = made_by(folder)
+    if made is None:
+        raise UsageError(f"{folder} is no run of {Made.ROUNDS.value} and no output of {Made.TRAINING.value}")
+    place = RoundsDirectory(folder)
+    found, damaged = find_results(place.results if made is Made.ROUNDS else folder)
+    tables = gathered(found, damaged, on_progress)
+    trainings, unread = find_trainings(place.models if made is Made.ROUNDS else folder)
+    timeline, queue_note = _timeline(place, {row.about.algorithm for row in tables.rows})
+    if not tables.rows and not trainings and (timeline is None or not timeline.bars):
+        raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
+    record = json_object(place.run_json)
+    samples, cut = _samples(found, tables)
+    seeds = {seed for row in tables.rows for seed in row.seeds}
+    own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
+    return Shown(
+        title=str(record.get("experiment") or record.get("name") or folder.absolute().name),
+        facts=_facts(made, record, tables, len(trainings), len(seeds), timeline),
+        settings=_settings(made, folder, record),
+        gathered=tables,
+        trainings=trainings,
+        timeline=timeline,
+        samples=samples,
+        notes=[*tables.damaged, *unread, *queue_note, *cut, *own],
+    )
+
+
+def _timeline(place: RoundsDirectory, algorithms: set[str]) -> tuple[Timeline | None, list[str]]:
+    if not place.queue.exists():
+        return None, []
+    try:
+        found = read_timeline(place.queue, algorithms)
+        bars = len(found.bars)
+        told = (
+            [f"{found.left_out} later attempts of jobs are not drawn: the first {bars} are"] if found.left_out else []
+        )
+        return found, told
+    except (QueueUnreadable, UsageError) as problem:
+        return None, [str(problem)]
+
+
+def _samples(found: list[Found], tables: Gathered) -> tuple[list[Samples], list[str]]:
+    """The first problems of every policy at every eta, of its first seed; and what can't be read."""
+    rows = {(row.about, row.eta): row for row in tables.rows}
+    read, told = [], []
+    for each in found:
+        for point in each.evaluation.points:
+            row = rows.get((each.evaluation.about, point.eta))
+            if row is None:
+                continue  # another seed of a row that is there
+            try:
+                some = list(islice(read_answers(each.folder / point.answers), SHOWN_PROBLEMS))
+            except BadAnswers as problem:
+                told.append(str(problem))
+                continue
+            read.append(Samples(row, each.evaluation.about.seed, some))
+    return read, told
+
+
+def _facts(
+    made: Made, record: Mapping[str, Any], tables: Gathered, trainings: int, seeds: int, timeline: Timeline | None
+) -> list[tuple[str, str]]:
+    """What stands at the head."""
+    facts = [("", made.value)]
+    if started := record.get("started"):
+        facts.append(("begun", str(started)))
+    if tables.summary:
+        facts.append(("policies evaluated", str(len(tables.summary))))
+    if seeds > 1:
+        facts.append(("seeds", str(seeds)))
+    if trainings:
+        facts.append(("trainings", str(trainings)))
+    if timeline is not None:
+        facts += [(f"jobs {state}", str(count)) for state, count in sorted(timeline.counts.items())]
+        if timeline.gpu_hours is not None:
+            facts.append(("GPU-hours", f"{sum(timeline.gpu_hours.values()):.3g}"))
+    return facts
+
+
+def _settings(made: Made, folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was asked for, by dotted keys."""
+    told: Any = record.get("settings", {})
+    if made is Made.TRAINING:
+        from gpuherd.posttrain.config.yaml_strict import read_yaml
+
+        place = TrainDirectory(folder)
+        try:
+            told = read_yaml(place.config)
+        except (UsageError, OSError):
+            told = {}
+        told = {**told, "ended with": json_object(place.done)}
+    command = record.get("command")
+    pairs = [("command", " ".join(map(str, command)))] if isinstance(command, list) else []
+    pairs += [(key, value) for key, value in _flat(told, "") if value not in ("", "None")]
+    return pairs[:_MOST_SETTINGS]
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _flat(each, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from _flat(each, f"{key}[{number}]")
+    else:
+        yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,144 @@
+"""SFT collects demonstrations or samples, leaves out what earned too little, and imitates."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.interface import Precision, Row
+from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.algos.sft import SFT, Source, chosen
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.preference.weighing import Imitated
+from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.sampling.sampler import Sampler
+from gpuherd.posttrain.training.curves import read_curves
+
+# PEFT asks transformers by a name that is old there.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_its_name() -> None:
+    assert algorithm_class("sft") is SFT
+    assert SFT.Options().lr == 2e-5
+
+
+def test_demonstrations(policy_model: Path) -> None:
+    rows = list(SFT().collect(collecting(policy_model, 3)))
+    assert [(each.problem, each.text, each.reward) for each in rows if isinstance(each, Rollout)] == [
+        ("p0", "aeiou0", 0.625),
+        ("p1", "aeiou1", 0.625),
+        ("p2", "aeiou2", 0.625),
+    ]
+
+    class Nameless(Vowels):
+        def problems(self, *_: Any) -> list[Problem]:
+            return [Problem("n", "q")]
+
+    with pytest.raises(UsageError, match="problem n has no answer that could be imitated; set source=samples"):
+        list(SFT().collect(collecting(policy_model, task=Nameless())))
+
+
+def said(row: Row) -> tuple[str, tuple[int, ...], float]:
+    """What a rollout is but for the rounding of its log-probs."""
+    assert isinstance(row, Rollout)
+    return row.problem, row.ids, row.reward
+
+
+def test_samples_are_the_same_in_any_division(policy_model: Path) -> None:
+    sft = SFT(SFT.Options(source=Source.SAMPLES, samples_per_example=2))
+    whole = list(sft.collect(collecting(policy_model, 4)))
+    work = collecting(policy_model, 4)
+    parts = [
+        row
+        for some in (work.problems[:1], work.problems[1:])
+        for row in sft.collect(dataclasses.replace(work, problems=some))
+    ]
+    assert [said(row) for row in whole] == [said(row) for row in parts]
+    assert len(whole) == 8
+    again = list(sft.collect(dataclasses.replace(work, round=1)))
+    assert [said(row) for row in again] != [said(row) for row in whole]
+
+
+def test_what_is_learnt_from() -> None:
+    rows = episodes()
+    assert chosen(rows, SFT.Options()) == rows
+    good = chosen(rows, SFT.Options(filter_low_reward=True, min_reward_threshold=0.5))
+    assert [each.problem for each in good] == ["p2", "p3", "p4", "p5"]
+    assert len(chosen(rows, SFT.Options(mode=Imitated.WORLD_MODEL))) == 4
+    with pytest.raises(UsageError, match="nothing to learn from: of 6 rollouts: 6 earned too little"):
+        chosen(rows, SFT.Options(filter_low_reward=True, min_reward_threshold=9.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"lr": 0.0}, "learning_rate=0.0"),
+        ({"samples_per_example": 0}, "samples_per_example=0"),
+        ({"bc_weight": -1.0}, "bc_weight and world_model_weight are 0 or above"),
+        ({"mode": "combined", "bc_weight": 0.0, "world_model_weight": 0.0}, "nothing is learnt from"),
+    ],
+)
+def test_bad_options(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        SFT.Options(**words)
+
+
+def test_bad_rows(policy_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="SFT: nothing was collected"):
+        SFT().train(training(policy_model, [], tmp_path))
+    with pytest.raises(UsageError, match="SFT learns from rows of Rollout, and was given a Comparison"):
+        SFT().train(training(policy_model, comparisons(), tmp_path))
+    long = dataclasses.replace(episodes(1)[0], prompt_ids=(5,) * 300)
+    with pytest.raises(UsageError, match=r"a row has 307 tokens, .* has places for 256"):
+        SFT().train(training(policy_model, [long], tmp_path))
+
+
+@pytest.mark.slow
+def test_it_imitates(policy_model: Path, tmp_path: Path) -> None:
+    """What it has seen it says itself in the end."""
+    sft = SFT(SFT.Options(lr=2e-2, epochs=80, batch_size=4))
+    rows = list(sft.collect(collecting(policy_model, 4)))
+    policy = sft.train(training(policy_model, rows, tmp_path))
+    losses = [line["loss"] for line in read_curves(tmp_path)]
+    assert losses[-1] < 0.1 < losses[0]
+    sampler = Sampler(policy, Precision(), "cpu", SAMPLING)
+    answers = sampler.rollouts(Vowels(), collecting(policy_model, 4).problems, 1, greedy=True)
+    assert [each.text for each in answers] == ["aeiou0", "aeiou1", "aeiou2", "aeiou3"]
+    assert all(each.finished for each in answers)
+
+
+@pytest.mark.slow
+def test_an_adapter(policy_model: Path, tmp_path: Path) -> None:
+    """Is trained in place of the weights, and gone on with in the next round."""
+    sft = SFT(SFT.Options(lr=1e-2, epochs=20, batch_size=4, lora=ADAPTER))
+    rows = list(sft.collect(collecting(policy_model, 4)))
+    first = sft.train(training(policy_model, rows, tmp_path / "0"))
+    assert first == Policy(str(policy_model), adapter=str(tmp_path / "0" / "model"))
+    sft.train(training(policy_model, rows, tmp_path / "1", policy=first))
+    losses = [[line["loss"] for line in read_curves(tmp_path / each)] for each in ("0", "1")]
+    assert losses[0][-1] < 0.1 * losses[0][0]
+    assert losses[1][0] == pytest.approx(losses[0][-1], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision("bfloat16"), Precision("float32", "bfloat16")])
+def test_half_precision(precision: Precision, policy_model: Path, tmp_path: Path) -> None:
+    sft = SFT(SFT.Options(lr=1e-2, epochs=10, batch_size=4))
+    rows = list(sft.collect(collecting(policy_model, 4)))
+    sft.train(training(policy_model, rows, tmp_path, precision=precision))
+    losses = [line["loss"] for line in read_curves(tmp_path)]
+    assert losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,111 @@
+"""A configuration in the words of algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.learning.config import GRPOBlock, TrainConfig
+from gpuherd.posttrain.learning.episodes import discounted
+from gpuherd.posttrain.learning.translating import model_of, options_of, precision_of, sampling_of, steps_of
+from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.training.options import Sharding, Strategy
+
+NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
+
+
+def config(**blocks: Any) -> TrainConfig:
+    """A configuration of these blocks, unchecked."""
+    found: TrainConfig = read(TrainConfig, blocks)
+    return found
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_algorithm_takes_its_options(algorithm: str) -> None:
+    told = config(
+        training={"algorithm": algorithm, "learning_rate": 1e-4, "num_iterations": 7, "lr_scheduler": "linear"},
+        model={"use_lora": True, "lora_r": 3, "lora_target_modules": ["c_attn"]},
+    )
+    options: Any = read(algorithm_class(NAMES[algorithm]).Options, options_of(told, 500), algorithm)
+    assert (options.lr, options.max_steps, options.scheduler, options.grad_clip) == (1e-4, 7, "linear", 0.5)
+    assert (options.lora.r, options.lora.target_modules) == (3, ("c_attn",))
+
+
+def test_ppo_is_told_what_its_block_says() -> None:
+    told = config(training={"batch_size": 16}, ppo={"num_ppo_epochs": 2, "target_kl": 0.1, "entropy_coef": 0.5})
+    options = options_of(told, 128)
+    assert (options["num_ppo_epochs"], options["target_kl"], options["entropy_coef"]) == (2, 0.1, 0.5)
+    assert (options["batch_size"], options["minibatch_size"], options["samples_per_prompt"]) == (128, 16, 1)
+
+
+def test_grpo_s_groups_are_whole() -> None:
+    told = config(training={"algorithm": "grpo", "num_iterations": 10}, grpo={"group_size": 8})
+    options = options_of(told, 20)
+    assert (options["samples_per_prompt"], options["batch_size"]) == (8, 16)
+    # 10 steps of 16 of 20 problems: two steps a pass.
+    assert (options["max_steps"], options["epochs"]) == (10, 5)
+    assert options_of(replace(told, grpo=GRPOBlock(normalize_rewards=False)), 40)["reward_normalization"] == "none"
+
+
+def test_more_problems_a_step_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="asks for 128 problems a step, and there are 20"):
+        options_of(config(), 20)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
+def test_processes_divide_the_batch(rows: int, world_size: int, accumulation: int) -> None:
+    told = config(
+        training={"batch_size": rows, "gradient_accumulation_steps": accumulation},
+        distributed={"strategy": "fsdp", "fsdp_sharding_strategy": "shard_grad_op"},
+    )
+    if rows % world_size:
+        with pytest.raises(UsageError, match=f"batch_size={rows} is no multiple of the {world_size} processes"):
+            steps_of(told, world_size)
+        return
+    steps = steps_of(told, world_size)
+    assert steps.micro_batch_size * world_size * accumulation >= rows
+    assert (steps.micro_batch_size - 1) * world_size * accumulation < rows
+    wanted = (Strategy.SINGLE, Sharding.FULL_SHARD) if world_size == 1 else (Strategy.FSDP, Sharding.SHARD_GRAD_OP)
+    assert (steps.strategy, steps.fsdp_sharding_strategy) == wanted
+
+
+def test_precision_and_sampling() -> None:
+    told = config(model={"torch_dtype": "bf16", "use_flash_attention": True}, training={"use_bf16": True})
+    assert (precision_of(told).dtype, precision_of(told).amp_dtype) == ("bfloat16", "bfloat16")
+    assert precision_of(told).attention == "flash_attention_2"
+    # Mixed precision keeps its weights in float32, whatever the checkpoint has.
+    assert precision_of(config(training={"use_fp16": True})).dtype == "float32"
+    assert precision_of(config()).dtype is None
+    told = config(training={"algorithm": "grpo", "max_episode_length": 9}, grpo={"temperature": 0.3})
+    assert (sampling_of(told).temperature, sampling_of(told).max_new_tokens) == (0.3, 9)
+
+
+def test_quantised_models_are_named_so() -> None:
+    assert model_of(config(model={"load_in_8bit": True, "use_lora": True})) == "gpt2-8bit"
+    assert model_of(config(model={"load_in_4bit": True, "use_lora": True})) == "gpt2-4bit"
+
+
+def test_later_turns_are_discounted() -> None:
+    rollout = Rollout(
+        problem="a",
+        sample=0,
+        prompt_ids=(1,),
+        ids=(2, 3, 4, 5, 6),
+        by_policy=(True, True, False, True, True),
+        log_probs=(0.0, 0.0, None, 0.0, 0.0),
+        text="",
+        reward=3.0,
+        correct=True,
+        finished=True,
+        turn_rewards=((1, 1.0), (4, 2.0)),
+    )
+    found = discounted(rollout, 0.5)
+    assert found.turn_rewards == ((1, 1.0), (4, 1.0)) and found.reward == 2.0
+    assert discounted(rollout, 1.0) is rollout

@@ -1,0 +1,196 @@
+"""The program that trains, on a tiny model: whole trainings, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.errors import CannotWrite, ExitCode
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.work import finish
+from gpuherd.posttrain.learning.worker import Asked, main
+from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.world import World
+
+SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A training listens to signals; the tests go on with their own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def written(tmp_path: Path, policy: Path, algorithm: str = "grpo", **blocks: Any) -> list[str]:
+    """The words that train so, of a file that lies in the folder."""
+    training = {
+        "algorithm": algorithm,
+        "num_iterations": 4,
+        "num_rollouts_per_iteration": 8,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "save_every": 2,
+        "eval_every": 2,
+        "eval_episodes": 1,
+        **blocks.pop("training", {}),
+    }
+    model_block = {
+        "model_name_or_path": str(policy),
+        "max_new_tokens": 4,
+        "torch_dtype": "float32",
+        **blocks.pop("model", {}),
+    }
+    config = {"training": training, "model": model_block, **blocks}
+    file = tmp_path / f"{algorithm}.yaml"
+    file.write_text(json.dumps(config))
+    return ["--config", str(file), "--output", str(tmp_path / algorithm), "--device", "cpu"]
+
+
+ENV = {"env_type": "math", "problems": SUMS, "settings": {}}
+
+
+def test_a_training_from_its_file_to_its_model(
+    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = written(tmp_path, policy_model, policy_env=ENV, eval_envs=[ENV, ENV], grpo={"gamma": 0.5})
+    assert main(words) == ExitCode.OK
+    folder = TrainDirectory(tmp_path / "grpo")
+    assert (folder.model / "model.safetensors").exists() and not folder.checkpoints.exists()
+    lines = read_curves(folder.root)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for name in ("eval/math/reward", "eval/math-2/reward"):
+        assert [name in line for line in lines] == [False, True, False, True]
+    summary = folder.summary()
+    assert summary is not None and (summary["steps"], summary["processes"], summary["strategy"]) == (4, 1, "single")
+    assert summary["policy"]["model"] == str(folder.model)
+    assert "GPU Memory Summary:" in folder.run_log.read_text()
+    # Again: refused, or seen to be over.
+    assert main(words) == ExitCode.USAGE
+    assert main([*words, "--resume"]) == ExitCode.OK
+    said = capsys.readouterr()
+    assert "a training has ended here" in said.err and "nothing is left to do" in said.out
+
+
+def test_bad_input_is_refused_before_anything_is_loaded(
+    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([]) == ExitCode.USAGE
+    assert main(written(tmp_path, policy_model, training={"seed": "x"})) == ExitCode.USAGE
+    words = written(tmp_path, policy_model, policy_env=ENV)
+    (tmp_path / "grpo").mkdir()
+    lock = DispatcherLock(TrainDirectory(tmp_path / "grpo").lock)
+    assert main(words) == ExitCode.BUSY
+    lock.close()
+    more = written(tmp_path, policy_model, policy_env=ENV, training={"num_rollouts_per_iteration": 64})
+    assert main(more) == ExitCode.USAGE
+    assert main([*more, "--device", "cuda"]) == ExitCode.USAGE
+    assert not TrainDirectory(tmp_path / "grpo").config.exists()
+    said = capsys.readouterr().err
+    assert "--config FILE is missing" in said and "training.seed=x" in said and "another gpuherd" in said
+    assert "asks for 16 problems a step, and there are" in said
+
+
+def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
+    tmp_path: Path, policy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    for folder in (whole, halved):
+        folder.mkdir()
+    training = {"num_iterations": 3}
+    assert main(written(whole, policy_model, policy_env=ENV, training=training)) == ExitCode.OK
+    words = written(halved, policy_model, policy_env=ENV, training=training)
+    # Whoever started us has gone away: noticed after the first step.
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as starter:
+        os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)  # its number is nobody else's meanwhile
+        monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(starter.pid))
+        assert main(words) == ExitCode.INTERRUPTED
+    assert len(read_curves(halved / "grpo")) == 1
+    # Whoever started us has asked while we were being loaded.
+    monkeypatch.setenv("GPUHERD_TRAIN_STARTER", str(os.getpid()))
+    TrainDirectory(halved / "grpo").stop.touch()
+    assert main([*words, "--resume"]) == ExitCode.INTERRUPTED
+    assert len(read_curves(halved / "grpo")) == 2
+    monkeypatch.delenv("GPUHERD_TRAIN_STARTER")
+    assert main([*words, "--resume"]) == ExitCode.OK
+    for one, other in zip(read_curves(whole / "grpo"), read_curves(halved / "grpo"), strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    weights = [(folder / "grpo/model/model.safetensors").read_bytes() for folder in (whole, halved)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
+def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Path) -> None:
+    pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(12)]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in pairs))
+    one_turn = {**ENV, "max_attempts": 1}
+    lora = {"use_lora": True, "lora_r": 2, "lora_target_modules": ["q_proj"], "gradient_checkpointing": True}
+    runs: dict[str, tuple[str, dict[str, Any]]] = {
+        "ppo": ("ppo", {"policy_env": ENV, "ppo": {"kl_coef": 0.1, "target_kl": 10.0}}),
+        "ppo-lora": ("ppo", {"policy_env": ENV, "ppo": {"kl_coef": 0.1}, "model": lora}),
+        "dpo-file": ("dpo", {"training": {"data_file": str(file)}, "eval_envs": [one_turn]}),
+        "dpo-env": ("dpo", {"policy_env": one_turn}),
+        "sft-file": ("sft", {"training": {"data_file": "arithmetic", "max_problems": 8}, "eval_envs": [one_turn]}),
+        "sft-env": ("sft", {"policy_env": ENV, "sft": {"max_trajectories": 8, "mode": "combined"}}),
+    }
+    for name, (algorithm, blocks) in runs.items():
+        place = tmp_path / name
+        place.mkdir()
+        assert main(written(place, policy_model, algorithm, **blocks)) == ExitCode.OK, name
+        folder = TrainDirectory(place / algorithm)
+        lines = read_curves(folder.root)
+        assert [line["step"] for line in lines] == [1, 2, 3, 4], name
+        assert ("eval/math/reward" in lines[-1]) == ("eval_envs" in blocks), name
+        kind = "adapter_model.safetensors" if "lora" in name else "model.safetensors"
+        assert (folder.model / kind).exists(), name
+
+
+def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_model: Path) -> None:
+    words = written(tmp_path, policy_model, policy_env=ENV)
+    folder = TrainDirectory(tmp_path / "run")
+    (folder.checkpoints / "step-00000004").mkdir(parents=True)
+    folder.done.mkdir()  # so that it can't be written
+    with pytest.raises(CannotWrite):
+        finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    assert folder.checkpoints.exists()
+    folder.done.rmdir()
+    finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    assert folder.done.exists() and not folder.checkpoints.exists()
+
+
+ASKED_TWICE = """
+import signal, sys
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.worker import Asked
+folder = TrainDirectory(sys.argv[1])
+Asked().listen(folder)
+folder.stop.touch()
+signal.raise_signal(signal.SIGTERM)
+print("still here")
+"""
+
+
+def test_a_second_request_ends_it_at_once(tmp_path: Path) -> None:
+    """The first one to gpuherd train is a file; torchrun and its processes hear of the second one alone."""
+    asked, folder = Asked(), TrainDirectory(tmp_path)
+    asked.listen(folder)
+    signal.raise_signal(signal.SIGTERM)
+    assert asked.stopping() and asked.code == ExitCode.TERMINATED
+    done = subprocess.run([sys.executable, "-c", ASKED_TWICE, str(tmp_path)], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM and done.stdout == b""

@@ -1,0 +1,156 @@
+"""The page's bytes: what is in it, what can't get out, and how large it grows; figures; and the command."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.posttrain.look.made_runs import made_run, made_training
+
+from gpuherd.cli.main import run as command
+from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
+from gpuherd.posttrain.look.contents import LEVELS, chunks_of, index_values
+from gpuherd.posttrain.look.page import make_page
+from gpuherd.posttrain.look.plot import run_figure
+from gpuherd.posttrain.look.reading import read_run
+from gpuherd.posttrain.look.shown import Shown
+from gpuherd.report.pictures import picture_bytes
+
+HOSTILE = "a</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_run(tmp_path_factory.mktemp("look") / "run", name=HOSTILE, texts=lambda *_: HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def shown(root: Path) -> Shown:
+    return read_run(root)
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(text)).decode("utf-8"))
+
+
+def blobs(html: bytes) -> dict[str, Any]:
+    found = re.findall(r'<script type="text/plain" id="([\w-]+)">([^<]*)</script>', html.decode())
+    return {name: unpacked(text) for name, text in found}
+
+
+def test_the_page_holds_the_run_and_no_stranger_gets_out(shown: Shown) -> None:
+    page = make_page(shown)
+    text = page.html.decode()
+    assert page.policies == 11 and page.samples == 11 and not page.cut
+    assert "window.hit" not in re.sub(r"<title>.*?</title>|<h1>.*?</h1>|<dd>.*?</dd>", "", text)
+    assert text.count("<script>") == 1 and "<img" not in text
+    assert not re.search(r'(?:src|href)="(?!#|data:,)', text)
+    held = blobs(page.html)
+    assert len(held["index"]["rows"]) == 11 and len(held["chunk-0"]) == 40
+    first = held["chunk-0"][0]["completions"][0]
+    assert first[0] == HOSTILE and first[2] in (True, False)
+
+
+@pytest.mark.slow
+def test_equal_runs_give_equal_bytes(root: Path, shown: Shown) -> None:
+    assert make_page(shown).html == make_page(read_run(root)).html
+    assert picture_bytes(run_figure(shown), "svg") == picture_bytes(run_figure(read_run(root)), "svg")
+
+
+def test_figures_keep_their_intervals_and_what_is_missing_is_null(shown: Shown) -> None:
+    index = index_values(shown, chunks_of(shown.samples, 10**7))
+    row = next(each for each in index["rows"] if each["algorithm"] == "QSharp" and each["own"])
+    figure = row["figures"]["pass@1"]
+    assert figure["ends"][0] < figure["value"] < figure["ends"][1]
+    assert index["rows"][0]["figures"]["kl"] == {
+        "value": 0.0,
+        "ends": None,
+        "note": "every resample gives the same value",
+    }
+    json.dumps(index, allow_nan=False)
+
+
+def test_texts_are_cut_before_policies_are_left_out(shown: Shown) -> None:
+    completion = Completion((1,), (None,), "x" * 20_000, True, 1.0, None, "n" * 500, None)
+    long = AnsweredProblem("p", "q", (1,), 0.1, (completion,) * 12)
+    # Random letters can't be packed away.
+
+    letters = random.Random(0)
+    rows = [
+        replace(
+            long,
+            completions=tuple(
+                replace(completion, text="".join(letters.choices("abcdefgh", k=6000))) for _ in range(10)
+            ),
+        )
+        for _ in range(4)
+    ]
+    samples = [replace(each, answered=rows) for each in shown.samples]
+    whole = chunks_of(samples, 10**8)
+    assert whole.limits == LEVELS[0]
+    (text, *_), out = unpacked(whole.texts[0])[0]["completions"][0], unpacked(whole.texts[0])[0]["more"]
+    assert len(text[0]) == 4000 and text[1] == 2000 and out == 2
+    less = chunks_of(samples, 200_000)
+    assert len(less.texts) == 11 and less.limits != LEVELS[0] and sum(map(len, less.texts)) <= 200_000
+    least = chunks_of(samples, 2_000)
+    assert 0 < len(least.texts) < 11
+    page = make_page(replace(shown, samples=samples), most_bytes=400_000)
+    assert page.cut
+
+
+def test_a_training_and_a_bare_run_have_a_page(tmp_path: Path, shown: Shown) -> None:
+    page = make_page(read_run(made_training(tmp_path / "out")))
+    assert page.policies == 0 and blobs(page.html)["index"]["trainings"][0]["steps"] == 60
+    bare = replace(shown, trainings=(), timeline=None, samples=(), notes=())
+    assert blobs(make_page(bare).html)["index"]["timeline"] is None
+
+
+def test_the_command_writes_page_and_figure(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(["report", str(root), "--json", "--output", "page.html", "--plot", "curves.svg"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["policies"] == 11 and told["trainings"] == 4 and told["failures"] == 2
+    assert Path(told["page"]).stat().st_size == told["bytes"]
+    picture = (tmp_path / "curves.svg").read_text()
+    assert picture.startswith("<?xml") and "KL from the reference" in picture and "window.hit=1&lt;" in picture
+    training = made_training(tmp_path / "out")
+    assert command(["report", str(training), "--open", "no"]) == 0
+    assert "0 policies, 1 training" in capsys.readouterr().out and (training / "report.html").exists()
+
+
+def test_the_command_refuses(root: Path, tmp_path: Path) -> None:
+    for words, problem, message in (
+        ([str(root), "--plot", "x.bmp"], UsageError, "x.bmp"),
+        ([str(tmp_path), "--plot", "x.png"], UsageError, "gpuherd esd plot"),
+        ([str(root), "--evaluation", "abc"], UsageError, "no evaluations"),
+        ([str(root), "--output", str(tmp_path / "no" / "page.html")], CannotWrite, "--output"),
+    ):
+        with pytest.raises(problem, match=message):
+            command(["report", *words, "--open", "no"])
+
+
+def test_a_figure_has_every_method(shown: Shown) -> None:
+    rows = list(shown.gathered.rows)
+    like = next(row for row in rows if row.about.algorithm == "DPO" and row.about.round == 1)
+    more = [replace(like, about=replace(like.about, algorithm=f"M{number}")) for number in range(9)]
+    many = replace(shown, trainings=(), gathered=replace(shown.gathered, rows=tuple(rows + more)))
+    (axes,) = [axes for axes in run_figure(many).axes if axes.get_title(loc="left")]
+    assert sorted(axes.get_legend_handles_labels()[1]) == sorted(
+        ["CD", "DPO", "QSharp", *(f"M{number}" for number in range(9))]
+    )
+
+
+def test_nothing_to_plot_is_said(shown: Shown) -> None:
+    bare = replace(shown, trainings=(), gathered=replace(shown.gathered, comparisons=()))
+    with pytest.raises(UsageError, match="nothing to plot"):
+        run_figure(bare)

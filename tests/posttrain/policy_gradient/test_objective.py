@@ -1,0 +1,195 @@
+"""The losses of GRPO, PPO and REINFORCE on a model, and their gradients, equal those of plain loops in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.posttrain.policy_gradient.rollouts import MIXED, rollout
+from torch import Tensor
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.policy_gradient.losses import LossType
+from gpuherd.posttrain.policy_gradient.objective import Item, Objective
+from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy
+from gpuherd.posttrain.training.world import World
+
+TEMPERATURE = 0.8
+
+
+@pytest.fixture
+def model(policy_model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(policy_model, dtype=torch.float64)
+
+
+def told(item: Item, module: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+    """Log-probs, entropies and values of a rollout's tokens, one token after the other, nothing padded."""
+    log_probs, entropies, values = [], [], []
+    whole = [*item.rollout.prompt_ids, *item.rollout.ids]
+    made = module(input_ids=torch.tensor([whole]))
+    logits, guesses = made if isinstance(made, tuple) else (made.logits, None)
+    for place, token in enumerate(item.rollout.ids):
+        row = logits[0, len(item.rollout.prompt_ids) + place - 1] / TEMPERATURE
+        law = row.exp() / row.exp().sum()
+        log_probs.append(law[token].log())
+        entropies.append(-(law * law.log()).sum())
+        values.append(None if guesses is None else guesses[0, len(item.rollout.prompt_ids) + place - 1])
+    return log_probs, entropies, values
+
+
+def by_hand(how: Objective, items: Sequence[Item], module: Any) -> Tensor:
+    """The loss as its formula says it."""
+    total, weight = torch.zeros((), dtype=torch.float64), 0.0
+    for item in items:
+        log_probs, entropies, values = told(item, module)
+        losses = []
+        for place, chosen in enumerate(item.rollout.by_policy):
+            old = None if item.old is None else item.old[place]
+            if not chosen or (item.old is not None and old is None):
+                continue
+            now, advantage = log_probs[place], item.advantages[place]
+            ratio = (now - (now.detach() if old is None else old)).exp()
+            if how.clip is None:
+                loss = -advantage * now
+            else:
+                low, high = 1 - how.clip[0], 1 + how.clip[1]
+                loss = -min(ratio * advantage, ratio.clamp(low, high) * advantage)
+            if how.kl_coef:
+                gap = item.reference[place] - now
+                loss = loss + how.kl_coef * (gap.exp() - gap - 1) * (ratio if how.kl_correction else 1)
+            loss = loss - how.entropy_coef * entropies[place]
+            value = values[place]
+            if how.value_coef and value is not None:
+                before, wanted = item.old_values[place], item.returns[place]
+                assert how.value_clip is not None
+                held = before + (value - before).clamp(-how.value_clip, how.value_clip)
+                loss = loss + how.value_coef * 0.5 * max((value - wanted) ** 2, (held - wanted) ** 2)
+            losses.append(loss)
+        if losses:
+            added = torch.stack(losses).sum()
+            total = total + (added / len(losses) if how.loss_type == LossType.GRPO else added)
+        weight += {LossType.GRPO: 1, LossType.DAPO: len(losses), LossType.DR_GRPO: how.most_tokens}[how.loss_type]
+    return total / weight
+
+
+def items(module: Any, *, valued: bool = False) -> list[Item]:
+    """The mixed rollouts with advantages of both signs, near and far from the policy that drew them."""
+    drawn = torch.Generator().manual_seed(1)
+
+    def numbers(near: Sequence[float], spread: float) -> list[float]:
+        # What float32 holds exactly, as the objective gets it.
+        noise = torch.randn(len(near), generator=drawn) * spread
+        return [float(each) for each in (torch.tensor(list(near)) + noise).float()]
+
+    found = []
+    for number, each in enumerate(MIXED):
+        with torch.no_grad():
+            log_probs = [float(value) for value in told(Item(each, ()), module)[0]]
+        zeros = [0.0] * len(each.ids)
+        advantages = [float(torch.tensor((-1.0) ** number * (0.5 + number)))] * len(each.ids)
+        old: list[float | None] = [*numbers(log_probs, 0.3)]
+        if number == 0:
+            old[1] = None  # what had no finite log-prob is not learnt from
+        reference = numbers(log_probs, 0.5)
+        found.append(
+            Item(each, advantages, old, reference, numbers(zeros, 1.0), numbers(zeros, 1.0))
+            if valued
+            else Item(each, advantages, old, reference)
+        )
+    return found
+
+
+def gradients(loss: Tensor, module: Any) -> Iterator[tuple[str, Tensor]]:
+    module.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, weight in module.named_parameters():
+        if weight.grad is not None:
+            yield name, weight.grad.clone()
+
+
+def check(how: Objective, some: Sequence[Item]) -> None:
+    ours = how.loss(some) / how.weight(some)
+    hand = by_hand(how, some, how.module)
+    assert float(ours.detach()) == pytest.approx(float(hand.detach()), rel=1e-6)
+    wanted = dict(gradients(hand, how.module))
+    found = dict(gradients(ours, how.module))
+    assert found.keys() == wanted.keys()
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    assert largest > 1e-3
+    for name, each in found.items():
+        assert float((each - wanted[name]).abs().max()) < 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("kind", list(LossType))
+def test_the_loss_of_grpo_and_its_gradient(model: Any, kind: LossType) -> None:
+    how = Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.28), kl_coef=0.05, entropy_coef=0.01)
+    check(how, items(model))
+    check(replace(how, kl_correction=True), items(model))
+
+
+def test_the_loss_of_reinforce_and_its_gradient(model: Any) -> None:
+    some = [Item(each, [0.5 - number] * len(each.ids)) for number, each in enumerate(MIXED)]
+    check(Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, None), some)
+
+
+def test_the_loss_of_ppo_and_its_gradient(model: Any) -> None:
+    valued = ValuedPolicy(model)
+    torch.manual_seed(2)
+    torch.nn.init.normal_(valued.value_head.weight)
+    valued.value_head.double()
+    how = Objective(
+        valued, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), entropy_coef=0.02, value_coef=0.5, value_clip=0.3
+    )
+    check(how, items(valued, valued=True))
+
+
+def test_micro_batches_make_the_same_sum(model: Any) -> None:
+    some = items(model)
+    for kind in LossType:
+        how = Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.2), kl_coef=0.1)
+        apart = math.fsum(float(how.loss([each]).detach()) for each in some)
+        assert apart == pytest.approx(float(how.loss(some).detach()), rel=1e-9)
+        assert math.fsum(how.weight([each]) for each in some) == how.weight(some)
+
+
+def test_figures_are_means_over_the_tokens_that_count(model: Any) -> None:
+    some = items(model)
+    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), kl_coef=0.1)
+    how.loss(some[:1])
+    how.loss(some[1:])
+    figures = how.means(World.single())
+
+    rows = [(item, told(item, model)) for item in some]
+    entropies = [
+        float(entropies[place].detach())
+        for item, (_, entropies, _) in rows
+        for place, counts in enumerate(item.counts)
+        if counts
+    ]
+    assert figures["entropy"] == pytest.approx(math.fsum(entropies) / len(entropies), rel=1e-6)
+    assert figures.keys() == {"entropy", "approx_kl", "clipped", "kl"}
+    assert 0 < figures["clipped"] < 1 and figures["approx_kl"] > 0 and figures["kl"] > 0
+    assert how.means(World.single()) == dict.fromkeys(figures, 0.0)
+
+
+def test_what_is_impossible_for_the_reference_outside_of_the_mask_harms_nothing(model: Any) -> None:
+    far = rollout((5, 6), (7, 8), by_policy=(True, False))
+    item = Item(far, [1.0, 1.0], [-2.0, -1e9], [-2.0, 1e9])
+    loss = Objective(model, "cpu", 1.0, LossType.DAPO, 2, (0.2, 0.2), kl_coef=1.0).loss(
+        [item, Item(MIXED[0], [1.0] * 4)]
+    )
+    assert math.isfinite(float(loss.detach()))
+    assert all(bool(each.isfinite().all()) for _, each in gradients(loss, model))
+
+
+def test_a_value_loss_is_for_a_policy_with_a_value_head(model: Any) -> None:
+    how = Objective(model, "cpu", 1.0, LossType.DAPO, 2, (0.2, 0.2), value_coef=0.5)
+    with pytest.raises(UsageError, match="value head"):
+        how.loss([Item(MIXED[0], [1.0] * 4)])

@@ -1,0 +1,212 @@
+"""A training goes on exactly where it was killed, stops when asked, refuses what is not its own, and leaves no half."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.posttrain.preference.vowels import comparisons, training
+
+from gpuherd.engines import progress
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.preference.fitting import RECORD
+from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
+from gpuherd.posttrain.training.stopping import Stopped
+from gpuherd.posttrain.training.trainee import NotFinite
+
+OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = load_file(folder / "model" / "model.safetensors")
+    return found
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """To the bit, curves too."""
+    found = weights(other)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in weights(one).items())
+    assert read_curves(one) == read_curves(other)
+
+
+def test_stops_when_asked_and_goes_on_exactly(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "progress"))
+    dpo, rows = DPO(DPO.Options(**OPTIONS)), comparisons()
+    dpo.train(training(policy_model, rows, tmp_path / "whole"))
+    asked = iter([False, False, True])
+    hooks = Hooks(save_every=2, stopping=lambda: next(asked))
+    halved = tmp_path / "halved"
+    with pytest.raises(Stopped, match="stopped after step 3 of 8; the same command goes on from there"):
+        dpo.train(training(policy_model, rows, halved, extra={"hooks": hooks}))
+    assert progress.read(tmp_path / "progress") == progress.Progress(3, 8, "DPO training")
+    assert sorted(path.name for path in (halved / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    (halved / "checkpoints" / "checkpoint-6").mkdir()  # as of a kill in the midst of writing
+    with pytest.raises(UsageError, match=r"checkpoint-3 is of another training: its seed is 0, and here it is 1"):
+        dpo.train(training(policy_model, rows, halved, seed=1))
+    dpo.train(training(policy_model, rows, halved))
+    assert_equal(tmp_path / "whole", halved)
+    assert not (halved / "checkpoints").exists()
+
+
+def test_what_is_done_is_not_done_again(policy_model: Path, tmp_path: Path) -> None:
+    dpo, rows = DPO(DPO.Options(**{**OPTIONS, "max_steps": 1})), comparisons()
+    policy = dpo.train(training(policy_model, rows, tmp_path))
+    made = (tmp_path / "model" / RECORD).stat().st_mtime_ns
+    assert (
+        dpo.train(training(policy_model, rows, tmp_path)) == policy == dpo.policy(training(policy_model, [], tmp_path))
+    )
+    assert (tmp_path / "model" / RECORD).stat().st_mtime_ns == made
+    assert not (tmp_path / "model" / "training_args.bin").exists()
+    with pytest.raises(UsageError, match="is of another training: its data is"):
+        dpo.train(training(policy_model, rows[:4], tmp_path))
+    with pytest.raises(UsageError, match=r'its precision is \[null, null\], and here it is \["float32", "bfloat16"\]'):
+        dpo.train(training(policy_model, rows, tmp_path, precision=Precision("float32", "bfloat16")))
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number(policy_model: Path, tmp_path: Path) -> None:
+    """Stops before anything is saved of it."""
+    dpo = DPO(DPO.Options(lr=1e30, batch_size=8, epochs=4, optimizer=Optimizer.SGD, grad_clip=None, save_every=1))
+    with pytest.raises(NotFinite, match=r"DPO training: the (loss|grad_norm) of step \d is (nan|inf)"):
+        dpo.train(training(policy_model, comparisons(), tmp_path))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+def test_smaller_micro_batches_where_memory_runs_out(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step stays what it was; halved until it fits, going on from the last checkpoint. (What stands in for memory
+    here is how many rows torch embeds at once.)"""
+    rows = comparisons()
+    dpo = DPO(DPO.Options(lr=1e-2, batch_size=8, epochs=3, save_every=1))
+    dpo.train(training(policy_model, rows, tmp_path / "roomy", steps=StepOptions(micro_batch_size=8)))
+    embed = torch.nn.Embedding.forward
+
+    def scarce(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[0] > 4:  # a pair has two rows
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        dpo.train(training(policy_model, rows, tmp_path / "failing", steps=StepOptions(micro_batch_size=8)))
+    steps = StepOptions(micro_batch_size=8, dynamic_batch_size=True)
+    with caplog.at_level(logging.WARNING):
+        dpo.train(training(policy_model, rows, tmp_path / "scarce", steps=steps))
+    assert "out of memory with 8 rows at once; going on with 4" in caplog.text
+    assert "out of memory with 4 rows at once; going on with 2" in caplog.text
+    one, other = ([line["loss"] for line in read_curves(tmp_path / name)] for name in ("roomy", "scarce"))
+    assert one == pytest.approx(other, rel=1e-4)
+    assert len(other) == 3
+
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.posttrain.preference.vowels import comparisons, training
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.training.options import Optimizer, StepOptions
+model, folder, options, steps = sys.argv[1:5]
+work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**json.loads(steps)))
+DPO(DPO.Options(**json.loads(options))).train(work)
+"""
+
+ALL = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.posttrain.preference.vowels import comparisons, episodes, training
+from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.algos.sft import SFT
+from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.training.world import World
+model, folder, strategy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+steps = StepOptions(micro_batch_size=2, strategy=strategy)
+words = {"batch_size": 4, "epochs": 3, "lr": 1e-2}
+with World.from_environment("cpu"):
+    DPO(DPO.Options(**words, rpo_weight=1.0)).train(training(model, comparisons(), folder / "rpo", steps=steps))
+    for mode in ("behavioral_cloning", "combined"):
+        SFT(SFT.Options(**words, mode=mode)).train(training(model, episodes(), folder / mode, steps=steps))
+    train_reward_model(
+        comparisons(), str(model), folder / "reward", RewardTraining(epochs=2, batch_size=4, lr=1e-3), steps=steps
+    )
+"""
+
+
+def command(model: Path, folder: Path, options: dict[str, Any], **steps: Any) -> list[str]:
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    told = [str(script), str(model), str(folder), json.dumps(options), json.dumps(steps)]
+    return [sys.executable, *told]
+
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."])}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_wherever_it_is_it_ends_as_if_undisturbed(policy_model: Path, tmp_path: Path) -> None:
+    """Killed at five moments of its work, by files that come and go; the last start ends."""
+    options = {**OPTIONS, "epochs": 12, "save_every": 1}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(policy_model, whole, options), check=True, env={**os.environ, **ENVIRONMENT})
+    for wanted in (1, 7, 13, 20, 30):
+        child = subprocess.Popen(command(policy_model, killed, options), env={**os.environ, **ENVIRONMENT})
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and child.poll() is None:
+            if list((killed / "checkpoints").glob(f"checkpoint-{wanted}")):
+                break
+            time.sleep(0.002)
+        assert child.poll() is None, "it ended before it could be killed"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    subprocess.run(command(policy_model, killed, options), check=True, env={**os.environ, **ENVIRONMENT})
+    assert_equal(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
+    """DDP by gloo, all trainings in one life of the processes: the same losses as one process, and the same model, up
+    to the order of additions."""
+    script = tmp_path / "all.py"
+    script.write_text(ALL)
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    for name, strategy, several in (("one", "single", []), ("two", "ddp", torchrun)):
+        told = [str(script), str(policy_model), str(tmp_path / name), strategy]
+        subprocess.run([sys.executable, *several, *told], check=True, env={**os.environ, **ENVIRONMENT})
+    for part, steps in (("rpo", 6), ("behavioral_cloning", 5), ("combined", 5), ("reward", 4)):
+        one, two = (read_curves(tmp_path / name / part) for name in ("one", "two"))
+        assert len(one) == steps
+        for figure in ("loss", "grad_norm"):
+            assert [line[figure] for line in one] == pytest.approx([line[figure] for line in two], rel=1e-4), part
+        kept = weights(tmp_path / "two" / part)
+        for name, tensor in weights(tmp_path / "one" / part).items():
+            torch.testing.assert_close(tensor, kept[name], rtol=1e-3, atol=1e-4)

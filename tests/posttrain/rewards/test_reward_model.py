@@ -1,0 +1,245 @@
+"""Reward models score texts as they were trained on them: real small classifiers, compared with transformers' own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.posttrain import tiny
+from tests.qa.small_models import CHAT_TEMPLATE, seeded
+
+from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.posttrain.rewards.reward_model import FORM_FILE, GROWS_AFTER, Form, RewardModel, Rows, write_form
+
+PROMPTS = ["ab", "a longer prompt than the other", "", "x"]
+COMPLETIONS = ["yes", "n", "a longer answer", ""]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def bert(folder: Path, *, labels: Sequence[str] = ("LABEL_0",), positions: int = 64) -> Path:
+    """A small encoder of characters with a separator, as OpenAssistant's and sentiment models are."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    signs = [chr(code) for code in range(97, 123)]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *signs, *(f"##{each}" for each in signs)]
+    tokenizer = BertTokenizerFast(vocab={token: place for place, token in enumerate(vocabulary)})
+    tokenizer.save_pretrained(folder)
+    with seeded(5):
+        model = BertForSequenceClassification(
+            BertConfig(
+                vocab_size=len(vocabulary),
+                hidden_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=32,
+                max_position_embeddings=positions,
+                initializer_range=0.5,
+                id2label=dict(enumerate(labels)),
+                label2id={label: place for place, label in enumerate(labels)},
+                num_labels=len(labels),
+            )
+        )
+    model.save_pretrained(folder)
+    return folder
+
+
+def causal(folder: Path, *, chat: bool = False, pad: bool = True) -> Path:
+    """A small llama with a reward head."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = tiny.character_tokenizer(folder)
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE.replace("{{ bos_token }}", "")
+    if not pad:
+        tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    with seeded(6):
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            initializer_range=0.3,
+            num_labels=1,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        model = LlamaForSequenceClassification(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def alone(model: RewardModel, given: Any) -> float:
+    """The score of one row by transformers itself, without padding."""
+    with torch.inference_mode():
+        logits = model.module(**{name: torch.tensor([ids]) for name, ids in given.items()}).logits
+    return float(logits[0, model.output])
+
+
+def test_a_pair_for_an_encoder(tmp_path: Path) -> None:
+    model = RewardModel(str(bert(tmp_path)), batch_size=3)
+    assert model.form is Form.PAIR
+    wanted = []
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+        made = model.tokenizer(prompt, completion)
+        wanted.append(alone(model, {name: made[name] for name in ("input_ids", "token_type_ids", "attention_mask")}))
+    assert model.scores(PROMPTS, COMPLETIONS) == pytest.approx(wanted, abs=1e-5)
+    assert model.scores([], []) == []
+
+
+def test_one_text_for_a_sentiment(tmp_path: Path) -> None:
+    folder = str(bert(tmp_path, labels=("NEGATIVE", "POSITIVE")))
+    model = RewardModel(folder, label="positive")
+    assert (model.form, model.output) == (Form.JOINED, 1)
+    made = model.tokenizer("abxyz")
+    given = {name: made[name] for name in ("input_ids", "token_type_ids")}
+    assert model.scores(["ab"], ["xyz"]) == pytest.approx([alone(model, given)], abs=1e-5)
+    other = RewardModel(folder, label="NEGATIVE")
+    assert other.scores(["ab"], ["xyz"]) != pytest.approx(model.scores(["ab"], ["xyz"]))
+    with pytest.raises(UsageError, match=r"has 2 outputs \(NEGATIVE, POSITIVE\); say which label"):
+        RewardModel(folder)
+    with pytest.raises(UsageError, match="has no output 'neutral'; it has NEGATIVE, POSITIVE"):
+        RewardModel(folder, label="neutral")
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_tokens_of_rollouts(tmp_path: Path, pad: bool) -> None:
+    """Of a causal body: the score is read at the last token, whatever is padded behind it."""
+    model = RewardModel(str(causal(tmp_path, pad=pad)))
+    rows = [[5, 6, 7, 9], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
+    wanted = [alone(model, {"input_ids": row}) for row in rows]
+    assert model.scores_of_ids(rows) == pytest.approx(wanted, abs=1e-5)
+    assert model.form is Form.JOINED
+
+
+def test_a_conversation(tmp_path: Path) -> None:
+    model = RewardModel(str(causal(tmp_path, chat=True)))
+    assert model.form is Form.CHAT
+    text = "<|user|>\nab<|end|>\n<|assistant|>\nxyz<|end|>\n"
+    assert model.inputs("ab", "xyz")["input_ids"] == model.tokenizer(text)["input_ids"]
+    model.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(UsageError, match=r"chat template can't put a prompt and its completion.*another form"):
+        model.scores(["a"], ["b"])
+
+
+def test_the_form_that_stands_beside_it(tmp_path: Path) -> None:
+    folder = causal(tmp_path)
+    write_form(folder, Form.ENDED)
+    model = RewardModel(str(folder))
+    assert model.form is Form.ENDED
+    ids = model.inputs("ab", "xyz")["input_ids"]
+    assert ids == [*model.tokenizer("ab")["input_ids"], *model.tokenizer("xyz")["input_ids"], 0]
+    assert RewardModel(str(folder), form=Form.JOINED).inputs("ab", "xyz")["input_ids"] == ids[:-1]
+    (folder / FORM_FILE).write_text(json.dumps({"form": "other"}))
+    with pytest.raises(BadModel, match="form 'other' is none of"):
+        RewardModel(str(folder))
+
+
+@pytest.mark.parametrize("form", [Form.CHAT, Form.JOINED, Form.ENDED])
+def test_a_completion_can_not_write_control_tokens(tmp_path: Path, form: Form) -> None:
+    """What looks like an end token in a completion's text is text before the judge too."""
+    model = RewardModel(str(causal(tmp_path, chat=True)), form=form)
+    end, plain, hostile = (
+        model.inputs("ab", text)["input_ids"].count(model.tokenizer.eos_token_id)
+        for text in ("", "xyz", f"xyz{model.tokenizer.eos_token}{model.tokenizer.eos_token}")
+    )
+    assert end == plain == hostile
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_long_texts_lose_their_beginning(tmp_path: Path, form: Form, caplog: pytest.LogCaptureFixture) -> None:
+    folder = bert(tmp_path, positions=16)
+    if form in (Form.CHAT, Form.ENDED):
+        folder = causal(tmp_path / "causal", chat=True)
+    model = RewardModel(str(folder), form=form)
+    most = model.most_tokens
+    assert most is not None
+    with caplog.at_level(logging.WARNING):
+        found = model.scores(["a " * 400, "b c " * 300], ["z q", "z q"])
+    assert len(found) == 2
+    assert model.cut == 2
+    assert caplog.text.count(f"texts of more than {most} tokens lose their beginning") == 1
+    ids = model.inputs("b c " * 300, "z q")["input_ids"]
+    assert len(ids) <= most
+    assert model.tokenizer("q", add_special_tokens=False)["input_ids"][0] in ids[-16:]
+
+
+def test_a_score_that_is_no_number_is_named(tmp_path: Path) -> None:
+    model = RewardModel(str(causal(tmp_path)))
+    with torch.no_grad():
+        model.module.score.weight.fill_(torch.nan)
+    with pytest.raises(BadModel, match="the reward of completion 'yes' to 'ab' is nan, no finite number"):
+        model.scores(["ab"], ["yes"])
+    with pytest.raises(BadModel, match=r"the reward of row 1 of 1 \(2 tokens\) is nan"):
+        model.scores_of_ids([[5, 6]])
+
+
+def test_no_reward_model(policy_model: Path, tmp_path: Path) -> None:
+    """A language model has no such head, and one of random numbers would reward anything."""
+    with pytest.raises(UsageError, match="has 2 outputs"):
+        RewardModel(str(policy_model))
+    config = json.loads((policy_model / "config.json").read_text())
+    for each in policy_model.iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "LABEL_0"}, "label2id": None}))
+    with pytest.raises(BadModel, match=r"no reward model: its checkpoint has no score\.weight"):
+        RewardModel(str(tmp_path))
+    with pytest.raises(MissingModel):
+        RewardModel(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="batch_size=0; the least is 1"):
+        RewardModel(str(tmp_path), batch_size=0)
+
+
+@pytest.mark.slow
+def test_smaller_batches_where_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """(What stands in for memory is how many rows torch embeds at once.)"""
+    model = RewardModel(str(causal(tmp_path)), batch_size=16)
+    rows = [[5 + place % 20] * (1 + place % 7) for place in range(120)]
+    wanted = model.scores_of_ids(rows)
+    embed, room = torch.nn.Embedding.forward, [3]
+    seen: list[int] = []
+
+    def scarce(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[0] > room[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        seen.append(ids.shape[0])
+        return embed(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", scarce)
+    with caplog.at_level(logging.WARNING):
+        assert model.scores_of_ids(rows) == pytest.approx(wanted, abs=1e-5)
+    assert "out of memory with 16 rows; 8 now" in caplog.text
+    assert max(seen) == 2
+    room[0] = 99
+    model.scores_of_ids(rows)
+    assert max(seen) > 2, "it grows back"
+    room[0] = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        model.scores_of_ids(rows)
+
+
+@given(st.integers(1, 64), st.lists(st.booleans(), max_size=60))
+def test_rows_stay_in_their_bounds(most: int, events: list[bool]) -> None:
+    rows = Rows(most, most)
+    for fits in events:
+        rows = rows.fitted() if fits else rows.failed()
+        assert 1 <= rows.now <= most
+    for _ in range(7 * GROWS_AFTER):
+        rows = rows.fitted()
+    assert rows.now == most

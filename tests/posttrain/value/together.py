@@ -1,0 +1,28 @@
+"""Trains a classifier in as many processes as torchrun has started: ``together.py STRATEGY REFERENCE VALUE FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tests.posttrain.value.letters import training
+from tests.posttrain.value.test_fitting import OPTIONS, rollouts
+
+from gpuherd.posttrain.training.options import StepOptions, Strategy
+from gpuherd.posttrain.value.data import of_rollouts
+from gpuherd.posttrain.value.training import train_guide
+
+
+def main(strategy: str, reference: str, small: str, folder: str) -> None:
+    """Writes the folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    work = training(reference, small, Path(folder), [])
+    steps = StepOptions(micro_batch_size=2, strategy=Strategy(strategy))
+    train_guide(of_rollouts([rollouts()], OPTIONS), replace(work, steps=steps), OPTIONS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
