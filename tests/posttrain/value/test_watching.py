@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.posttrain.value.letters import training
 
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.value.watching import Watching, watching
+from gpuherd.posttrain.training.watching import Watching
+from gpuherd.posttrain.value.watching import watching
 
 
 def test_hooks_come_through_and_without_them_the_options_say_how_often(tmp_path: Path) -> None:

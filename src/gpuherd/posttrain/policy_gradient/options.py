@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.losses import LossType
-from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler
+from gpuherd.posttrain.training.options import Lora, Optimised
+from gpuherd.posttrain.training.watching import Watching
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.problem import Problem, Task
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """Raises UsageError.
+class PolicyOptions(Optimised):
+    """Beside ``Optimised``. Raises UsageError.
 
     Attributes:
         samples_per_prompt: rollouts of each problem: a group.
@@ -27,7 +28,6 @@ class PolicyOptions:
         epochs: passes over the round's problems.
         max_steps: no more steps than these; None: as many as the epochs have.
         minibatch_size: rollouts of one optimiser step; None: all of the step.
-        lr, weight_decay, grad_clip, scheduler, warmup_steps, optimizer, betas, eps: of the optimiser.
         loss_type: by what the sum over tokens is divided.
         kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
         online: the training samples with the policy as it is, step by step. False: it learns from what the round's
@@ -41,13 +41,6 @@ class PolicyOptions:
     max_steps: int | None = None
     minibatch_size: int | None = None
     lr: float = 1e-6
-    weight_decay: float = 0.0
-    grad_clip: float | None = 1.0
-    scheduler: Scheduler = Scheduler.CONSTANT
-    warmup_steps: int = 0
-    optimizer: Optimizer = Optimizer.ADAMW
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     loss_type: LossType = LossType.DAPO
     kl_coef: float = 0.05
     online: bool = True
@@ -62,26 +55,12 @@ class PolicyOptions:
             raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
         _ = self.optimiser  # refuses what is out of range
 
-    @property
-    def optimiser(self) -> OptimiserOptions:
-        """The same for ``Trainee``."""
-        return OptimiserOptions(
-            learning_rate=self.lr,
-            weight_decay=self.weight_decay,
-            betas=self.betas,
-            eps=self.eps,
-            max_grad_norm=self.grad_clip,
-            scheduler=self.scheduler,
-            warmup_steps=self.warmup_steps,
-            optimizer=self.optimizer,
-        )
-
 
 Roll = Callable[["Sampler", "Sequence[Problem]", int, str], "list[Rollout]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(Watching):
     """What a caller of ``train`` may put in: ``Training.extra["hooks"]``. Nothing of it changes what is learnt but
     ``roll``.
 
@@ -90,23 +69,11 @@ class Hooks:
             problems, samples of each, stream of the draws.
         evaluate: figures to be logged with a step; called after every ``evaluate_every`` steps in all processes, while
             each has the whole policy.
-        save_every: steps between checkpoints.
-        keep: so many checkpoints are kept.
-        log_every: steps between lines of the curves.
-        report_to, run_name, project: for ``Curves``.
-        stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
     """
 
     roll: Roll | None = None
     evaluate: Callable[[Sampler, int], Mapping[str, float]] | None = None
     evaluate_every: int = 0
-    save_every: int = 10
-    keep: int = 2
-    log_every: int = 1
-    report_to: tuple[str, ...] = ()
-    run_name: str | None = None
-    project: str | None = None
-    stopping: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "log_every"):

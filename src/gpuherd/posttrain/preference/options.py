@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.interface import Training
 from gpuherd.posttrain.preference.settings import Run, steps_for
-from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler, StepOptions
+from gpuherd.posttrain.training.options import Lora, Optimised, StepOptions
+from gpuherd.posttrain.training.watching import Watching
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittingOptions:
-    """Raises UsageError.
+class FittingOptions(Optimised):
+    """Beside ``Optimised``. Raises UsageError.
 
     Attributes:
         epochs: how often each row is learnt from.
         batch_size: rows of an optimiser step, over all processes.
         max_steps: no more optimiser steps than these; None: as many as the epochs have.
-        lr, weight_decay, grad_clip, scheduler, warmup_steps, optimizer, betas, eps: of the optimiser.
         num_workers: processes that make batches.
         save_every: steps between checkpoints; None: twenty in all, at least 25 steps apart.
         lora: an adapter is trained; None: all weights (or the adapter that the policy has already).
@@ -30,13 +30,6 @@ class FittingOptions:
     batch_size: int = 16
     max_steps: int | None = None
     lr: float = 1e-5
-    weight_decay: float = 0.0
-    grad_clip: float | None = 1.0
-    scheduler: Scheduler = Scheduler.CONSTANT
-    warmup_steps: int = 0
-    optimizer: Optimizer = Optimizer.ADAMW
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     num_workers: int = 0
     save_every: int | None = None
     lora: Lora | None = None
@@ -48,52 +41,10 @@ class FittingOptions:
                 raise UsageError(f"{name}={value}; the least is {least}")
         _ = self.optimiser  # refuses what is out of range
 
-    @property
-    def optimiser(self) -> OptimiserOptions:
-        """The optimiser's part."""
-        return OptimiserOptions(
-            learning_rate=self.lr,
-            weight_decay=self.weight_decay,
-            betas=self.betas,
-            eps=self.eps,
-            max_grad_norm=self.grad_clip,
-            scheduler=self.scheduler,
-            warmup_steps=self.warmup_steps,
-            optimizer=self.optimizer,
-        )
-
     def identity(self) -> dict[str, Any]:
         """All of them that change what is learnt, as JSON values."""
         left_out = ("num_workers", "save_every")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
-
-
-class Hooks(Protocol):
-    """What a caller of ``train`` may put in as ``Training.extra["hooks"]``, as far as it is used here.
-
-    Attributes:
-        save_every: steps between checkpoints.
-        keep: so many are kept.
-        log_every: steps between lines of the curves.
-        report_to: ``tensorboard``, ``wandb``.
-        run_name, project: for W&B.
-        stopping: asked after each step; where it says so, a checkpoint is saved and the training ends by Stopped.
-    """
-
-    @property
-    def save_every(self) -> int: ...
-    @property
-    def keep(self) -> int: ...
-    @property
-    def log_every(self) -> int: ...
-    @property
-    def run_name(self) -> str | None: ...
-    @property
-    def project(self) -> str | None: ...
-    @property
-    def report_to(self) -> Sequence[str]: ...
-    @property
-    def stopping(self) -> Callable[[], bool] | None: ...
 
 
 def run_of(
@@ -114,7 +65,7 @@ def run_of(
         sequences: of each row.
         besides: what changes results besides, as JSON values: what a checkpoint must agree in too.
     """
-    hooks: Hooks | None = work.extra.get("hooks")
+    hooks: Watching | None = work.extra.get("hooks")
     run = Run(
         folder=work.folder,
         stage=f"{algorithm} training",
@@ -140,15 +91,4 @@ def run_of(
             **(besides or {}),
         },
     )
-    if hooks is None:
-        return run
-    return replace(
-        run,
-        save_every=hooks.save_every,
-        keep=hooks.keep,
-        log_every=hooks.log_every,
-        report_to=tuple(hooks.report_to),
-        run_name=hooks.run_name,
-        project=hooks.project,
-        stopping=hooks.stopping,
-    )
+    return run if hooks is None else replace(run, **hooks.named())

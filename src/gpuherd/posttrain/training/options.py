@@ -119,6 +119,38 @@ class StepOptions:
         return self.strategy == Strategy.FSDP and self.fsdp_sharding_strategy != Sharding.NO_SHARD
 
 
+@dataclass(frozen=True, kw_only=True)
+class Optimised:
+    """The words for ``OptimiserOptions`` in the options of an algorithm, which gives ``lr`` a default of its own.
+
+    Attributes:
+        lr, weight_decay, grad_clip, scheduler, warmup_steps, optimizer, betas, eps: of the optimiser.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    scheduler: Scheduler = Scheduler.CONSTANT
+    warmup_steps: int = 0
+    optimizer: Optimizer = Optimizer.ADAMW
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    @property
+    def optimiser(self) -> OptimiserOptions:
+        """The same for ``Trainee``. Raises UsageError for what is out of range."""
+        return OptimiserOptions(
+            learning_rate=self.lr,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            eps=self.eps,
+            max_grad_norm=self.grad_clip,
+            scheduler=self.scheduler,
+            warmup_steps=self.warmup_steps,
+            optimizer=self.optimizer,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """An adapter to be trained in place of the weights (arXiv 2106.09685). Raises UsageError.

@@ -20,13 +20,14 @@ from gpuherd.lm.guidance.form import FILE, Head, read_form
 from gpuherd.posttrain.algos.interface import Training
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
+from gpuherd.posttrain.training.watching import Watching
 from gpuherd.posttrain.value import tensors
 from gpuherd.posttrain.value.batches import planned
 from gpuherd.posttrain.value.checking import checked
 from gpuherd.posttrain.value.data import Data, digest
 from gpuherd.posttrain.value.objective import Objective
 from gpuherd.posttrain.value.options import ValueOptions
-from gpuherd.posttrain.value.watching import Watching, watching
+from gpuherd.posttrain.value.watching import watching
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
