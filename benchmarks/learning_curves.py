@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-CHARACTERS = "0123456789+="
 KNOWN = 0.95  # of 200 held-out sums the base's likeliest answer is right: the first part ends
 WRONG_LABELS, SAID = 0.85, 0.15  # of the second part; it ends where no more drawn answers than this are right
 SUMS, TEST = 8000, 500
@@ -53,7 +52,9 @@ def pretrain(folder: Path, seed: int = 0) -> dict[str, int]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = character_tokenizer(folder)
+    from gpuherd.posttrain.tasks.arithmetic import make_tokenizer
+
+    tokenizer = make_tokenizer(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
@@ -91,20 +92,6 @@ def imitated(
             if enough():
                 return step
     raise SystemExit(f"the base is not as it should be after {most} steps")
-
-
-def character_tokenizer(folder: Path) -> Any:
-    """A token a character; ``</s>`` is 0, ``<pad>`` 1."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: number for number, token in enumerate(["</s>", "<pad>", "<unk>", *CHARACTERS])}
-    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    plain.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
-    fast.save_pretrained(folder)
-    return fast
 
 
 def tokens(tokenizer: Any, rows: list[tuple[str, str]]) -> tuple[Any, Any]:

@@ -25,6 +25,11 @@ settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# One that nohup started ignores a hang-up, and so would every dispatcher that a test tells to read its settings again.
+# A handler is not inherited, and lets the suite itself live on.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _driver_library() -> None:
@@ -35,12 +40,16 @@ def _driver_library() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings of the user's; and a machine that a command of a test has simulated is gone after that test."""
     for name in list(os.environ):
         if name.startswith(("GPUHERD_", "CUDA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    yield
+    if driver.STATE_VARIABLE in os.environ:
+        driver.forget()
 
 
 @pytest.fixture

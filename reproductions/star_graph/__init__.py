@@ -2,6 +2,6 @@
 
     python -m reproductions.star_graph --graphs 2,3 3,3 --seeds 0 1 2
 
-``protocol`` says what is run, ``base`` trains the model that all methods begin with, ``methods`` runs each by
-``gpuherd.posttrain``, ``tables`` writes docs/star-graph.md from the results and nothing else.
+``protocol`` says what is run, ``base`` trains the model that all methods begin with, ``tables`` writes
+docs/star-graph.md from the results and nothing else. The methods themselves are run by ``reproductions.comparison``.
 """

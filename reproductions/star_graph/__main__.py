@@ -11,7 +11,6 @@ there. Results: ``reproductions/star_graph/results/<graph>-seed<seed>.json``.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.jobs.durable import atomic_write
-from reproductions.star_graph.protocol import PROTOCOLS, Protocol
+from reproductions.results import own, quiet_libraries, write_result
+from reproductions.star_graph.protocol import METHODS, PROTOCOLS, Protocol
 
 Unit = tuple[tuple[int, int], int]  # d and l, seed
 RESULTS = Path(__file__).parent / "results"
@@ -32,7 +31,11 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 where every seed has been run."""
-    parser = argparse.ArgumentParser(prog="python -m reproductions.star_graph", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m reproductions.star_graph",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--graphs", nargs="+", type=_graph, default=[(2, 3), (3, 3)], metavar="d,l")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     parser.add_argument("--methods", nargs="+", default=None, metavar="METHOD", help="all by default")
@@ -91,11 +94,11 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
     """The base of a seed, and each method from it; what is there is not done again."""
     import torch
 
+    from reproductions.comparison import is_done, run_method, share, tested
     from reproductions.star_graph.base import chosen_base, graphs, make_base
-    from reproductions.star_graph.methods import PUBLISHED, is_done, run_method, share, tested
 
     torch.set_num_threads(1)
-    _quiet()
+    quiet_libraries()
     folder = args.work / f"{protocol.degree}-{protocol.length}" / f"seed-{seed}"
     place, looked = make_base(protocol, seed, folder / "base", console)
     chosen = chosen_base(protocol, looked)
@@ -107,38 +110,23 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
         "methods": {},
     }
     result = args.results / f"{protocol.degree}-{protocol.length}-seed{seed}.json"
-    args.results.mkdir(parents=True, exist_ok=True)
-    _write(result, found)
+    write_result(result, found)
     if place is None:
         console.print(f"{protocol.name} seed {seed}: not valid, no checkpoint of the base passes")
         return
-    task = graphs(protocol, protocol.length, seed, protocol.budget // 2)
-    shared = share(protocol, seed, place, task, folder)
+    task = graphs(protocol, protocol.length, seed, protocol.budget.completions // 2)
+    shared = share(protocol.budget, protocol.name, seed, place, task, folder)
     found["base"] = tested(shared, "base", shared.base, folder / "base-test")
-    asked = [name for name in PUBLISHED if name in (args.methods or PUBLISHED) or is_done(folder / _safe(name))]
+    asked = [name for name in METHODS if name in (args.methods or METHODS) or is_done(folder / _safe(name))]
     for name in asked:
         found["methods"][name] = run_method(shared, name, folder / _safe(name))
-        _write(result, found)
-        own = next(each for each in found["methods"][name]["points"] if each["own"])
-        console.print(f"{protocol.name} seed {seed}: {name} {own['right']['value']:.3f}")
+        write_result(result, found)
+        point = own(found["methods"][name]["points"])
+        console.print(f"{protocol.name} seed {seed}: {name} {point['right']['value']:.3f}")
 
 
 def _safe(name: str) -> str:
     return name.replace("#", "sharp")
-
-
-def _write(path: Path, found: dict[str, Any]) -> None:
-    atomic_write(path, json.dumps(found, indent=1).encode() + b"\n")
-
-
-def _quiet() -> None:
-    """Libraries' own bars and notes; ours say how far it is."""
-    import datasets
-    import transformers
-
-    datasets.disable_progress_bars()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
 
 
 if __name__ == "__main__":

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from reproductions.comparison import Budget
+from reproductions.imitation import Shape
 
-@dataclass(frozen=True)
-class Model:
-    """A Llama from scratch: 0.17 M parameters without its embeddings' few thousand."""
-
-    width: int = 64
-    layers: int = 4
-    heads: int = 4
+METHODS = ("next-token", "REINFORCE", "RPO", "DPO", "GRPO", "CD", "Q#", "PITA")
 
 
 @dataclass(frozen=True)
@@ -25,13 +21,8 @@ class Protocol:
         base_graphs: of each of these lengths, drawn once.
         base_steps, base_batch, base_lr: of the base; constant after 50 steps of warm-up, AdamW, weight decay 0.1.
         checkpoint_every: steps between the bases that are looked at.
-        steps: optimiser steps of each method.
-        sequences: completions of a step; of methods that learn from pairs half as many pairs.
-        lr: of all methods.
-        group: completions of one prompt, of methods that compare them.
-        kl_coef: of GRPO.
-        beta: of DPO and RPO.
-        eta, top_k: of the guided methods.
+        budget: of each method.
+        shape: of the model, 0.17 M parameters without its embeddings' few thousand.
         test: graphs of the test, each answered once at temperature 1.
         gate: held-out graphs that decide whether a base counts.
     """
@@ -40,20 +31,13 @@ class Protocol:
     length: int
     nodes: int
     base_steps: int
+    budget: Budget
     base_lengths: tuple[int, ...] = (3, 4, 5)
     base_graphs: int = 32_000
     base_batch: int = 96
     base_lr: float = 1e-3
     checkpoint_every: int = 250
-    model: Model = Model()
-    steps: int = 600
-    sequences: int = 96
-    lr: float = 4e-4
-    group: int = 8
-    kl_coef: float = 0.0
-    beta: float = 0.1
-    eta: float = 0.1
-    top_k: int = 10
+    shape: Shape = field(default_factory=Shape)
     test: int = 1_000
     gate: int = 2_000
 
@@ -62,20 +46,14 @@ class Protocol:
         """As papers write it."""
         return f"G({self.degree},{self.length})"
 
-    @property
-    def budget(self) -> int:
-        """Completions that each method learns from."""
-        return self.steps * self.sequences
-
 
 PROTOCOLS: Mapping[tuple[int, int], Protocol] = {
-    (2, 3): Protocol(degree=2, length=3, nodes=12, base_steps=1_500),
-    (3, 3): Protocol(degree=3, length=3, nodes=14, base_steps=6_000),
-    (2, 4): Protocol(degree=2, length=4, nodes=12, base_steps=1_500, steps=3_000),
-    (5, 5): Protocol(degree=5, length=5, nodes=24, base_steps=10_000, base_lengths=(5,), steps=3_000),
+    (2, 3): Protocol(degree=2, length=3, nodes=12, base_steps=1_500, budget=Budget(600, 96, 4)),
+    (3, 3): Protocol(degree=3, length=3, nodes=14, base_steps=6_000, budget=Budget(600, 96, 4)),
+    (2, 4): Protocol(degree=2, length=4, nodes=12, base_steps=1_500, budget=Budget(3_000, 96, 5)),
+    (5, 5): Protocol(degree=5, length=5, nodes=24, base_steps=10_000, base_lengths=(5,), budget=Budget(3_000, 96, 6)),
 }
 
 # A base counts where it takes the shortcut, and follows edges. Methods' results have no part in this.
 SHORTCUT_WITHIN = 0.03  # of 1/d: the probability that it gives to the right path, on average
 EDGES_ABOVE = 0.95  # of the nodes behind the first choice: the right one is the most probable, at each longer length
-ETAS = (0.02, 0.1, 0.5, 1.0, 5.0)

@@ -8,23 +8,12 @@ from typing import Any
 
 from tests.qa.small_models import seeded
 
-EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
+from gpuherd.posttrain.tasks.vocabulary import characters as tokenizer_of
 
 
 def character_tokenizer(folder: Path, *, characters: str = string.printable) -> Any:
     """A tokenizer of characters, saved into the folder; it adds no special tokens. ``</s>`` is 0, ``<pad>`` 1."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: number for number, token in enumerate([EOS, PAD, UNKNOWN, *dict.fromkeys(characters)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-    )
-    fast.save_pretrained(folder)
-    return fast
+    return tokenizer_of(folder, dict.fromkeys(characters))
 
 
 def tiny_llama(

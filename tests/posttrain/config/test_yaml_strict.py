@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,19 +89,17 @@ def test_files(tmp_path: Path) -> None:
         read_yaml(tmp_path / "none.yaml")
 
 
+# PyYAML writes the text 1e5 without quotes: to YAML 1.1 it is no number. To people it is one, and so it is here.
+texts = st.text(st.characters(codec="utf-8")).filter(lambda text: re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", text) is None)
 values = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(st.characters(codec="utf-8"))
-    ),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
-    ),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.text(), values, max_size=3))
+@given(st.dictionaries(texts, values, max_size=3))
 def test_what_pyyaml_writes_is_read_back(value: dict[str, Any]) -> None:
     assert parse_yaml(yaml.safe_dump(value)) == value
 

@@ -16,8 +16,8 @@ from gpuherd.errors import GpuherdError, naming_extras, printable
 from gpuherd.gpus.state import Gpu
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.parallel import Collected, ParallelDataGenerator
+from gpuherd.posttrain.tasks.arithmetic import make_tokenizer
 
-_CHARACTERS = "0123456789+="
 _MOST_WORKERS = 4
 
 
@@ -105,16 +105,10 @@ def make_model(folder: Path, *, width: int = 16, layers: int = 2, heads: int = 2
     has: a few thousand unless asked for more. Raises MissingExtra."""
     with naming_extras({"tokenizers": "posttrain", "transformers": "posttrain", "torch": "posttrain"}, "models take"):
         import torch
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokens = {token: number for number, token in enumerate([*special.values(), *_CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(tokens, unk_token=special["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+        from transformers import LlamaConfig, LlamaForCausalLM
+    tokenizer = make_tokenizer(folder)
     config = LlamaConfig(
-        vocab_size=len(tokens),
+        vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,

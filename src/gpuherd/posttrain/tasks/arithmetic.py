@@ -11,13 +11,17 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, Shuffled, first_problems
+from gpuherd.posttrain.tasks.vocabulary import characters
 
+_CHARACTERS = "0123456789+-*="
 _MOST_TRAINING = 20_000  # problems, where no number is said
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)")
 
@@ -98,6 +102,11 @@ class Arithmetic:
 def make(options: TaskOptions) -> Arithmetic:
     """The task with these settings. Raises UsageError."""
     return Arithmetic(read(Settings, options.settings, "arithmetic"))
+
+
+def make_tokenizer(folder: Path) -> Any:
+    """A tokenizer of one token a character of sums, saved into the folder and returned. ``</s>`` is 0, ``<pad>`` 1."""
+    return characters(folder, _CHARACTERS)
 
 
 def value_of(text: str) -> int:

@@ -21,6 +21,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import first_problems
+from gpuherd.posttrain.tasks.vocabulary import write_tokenizer
 
 _POSITIVE = (
     "good great lovely fine brilliant funny warm clever fresh moving bright charming superb tender witty bold graceful "
@@ -36,7 +37,6 @@ _NEUTRAL = (
     "music camera script cast role hero villain town house street river night day year friend voice dream"
 )
 POSITIVE, NEGATIVE, NEUTRAL = (tuple(words.split()) for words in (_POSITIVE, _NEGATIVE, _NEUTRAL))
-EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 _GIVEN = 4  # words of a sentence
 _LIKELY = 12  # words that often follow a word
 _SHARES = {Split.TEST: range(1), Split.HELDOUT: range(1, 2), Split.TRAIN: range(2, 10)}  # of ten prompts, by their hash
@@ -102,17 +102,9 @@ def make(options: TaskOptions) -> Sentiment:
 
 def make_tokenizer(folder: Path) -> Any:
     """A tokenizer of one token a word, saved into the folder and returned. ``</s>`` is 0 and ``<pad>`` 1."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    words = [EOS, PAD, UNKNOWN, *POSITIVE, *NEGATIVE, *NEUTRAL]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-    )
-    fast.save_pretrained(folder)
-    return fast
+    return write_tokenizer(folder, [*POSITIVE, *NEGATIVE, *NEUTRAL], pre_tokenizers.WhitespaceSplit())
 
 
 def _reward(completion: str) -> Reward:

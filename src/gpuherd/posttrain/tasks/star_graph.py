@@ -23,8 +23,8 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, first_problems
+from gpuherd.posttrain.tasks.vocabulary import write_tokenizer
 
-EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 _MOST_NODES = 10_000
 _SIGNS = ("|", "=", "/", "$")
 # A graph belongs to a split by its hash, whatever order its edges stand in and whatever the seed: of ten graphs one to
@@ -182,19 +182,10 @@ def check_path(graph: StarGraph, completion: str) -> PathCheck:
 def make_tokenizer(folder: Path, nodes: int) -> Any:
     """A tokenizer of one token a node and a sign, saved into the folder and returned; commas are dropped, as in the
     published runs from scratch. ``</s>`` is 0 and ``<pad>`` 1; a text is decoded with spaces between its tokens."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, pre_tokenizers
 
-    words = [EOS, PAD, UNKNOWN, *_SIGNS, *map(str, range(nodes))]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"[,\s]+"), "removed"), pre_tokenizers.Split(Regex(r"[|=/$]"), "isolated")]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-    )
-    fast.save_pretrained(folder)
-    return fast
+    parts = [pre_tokenizers.Split(Regex(r"[,\s]+"), "removed"), pre_tokenizers.Split(Regex(r"[|=/$]"), "isolated")]
+    return write_tokenizer(folder, [*_SIGNS, *map(str, range(nodes))], pre_tokenizers.Sequence(parts))
 
 
 def _reward(problem: Problem, completion: str) -> Reward:

@@ -1,8 +1,8 @@
-"""The methods, each by ``gpuherd.posttrain``'s own algorithm, on one fixed set of graphs and with one budget.
+"""The methods, each by ``gpuherd.posttrain``'s own algorithm, from one base, on one fixed set of problems, one budget.
 
-As in the paper's set-up the true path of each graph and a wrong path that the base has drawn are what DPO, RPO, Q# and
-CD learn from; next-token learns the true paths; REINFORCE and GRPO draw from the policy; PITA collects as it does
-anywhere: it cuts the base's greedy path and compares two ends.
+As in the Q# paper's star graphs (arXiv 2502.20548, appendix C) the true answer of each problem and a wrong one that the
+base has drawn are what DPO, RPO, Q# and CD learn from; next-token learns the true answers; REINFORCE, GRPO and PPO draw
+from the policy; PITA collects as it does anywhere: it cuts the base's greedy answer and compares two ends.
 """
 
 from __future__ import annotations
@@ -15,20 +15,52 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.posttrain.algos import cd, dpo, grpo, pita, qsharp, reinforce, sft
+from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
 from gpuherd.posttrain.algos.interface import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, evaluate
 from gpuherd.posttrain.evaluation.options import EvaluationOptions
 from gpuherd.posttrain.evaluation.result import REFERENCE, About, Point
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.problem import Problem, Split, Task
 from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.tasks.star_graph import StarGraphs
 from gpuherd.posttrain.training.options import Scheduler, StepOptions
 from gpuherd.posttrain.value.options import Guidance
-from reproductions.star_graph.protocol import ETAS, Protocol
 
-PUBLISHED = ("next-token", "REINFORCE", "RPO", "DPO", "GRPO", "CD", "Q#", "PITA")
+ETAS = (0.02, 0.1, 0.5, 1.0, 5.0)
+GUIDED = ("Q#", "CD", "PITA")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each method may use, and its settings.
+
+    Attributes:
+        steps: optimiser steps.
+        sequences: completions of a step; of methods that learn from pairs half as many pairs.
+        max_new_tokens: of a completion.
+        lr: of all methods, constant.
+        group: completions of one prompt, of methods that compare them.
+        kl_coef: of GRPO and PPO.
+        beta: of DPO and RPO.
+        eta, top_k: of the guided methods.
+        epochs: of methods that learn from rows, at most; ``steps`` end them before.
+    """
+
+    steps: int
+    sequences: int
+    max_new_tokens: int
+    lr: float = 4e-4
+    group: int = 8
+    kl_coef: float = 0.0
+    beta: float = 0.1
+    eta: float = 0.1
+    top_k: int = 10
+    epochs: int = 10
+
+    @property
+    def completions(self) -> int:
+        """That each method learns from."""
+        return self.steps * self.sequences
 
 
 @dataclass(frozen=True)
@@ -36,14 +68,16 @@ class Shared:
     """What all methods of one base have in common.
 
     Attributes:
-        problems: the graphs that all of them learn from.
-        pairs: of each graph the true path and a wrong one that the base drew.
+        family: what the comparison is of, such as ``G(2,3)``.
+        problems: what all of them learn from.
+        pairs: of each problem the true answer and a wrong one that the base drew.
     """
 
-    protocol: Protocol
+    budget: Budget
+    family: str
     seed: int
     base: Policy
-    task: StarGraphs
+    task: Task
     problems: Sequence[Problem]
     pairs: Sequence[Comparison]
 
@@ -56,36 +90,35 @@ class Method:
     rows: Callable[[Shared], Sequence[Row]] | None
 
 
-def methods(protocol: Protocol) -> Mapping[str, Method]:
+def methods(budget: Budget) -> Mapping[str, Method]:
     """All of them, with the same learning rate and as many completions each."""
-    pairs = protocol.sequences // 2
-    common: dict[str, Any] = {"lr": protocol.lr, "weight_decay": 0.0, "grad_clip": 1.0, "scheduler": Scheduler.CONSTANT}
-    on_rows: dict[str, Any] = {**common, "epochs": 10, "max_steps": protocol.steps}
-    online: dict[str, Any] = {**common, "epochs": 1_000, "max_steps": protocol.steps}
+    pairs = budget.sequences // 2
+    common: dict[str, Any] = {"lr": budget.lr, "weight_decay": 0.0, "grad_clip": 1.0, "scheduler": Scheduler.CONSTANT}
+    on_rows: dict[str, Any] = {**common, "epochs": budget.epochs, "max_steps": budget.steps}
+    online: dict[str, Any] = {**common, "epochs": 1_000, "max_steps": budget.steps}
     value: dict[str, Any] = {
         **common,
         "epochs": 1,
         "validation_share": 0.0,
-        "guidance": Guidance(eta=protocol.eta, top_k=protocol.top_k),
+        "guidance": Guidance(eta=budget.eta, top_k=budget.top_k),
     }
-    groups = protocol.sequences // protocol.group
+    groups = budget.sequences // budget.group
     return {
-        "next-token": Method(sft.SFT(sft.Options(**on_rows, batch_size=protocol.sequences)), true_paths),
+        "next-token": Method(sft.SFT(sft.Options(**on_rows, batch_size=budget.sequences)), true_answers),
         "REINFORCE": Method(
-            reinforce.Reinforce(reinforce.ReinforceOptions(**online, batch_size=protocol.sequences)), nothing
+            reinforce.Reinforce(reinforce.ReinforceOptions(**online, batch_size=budget.sequences)), nothing
         ),
-        "RPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=protocol.beta, rpo_weight=1.0, batch_size=pairs)), as_pairs),
-        "DPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=protocol.beta, batch_size=pairs)), as_pairs),
+        "RPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=budget.beta, rpo_weight=1.0, batch_size=pairs)), as_pairs),
+        "DPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=budget.beta, batch_size=pairs)), as_pairs),
         "GRPO": Method(
             grpo.GRPO(
-                grpo.GRPOOptions(
-                    **online, batch_size=groups, samples_per_prompt=protocol.group, kl_coef=protocol.kl_coef
-                )
+                grpo.GRPOOptions(**online, batch_size=groups, samples_per_prompt=budget.group, kl_coef=budget.kl_coef)
             ),
             nothing,
         ),
-        "CD": Method(cd.ControlledDecoding(cd.CDOptions(**value, batch_size=protocol.sequences)), both_paths),
-        "Q#": Method(qsharp.QSharp(qsharp.QSharpOptions(**value, batch_size=protocol.sequences)), both_paths),
+        "CD": Method(cd.ControlledDecoding(cd.CDOptions(**value, batch_size=budget.sequences)), both_answers),
+        "Q#": Method(qsharp.QSharp(qsharp.QSharpOptions(**value, batch_size=budget.sequences)), both_answers),
+        "PPO": Method(ppo.PPO(ppo.PPOOptions(**online, batch_size=budget.sequences, kl_coef=budget.kl_coef)), nothing),
         "PITA": Method(pita.PITA(pita.PITAOptions(**value, batch_size=pairs, samples_per_example=4)), None),
     }
 
@@ -96,16 +129,16 @@ def nothing(_: Shared) -> Sequence[Row]:
 
 
 def as_pairs(shared: Shared) -> Sequence[Row]:
-    """True path preferred to wrong path."""
+    """The true answer is preferred to the wrong one."""
     return shared.pairs
 
 
-def true_paths(shared: Shared) -> Sequence[Row]:
+def true_answers(shared: Shared) -> Sequence[Row]:
     """The chosen ones."""
     return [_rollout(each, 0) for each in shared.pairs]
 
 
-def both_paths(shared: Shared) -> Sequence[Row]:
+def both_answers(shared: Shared) -> Sequence[Row]:
     """Both, each with what it earned."""
     return [_rollout(each, number) for each in shared.pairs for number in range(2)]
 
@@ -128,35 +161,33 @@ def _rollout(pair: Comparison, number: int) -> Rollout:
     )
 
 
-def share(protocol: Protocol, seed: int, base: Path, task: StarGraphs, folder: Path) -> Shared:
-    """The graphs and the pairs of a base, drawn once and kept in the folder."""
+def share(budget: Budget, family: str, seed: int, base: Path, task: Task, folder: Path) -> Shared:
+    """The problems and the pairs of a base, drawn once and kept in the folder."""
     policy = Policy(str(base))
     problems = task.problems(Split.TRAIN, None, 0)
     path = folder / "pairs.jsonl"
     if not path.exists():
         algorithm = dpo.DPO(dpo.Options(pairing=dpo.Pairing.ANSWER))
-        rows = list(algorithm.collect(_collecting(protocol, seed, policy, task, problems)))
+        rows = list(algorithm.collect(_collecting(budget, seed, policy, task, problems)))
         atomic_write(path, "".join(json.dumps(each.to_dict()) + "\n" for each in rows).encode())
     pairs = [Comparison.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
-    return Shared(protocol, seed, policy, task, problems, pairs)
+    return Shared(budget, family, seed, policy, task, problems, pairs)
 
 
-def _sampling(protocol: Protocol, seed: int, *, top_k: int = 0) -> Sampling:
+def _sampling(budget: Budget, seed: int, *, top_k: int = 0) -> Sampling:
     return Sampling(
-        max_new_tokens=protocol.length + 1, temperature=1.0, top_k=top_k, batch_size=256, seed=10_000 + seed
+        max_new_tokens=budget.max_new_tokens, temperature=1.0, top_k=top_k, batch_size=256, seed=10_000 + seed
     )
 
 
-def _collecting(
-    protocol: Protocol, seed: int, policy: Policy, task: StarGraphs, problems: Sequence[Problem]
-) -> Collecting:
+def _collecting(budget: Budget, seed: int, policy: Policy, task: Task, problems: Sequence[Problem]) -> Collecting:
     return Collecting(
         task=task,
         problems=problems,
         policy=policy,
         reference=policy,
         round=0,
-        sampling=_sampling(protocol, seed),
+        sampling=_sampling(budget, seed),
         precision=Precision(dtype="float32"),
         device="cpu",
         reward_batch_size=256,
@@ -174,7 +205,7 @@ def run_method(shared: Shared, name: str, folder: Path) -> dict[str, Any]:
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
         return found
-    method = methods(shared.protocol)[name]
+    method = methods(shared.budget)[name]
     began = time.process_time()
     rows = list(_collected(shared, method, folder) if method.rows is None else method.rows(shared))
     collected = time.process_time()
@@ -188,11 +219,11 @@ def run_method(shared: Shared, name: str, folder: Path) -> dict[str, Any]:
             value_model=shared.base.model,
             folder=folder / "training",
             round=0,
-            sampling=_sampling(shared.protocol, shared.seed),
+            sampling=_sampling(shared.budget, shared.seed),
             precision=Precision(dtype="float32"),
             device="cpu",
             seed=shared.seed,
-            steps=StepOptions(micro_batch_size=shared.protocol.sequences),
+            steps=StepOptions(micro_batch_size=shared.budget.sequences),
             reward_batch_size=256,
         )
     )
@@ -213,23 +244,22 @@ def _collected(shared: Shared, method: Method, folder: Path) -> Sequence[Row]:
     """The method's own rows, as many as the budget has pairs for."""
     path = folder / "rows.jsonl"
     if not path.exists():
-        work = _collecting(shared.protocol, shared.seed, shared.base, shared.task, shared.problems)
-        rows = list(method.algorithm.collect(work))[: shared.protocol.budget // 2]
+        work = _collecting(shared.budget, shared.seed, shared.base, shared.task, shared.problems)
+        rows = list(method.algorithm.collect(work))[: shared.budget.completions // 2]
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, "".join(json.dumps(each.to_dict()) + "\n" for each in rows).encode())
     return [Comparison.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def tested(shared: Shared, name: str, policy: Policy, folder: Path) -> list[dict[str, Any]]:
-    """What a policy earns on the test's graphs, a guided one at each eta."""
-    protocol = shared.protocol
+    """What a policy earns on the test's problems, a guided one at each eta."""
     evaluation = evaluate(
         Evaluating(
             about=About(
                 algorithm=REFERENCE if name == "base" else name,
-                dataset="star_graph",
-                evaluated_on="star_graph",
-                family=protocol.name,
+                dataset=shared.task.name,
+                evaluated_on=shared.task.name,
+                family=shared.family,
                 round=None if name == "base" else 0,
                 seed=shared.seed,
             ),
@@ -238,7 +268,7 @@ def tested(shared: Shared, name: str, policy: Policy, folder: Path) -> list[dict
             task=shared.task,
             folder=folder,
             options=EvaluationOptions(samples=1, etas=ETAS if policy.guide is not None else ()),
-            sampling=_sampling(protocol, shared.seed, top_k=protocol.top_k),
+            sampling=_sampling(shared.budget, shared.seed, top_k=shared.budget.top_k),
             precision=Precision(dtype="float32"),
         )
     )

@@ -1,0 +1,79 @@
+"""Runs the seeds one after the other and writes what came out.
+
+    python -m reproductions.noisy_addition
+    python -m reproductions.noisy_addition --only-tables       docs from the results that are there
+
+One process, one thread. What is done lies in the work folder: the same command goes on from there. Results:
+``reproductions/noisy_addition/results/seed<seed>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from reproductions.noisy_addition.protocol import METHODS, Protocol
+from reproductions.results import own, quiet_libraries, write_result
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 where every seed has been run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m reproductions.noisy_addition",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    parser.add_argument("--work", type=Path, default=Path("outputs/noisy-addition"), help="folder of models and rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--only-tables", action="store_true", help="write the documents from the results there are")
+    args = parser.parse_args(argv)
+    if not args.only_tables:
+        console = Console(stderr=True)
+        for seed in args.seeds:
+            run_seed(Protocol(), seed, args.work / f"seed-{seed}", args.results / f"seed{seed}.json", console)
+    from reproductions.noisy_addition.tables import write_documents
+
+    write_documents(args.results)
+    return 0
+
+
+def run_seed(protocol: Protocol, seed: int, folder: Path, result: Path, console: Console) -> None:
+    """The base of a seed, and each method from it; what is there is not done again."""
+    import torch
+
+    from reproductions.comparison import run_method, share, tested
+    from reproductions.noisy_addition.base import make_base, sums
+
+    torch.set_num_threads(1)
+    quiet_libraries()
+    place, looked = make_base(protocol, seed, folder / "base", console)
+    found: dict[str, Any] = {
+        "protocol": asdict(protocol),
+        "seed": seed,
+        "checkpoints": [asdict(each) | {"passes": each.passes(protocol)} for each in looked],
+        "methods": {},
+    }
+    write_result(result, found)
+    if place is None:
+        console.print(f"seed {seed}: not valid, no checkpoint of the base passes")
+        return
+    shared = share(protocol.budget, "noisy addition", seed, place, sums(protocol, seed), folder)
+    found["base"] = tested(shared, "base", shared.base, folder / "base-test")
+    for name in METHODS:
+        found["methods"][name] = run_method(shared, name, folder / name.replace("#", "sharp"))
+        write_result(result, found)
+        point = own(found["methods"][name]["points"])
+        console.print(f"seed {seed}: {name} {point['right']['value']:.3f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
