@@ -59,7 +59,7 @@ def run_seed(protocol: Protocol, seed: int, folder: Path, result: Path, console:
     found: dict[str, Any] = {
         "protocol": asdict(protocol),
         "seed": seed,
-        "checkpoints": [asdict(each) | {"passes": each.passes(protocol)} for each in looked],
+        "checkpoints": [asdict(each) | {"passes": each.passes} for each in looked],
         "methods": {},
     }
     write_result(result, found)

@@ -1,4 +1,4 @@
-"""The base: next-token training on sums of which half the labels are wrong, until it knows them all the same."""
+"""The base: next-token training on sums, then on labels of which half are wrong, until half of its own are right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,22 @@ from gpuherd.report.progress import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.noisy_addition.protocol import Looked, Protocol, chosen_base
 
+LARGEST = 198  # of all sums of two numbers of two digits
 
-def sums(protocol: Protocol, seed: int, *, wrong_labels: float = 0.0) -> Arithmetic:
-    """The task; which sums are in which split does not depend on the labels."""
-    return Arithmetic(
-        Settings(
-            train=protocol.problems,
-            heldout=protocol.heldout,
-            test=protocol.test,
-            wrong_labels=wrong_labels,
-            seed=seed,
-        )
-    )
+
+def sums(protocol: Protocol, seed: int) -> Arithmetic:
+    """The task, whose answers are right."""
+    return Arithmetic(Settings(train=protocol.problems, heldout=protocol.heldout, test=protocol.test, seed=seed))
+
+
+def mislabelled(problem: Problem, wrong: float, drawing: random.Random) -> Problem:
+    """With this probability one whose answer is another number from 0 to 198, drawn anew each time: labels that stay
+    the same are learnt by heart, and the sums are not."""
+    if drawing.random() >= wrong:
+        return problem
+    right = int(problem.answers[0])
+    drawn = drawing.randrange(LARGEST)
+    return replace(problem, answers=(str(drawn + (drawn >= right)),))
 
 
 def make_base(protocol: Protocol, seed: int, folder: Path, console: Console) -> tuple[Path | None, list[Looked]]:
@@ -40,26 +44,29 @@ def make_base(protocol: Protocol, seed: int, folder: Path, console: Console) -> 
         looked = _train(protocol, seed, folder, console)
         atomic_write(record, json.dumps([asdict(each) for each in looked], indent=1).encode() + b"\n")
     looked = [Looked(**each) for each in json.loads(record.read_text())]
-    return (None if chosen_base(protocol, looked) is None else folder / "model"), looked
+    return (None if chosen_base(looked) is None else folder / "model"), looked
 
 
 def _train(protocol: Protocol, seed: int, folder: Path, console: Console) -> list[Looked]:
     tokenizer = make_tokenizer(folder / "model")
-    train = sums(protocol, seed, wrong_labels=protocol.wrong_labels).problems(Split.TRAIN, None, 0)
-    held = sums(protocol, seed).problems(Split.HELDOUT, None, 0)
+    task = sums(protocol, seed)
+    train, held = (task.problems(split, None, 0) for split in (Split.TRAIN, Split.HELDOUT))
     model = small_llama(protocol.shape, tokenizer, seed)
     drawing = random.Random(f"base {seed}")
-    examples = [encoded(tokenizer, each) for each in train]
-    batches = (
-        drawing.choices(examples, k=protocol.base_batch)
-        for _ in track(console, range(protocol.base_steps), f"addition, seed {seed}: base")
-    )
     began, looked = time.process_time(), list[Looked]()
-    for step in imitating(model, tokenizer.pad_token_id, batches, protocol.base_lr):
-        if step % protocol.checkpoint_every == 0:
-            looked.append(_look(model, tokenizer, held, step, time.process_time() - began))
-            if looked[-1].passes(protocol):
-                break
+    for number, phase in enumerate(protocol.phases, 1):
+        batches = (
+            [
+                encoded(tokenizer, mislabelled(each, phase.wrong, drawing))
+                for each in drawing.choices(train, k=protocol.batch)
+            ]
+            for _ in track(console, range(phase.steps), f"addition, seed {seed}: base, phase {number}")
+        )
+        for step in imitating(model, tokenizer.pad_token_id, batches, phase.lr):
+            if phase is protocol.phases[-1] and step % protocol.look_every == 0:
+                looked.append(_look(model, tokenizer, held, step, time.process_time() - began))
+                if looked[-1].passes:
+                    break
     model.save_pretrained(folder / "model")
     return looked
 

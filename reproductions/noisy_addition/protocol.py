@@ -12,14 +12,27 @@ METHODS = ("next-token", "REINFORCE", "RPO", "DPO", "GRPO", "PPO", "CD", "Q#", "
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Of the base's training: so many steps (in the last phase: at most) at this learning rate.
+
+    Attributes:
+        wrong: share of wrong labels, drawn anew each time.
+    """
+
+    steps: int
+    lr: float
+    wrong: float = 0.0
+
+
+@dataclass(frozen=True)
 class Protocol:
     """Sums of two numbers of up to two digits.
 
     Attributes:
         problems: sums to learn from, of the base and of the methods.
-        wrong_labels: share of the base's labels.
-        base_steps, base_batch, base_lr: of the base; constant after 50 steps of warm-up, AdamW, weight decay 0.1.
-        checkpoint_every: steps between the bases that are looked at.
+        phases: of the base: it learns sums, settles, and then imitates labels of which half are wrong.
+        batch: sums of a step of the base.
+        look_every: steps of the last phase between the bases that are looked at.
         shape: of the model, 0.08 M parameters.
         test, heldout: sums of the test, each answered once at temperature 1, and those that decide whether a base
             counts.
@@ -27,19 +40,16 @@ class Protocol:
 
     budget: Budget = field(default_factory=lambda: Budget(steps=200, sequences=80, max_new_tokens=4))
     problems: int = 8_000
-    wrong_labels: float = 0.5
-    base_steps: int = 3_000
-    base_batch: int = 256
-    base_lr: float = 2e-3
-    checkpoint_every: int = 250
+    phases: tuple[Phase, ...] = (Phase(900, 3e-3), Phase(150, 5e-4), Phase(400, 1e-4, 0.5))
+    batch: int = 256
+    look_every: int = 10
     shape: Shape = field(default_factory=lambda: Shape(width=64, layers=2, positions=16))
     test: int = 1_000
     heldout: int = 500
 
 
-# A base counts where it knows sums and says them half of the time. Methods' results have no part in this.
-KNOWN_ABOVE = 0.95  # of its likeliest answers are right
-SAID_WITHIN = 0.05  # of the share of right labels: the probability that it gives to the right answer, on average
+# A base counts where it says sums right half of the time. Methods' results have no part in this.
+HALF_WITHIN = 0.05  # the probability that it gives to the right answer, on average
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Looked:
     """A checkpoint on held-out sums.
 
     Attributes:
+        step: of the last phase.
         likeliest: how often its likeliest answer is right.
         right: the mean probability of the right answer, its end included.
     """
@@ -56,11 +67,12 @@ class Looked:
     right: float
     cpu_s: float
 
-    def passes(self, protocol: Protocol) -> bool:
-        """Whether it knows sums and says them as often as its labels did."""
-        return self.likeliest > KNOWN_ABOVE and abs(self.right - (1 - protocol.wrong_labels)) < SAID_WITHIN
+    @property
+    def passes(self) -> bool:
+        """Whether it says sums right half of the time."""
+        return abs(self.right - 0.5) < HALF_WITHIN
 
 
-def chosen_base(protocol: Protocol, looked: Sequence[Looked]) -> Looked | None:
+def chosen_base(looked: Sequence[Looked]) -> Looked | None:
     """The first checkpoint that passes, at which training ends; None where none does."""
-    return next((each for each in looked if each.passes(protocol)), None)
+    return next((each for each in looked if each.passes), None)

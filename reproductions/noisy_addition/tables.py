@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions.noisy_addition.protocol import KNOWN_ABOVE, METHODS, SAID_WITHIN
+from reproductions.noisy_addition.protocol import HALF_WITHIN, METHODS
 from reproductions.results import DOCS, accuracies, costs, read_results, sweep, table, write_section
 
 # One seed of a trial by other code, T=1 (next-token and CD were not in it).
@@ -54,8 +54,8 @@ def _bases(seeds: Sequence[dict[str, Any]]) -> list[str]:
         taken = str(last["step"]) if passing else f"none (last: {last['step']})"
         rows += [[each["seed"], len(each["checkpoints"]), taken, f"{last['right']:.3f}", f"{last['likeliest']:.3f}"]]
     return [
-        f"**Bases**: a checkpoint counts where more than {KNOWN_ABOVE} of its likeliest answers to held-out sums are "
-        f"right and the right answer has the probability .5 ± {SAID_WITHIN}; the first such one is taken",
+        f"**Bases**: a checkpoint of the last phase counts where the right answer to held-out sums has the probability "
+        f".5 ± {HALF_WITHIN}; the first such one is taken",
         "",
         *table(["seed", "checkpoints", "taken: step", "its p(right answer)", "its likeliest answers right"], rows),
     ]
