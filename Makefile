@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pytest-xdist workers; three suit two cores, the smallest machine that the suite is kept fast for: many tests wait.
 WORKERS ?= 3
 
-.PHONY: demo test test-all lint bench peers clean help
+.PHONY: demo test test-all lint bench repro-star-graph peers clean help
 
 help:
 	@echo "make demo      run the main job on small real models over simulated GPUs"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the same and the slow tests"
 	@echo "make peers     the tools that we are compared with, into a folder of their own"
 	@echo "make bench     the benchmarks; figures go to benchmarks/results/"
+	@echo "make repro-star-graph  the star graphs of the Q# paper at a small scale, and their control (about 2 hours)"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +45,11 @@ test-all: lint
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+# Goes on where it was stopped; what is done lies in outputs/.
+repro-star-graph: $(VENV)/.test
+	$(BIN)/python -m reproductions.noisy_addition
+	$(BIN)/python -m reproductions.star_graph
 
 # What we are compared with, in folders of their own: never a dependency. Tests and benchmarks go without what is absent.
 PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuherd-bench-peers

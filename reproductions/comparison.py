@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs.durable import atomic_write
+from gpuherd.lm.guidance.form import Kind
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
 from gpuherd.posttrain.algos.interface import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, evaluate
@@ -28,6 +29,7 @@ from gpuherd.posttrain.value.options import Guidance
 
 ETAS = (0.02, 0.1, 0.5, 1.0, 5.0)
 GUIDED = ("Q#", "CD", "PITA")
+RATE = 1e-4  # the Q# paper's for DPO and RPO, which depend on it more than the others do
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Budget:
         kl_coef: of GRPO and PPO.
         beta: of DPO and RPO.
         eta, top_k: of the guided methods.
-        epochs: of methods that learn from rows, at most; ``steps`` end them before.
+        kind: of the classifiers: whether a token's value is read behind it or before it.
+        passes: over the rows, where there are so many rows that this makes ``steps``.
     """
 
     steps: int
@@ -55,7 +58,8 @@ class Budget:
     beta: float = 0.1
     eta: float = 0.1
     top_k: int = 10
-    epochs: int = 10
+    kind: Kind = Kind.V
+    passes: int = 1
 
     @property
     def completions(self) -> int:
@@ -91,25 +95,33 @@ class Method:
 
 
 def methods(budget: Budget) -> Mapping[str, Method]:
-    """All of them, with the same learning rate and as many completions each."""
+    """All of them, with the same learning rate and as many completions each; DPO and RPO also with the paper's rate."""
     pairs = budget.sequences // 2
     common: dict[str, Any] = {"lr": budget.lr, "weight_decay": 0.0, "grad_clip": 1.0, "scheduler": Scheduler.CONSTANT}
-    on_rows: dict[str, Any] = {**common, "epochs": budget.epochs, "max_steps": budget.steps}
+    on_rows: dict[str, Any] = {**common, "epochs": 2 * budget.passes, "max_steps": budget.steps}
     online: dict[str, Any] = {**common, "epochs": 1_000, "max_steps": budget.steps}
     value: dict[str, Any] = {
         **common,
-        "epochs": 1,
+        "epochs": budget.passes,
+        "classifier_type": budget.kind,
         "validation_share": 0.0,
         "guidance": Guidance(eta=budget.eta, top_k=budget.top_k),
     }
     groups = budget.sequences // budget.group
+
+    def preferring(**more: Any) -> Method:
+        options = on_rows | {"beta": budget.beta, "batch_size": pairs} | more
+        return Method(dpo.DPO(dpo.Options(**options)), as_pairs)
+
     return {
         "next-token": Method(sft.SFT(sft.Options(**on_rows, batch_size=budget.sequences)), true_answers),
         "REINFORCE": Method(
             reinforce.Reinforce(reinforce.ReinforceOptions(**online, batch_size=budget.sequences)), nothing
         ),
-        "RPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=budget.beta, rpo_weight=1.0, batch_size=pairs)), as_pairs),
-        "DPO": Method(dpo.DPO(dpo.Options(**on_rows, beta=budget.beta, batch_size=pairs)), as_pairs),
+        "RPO": preferring(rpo_weight=1.0),
+        f"RPO {RATE:g}": preferring(rpo_weight=1.0, lr=RATE),
+        "DPO": preferring(),
+        f"DPO {RATE:g}": preferring(lr=RATE),
         "GRPO": Method(
             grpo.GRPO(
                 grpo.GRPOOptions(**online, batch_size=groups, samples_per_prompt=budget.group, kl_coef=budget.kl_coef)
@@ -245,7 +257,7 @@ def _collected(shared: Shared, method: Method, folder: Path) -> Sequence[Row]:
     path = folder / "rows.jsonl"
     if not path.exists():
         work = _collecting(shared.budget, shared.seed, shared.base, shared.task, shared.problems)
-        rows = list(method.algorithm.collect(work))[: shared.budget.completions // 2]
+        rows = list(method.algorithm.collect(work))[: shared.budget.completions // 2 // shared.budget.passes]
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, "".join(json.dumps(each.to_dict()) + "\n" for each in rows).encode())
     return [Comparison.from_dict(json.loads(line)) for line in path.read_text().splitlines()]

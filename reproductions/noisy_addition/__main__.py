@@ -69,7 +69,7 @@ def run_seed(protocol: Protocol, seed: int, folder: Path, result: Path, console:
     shared = share(protocol.budget, "noisy addition", seed, place, sums(protocol, seed), folder)
     found["base"] = tested(shared, "base", shared.base, folder / "base-test")
     for name in METHODS:
-        found["methods"][name] = run_method(shared, name, folder / name.replace("#", "sharp"))
+        found["methods"][name] = run_method(shared, name, folder / name.replace("#", "sharp").replace(" ", "-"))
         write_result(result, found)
         point = own(found["methods"][name]["points"])
         console.print(f"seed {seed}: {name} {point['right']['value']:.3f}")

@@ -19,7 +19,7 @@ from gpuherd.report.progress import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.noisy_addition.protocol import Looked, Protocol, chosen_base
 
-LARGEST = 198  # of all sums of two numbers of two digits
+FURTHEST = 10  # a wrong label is so far from the right one at most
 
 
 def sums(protocol: Protocol, seed: int) -> Arithmetic:
@@ -28,13 +28,13 @@ def sums(protocol: Protocol, seed: int) -> Arithmetic:
 
 
 def mislabelled(problem: Problem, wrong: float, drawing: random.Random) -> Problem:
-    """With this probability one whose answer is another number from 0 to 198, drawn anew each time: labels that stay
-    the same are learnt by heart, and the sums are not."""
+    """With this probability one whose answer is another number, up to ``FURTHEST`` away, drawn anew each time: labels
+    that stay the same are learnt by heart, and the sums are not."""
     if drawing.random() >= wrong:
         return problem
     right = int(problem.answers[0])
-    drawn = drawing.randrange(LARGEST)
-    return replace(problem, answers=(str(drawn + (drawn >= right)),))
+    near = [number for number in range(max(0, right - FURTHEST), right + FURTHEST + 1) if number != right]
+    return replace(problem, answers=(str(drawing.choice(near)),))
 
 
 def make_base(protocol: Protocol, seed: int, folder: Path, console: Console) -> tuple[Path | None, list[Looked]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gpuherd.lm.guidance.form import Kind
 from reproductions.comparison import Budget
 from reproductions.imitation import Shape
 
-METHODS = ("next-token", "REINFORCE", "RPO", "DPO", "GRPO", "PPO", "CD", "Q#", "PITA")
+METHODS = ("next-token", "REINFORCE", "RPO", "RPO 0.0001", "DPO", "DPO 0.0001", "GRPO", "PPO", "CD", "Q#", "PITA")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Protocol:
             counts.
     """
 
-    budget: Budget = field(default_factory=lambda: Budget(steps=200, sequences=80, max_new_tokens=4))
+    budget: Budget = field(
+        default_factory=lambda: Budget(steps=400, sequences=80, max_new_tokens=4, beta=1.0, kind=Kind.Q, passes=2)
+    )
     problems: int = 8_000
     phases: tuple[Phase, ...] = (Phase(900, 3e-3), Phase(150, 5e-4), Phase(400, 1e-4, 0.5))
     batch: int = 256

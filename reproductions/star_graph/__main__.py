@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="processes side by side (default: 2)")
     parser.add_argument("--work", type=Path, default=Path("outputs/star-graph"), help="folder of models and rows")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--only-tables", action="store_true", help="write the documents from the results there are")
+    documents = parser.add_mutually_exclusive_group()
+    documents.add_argument("--only-tables", action="store_true", help="write the documents from the results there are")
+    documents.add_argument("--no-tables", action="store_true", help="leave the documents as they are")
     args = parser.parse_args(argv)
     console = Console(stderr=True)
     if not args.only_tables:
@@ -52,9 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif failed := _side_by_side(units, args, console):
             console.print(f"failed: {', '.join(failed)}; the same command goes on")
             return 1
-    from reproductions.star_graph.tables import write_documents
+    if not args.no_tables:
+        from reproductions.star_graph.tables import write_documents
 
-    write_documents(args.results)
+        write_documents(args.results)
     return 0
 
 
@@ -75,7 +78,7 @@ def _side_by_side(
         while waiting and len(running) < args.at_once:
             (degree, length), seed = waiting.pop(0)
             words = ["--graphs", f"{degree},{length}", "--seeds", str(seed)]
-            words += ["--work", str(args.work), "--results", str(args.results)]
+            words += ["--work", str(args.work), "--results", str(args.results), "--no-tables"]
             words += ["--methods", *args.methods] if args.methods else []
             running[f"G({degree},{length}) seed {seed}"] = subprocess.Popen(
                 [sys.executable, "-m", "reproductions.star_graph", *words],
@@ -126,7 +129,7 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
 
 
 def _safe(name: str) -> str:
-    return name.replace("#", "sharp")
+    return name.replace("#", "sharp").replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from reproductions.comparison import Budget
 from reproductions.imitation import Shape
 
-METHODS = ("next-token", "REINFORCE", "RPO", "DPO", "GRPO", "CD", "Q#", "PITA")
+METHODS = ("next-token", "REINFORCE", "RPO", "RPO 0.0001", "DPO", "DPO 0.0001", "GRPO", "CD", "Q#", "PITA")
 
 
 @dataclass(frozen=True)
