@@ -4,8 +4,8 @@
     python -m benchmarks esd             one
     python -m benchmarks --quick --output try     small sizes, to see that they work
 
-A benchmark is a module in this folder with ``run(quick: bool) -> dict``: its figures, ready for JSON. This file knows
-nothing of what they measure; it adds the machine, the versions and the date.
+A benchmark is a module or package in this folder with ``run(quick: bool) -> dict``: its figures, ready for JSON. This
+file knows nothing of what they measure; it adds the machine, the versions and the date.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PACKAGES = ("gpuherd", "numpy", "scipy", "torch")
 
 def names() -> list[str]:
     """The benchmarks there are."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    modules = [*FOLDER.glob("*.py"), *(path.parent for path in FOLDER.glob("*/__init__.py"))]
+    return sorted(path.stem for path in modules if not path.stem.startswith("_"))
 
 
 def machine() -> dict[str, Any]:

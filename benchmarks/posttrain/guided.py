@@ -1,7 +1,7 @@
 """What guided decoding costs over plain decoding: tokens a second of ``gpuherd.lm`` with and without a classifier.
 
-    python -m benchmarks posttrain_guided                        batches of 1, 8 and 32, in float32 and bfloat16
-    python -m benchmarks.posttrain_guided --dtype float32 --batch 8     one, printed
+    python -m benchmarks.posttrain guided                        batches of 1, 8 and 32, in float32 and bfloat16
+    python -m benchmarks.posttrain.guided --dtype float32 --batch 8     one, printed
 
 A Llama of random weights (88 million parameters; 1.2 billion on a GPU) is guided by classifiers of a quarter of its
 parameters (half as deep), among 20 candidates. All decode as many tokens greedily for the same prompts of 40 tokens.

@@ -1,7 +1,6 @@
 """A step of GRPO, sampling and update: ours against TRL's GRPOTrainer, on the same model, prompts and settings.
 
-    python -m benchmarks posttrain_grpo
-    python -m benchmarks.posttrain_grpo                        printed
+    python -m benchmarks.posttrain grpo
 
 A Llama of random weights (5 million parameters, 4,096 tokens) answers prompts of 32 tokens with 24 tokens each: no end
 token is drawn, so that both do the same work. 8 prompts of 8 answers a step, one update, AdamW, with and without the
