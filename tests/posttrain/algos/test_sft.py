@@ -11,7 +11,7 @@ import torch
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Precision, Row
+from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.sft import SFT, Source, chosen
 from gpuherd.posttrain.policy import Policy

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.data import of_rollouts
 from gpuherd.posttrain.value.options import Loss, ValueOptions

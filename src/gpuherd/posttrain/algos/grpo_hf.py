@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model
+from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.dpo import of_samples
-from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
     rows_of_kind,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
 from gpuherd.posttrain.value.data import of_comparisons

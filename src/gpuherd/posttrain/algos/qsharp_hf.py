@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuherd.errors import UsageError
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons

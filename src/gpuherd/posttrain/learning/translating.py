@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.training.options import Sharding, StepOptions, Strategy
 

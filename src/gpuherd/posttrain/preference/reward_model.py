@@ -15,7 +15,7 @@ from gpuherd.errors import BadModel, UsageError
 from gpuherd.models.load.classes import check_code, config_of
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown
-from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import FILE, Head, read_form
-from gpuherd.posttrain.algos.interface import Training
+from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.watching import Watching

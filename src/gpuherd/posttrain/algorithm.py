@@ -1,6 +1,6 @@
 """What an algorithm is: it collects data with the policy of the round before, and trains the next policy on it.
 
-Nothing here knows of queues or rounds' folders: ``posttrain.rounds`` calls it in jobs, ``posttrain.training`` in
+Nothing here knows of queues or rounds' folders: ``posttrain.rounds`` calls it in jobs, ``posttrain.learning`` in
 processes, and a notebook may call it too. No torch is imported with this module or with an algorithm's: option classes
 are read by commands that start at once.
 """
