@@ -25,6 +25,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.models.plan.demand import idle_cards
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
@@ -205,8 +206,7 @@ class TrainRun:
     def _end(self, code: int, folder: TrainDirectory) -> list[str]:
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if name in _TOLD)
-            return [f"trained: {self.summary['steps']} steps; {figures}", f"model: {folder.model}"]
+            return [f"trained: {self.summary['steps']} steps; {told_figures(last)}", f"model: {folder.model}"]
         if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             return [f"stopped: gpuherd train --resume --output {folder.root} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
@@ -217,6 +217,16 @@ class TrainRun:
 
 
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")
+
+
+def told_figures(last: Mapping[str, float]) -> str:
+    """A training's last figures, those that are told when it ends.
+
+    >>> told_figures({"reward": 0.9375, "kl": -4e-08, "updates": 3.0})
+    'reward 0.9375, kl 0'
+    """
+    shown = {name: beyond_rounding(value) if name == "kl" else value for name, value in last.items() if name in _TOLD}
+    return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
 
 class _Watched:
