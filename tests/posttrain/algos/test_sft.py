@@ -86,7 +86,7 @@ def test_what_is_learnt_from() -> None:
     ("words", "said"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"lr": 0.0}, "learning_rate=0.0"),
+        ({"lr": 0.0}, "lr=0.0"),
         ({"samples_per_example": 0}, "samples_per_example=0"),
         ({"bc_weight": -1.0}, "bc_weight and world_model_weight are 0 or above"),
         ({"mode": "combined", "bc_weight": 0.0, "world_model_weight": 0.0}, "nothing is learnt from"),
