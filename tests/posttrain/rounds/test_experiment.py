@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +14,7 @@ from rich.console import Console
 from tests.posttrain import tiny
 from tests.posttrain.rounds.conftest import MakeSettings
 
-from gpuherd.errors import JobCannotFit, MissingModel, UsageError
+from gpuherd.errors import BadModel, JobCannotFit, MissingModel, UsageError
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
@@ -147,6 +148,42 @@ def test_models_that_are_not_there_or_speak_other_tokens(make_settings: MakeSett
     with pytest.raises(UsageError, match=r"models\.tiny: "):
         dry(make_settings(models={"tiny": {"reference": reference, "value": str(other)}}))
     assert (vocabulary(reference) or {})["</s>"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["QSharp-HF", "GRPO-HF"])
+def test_a_proxy_is_looked_at_before_rounds_begin(make_settings: MakeSettings, tmp_path: Path, algorithm: str) -> None:
+    reference = Path(make_settings().models["tiny"].reference)
+
+    def proxy(name: str, **config: object) -> str:
+        """The reference's tokens with another config."""
+        folder = tmp_path / name
+        shutil.copytree(reference, folder)
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(told | config))
+        return str(folder)
+
+    def look(model: str) -> None:
+        prepare(make_settings(algos={algorithm: {"proxy_model": model}}))
+
+    look(proxy("fine"))
+    with pytest.raises(MissingModel):
+        look("./no-such-proxy")
+    tiny.tiny_llama(tmp_path / "other", characters="abc")
+    with pytest.raises(UsageError, match=rf"algos\.{algorithm}, models\.tiny: the proxy's tokenizer is another than"):
+        look(str(tmp_path / "other"))
+    with pytest.raises(UsageError, match=r"kinds' classifies into 3 kinds; a reward model has one output"):
+        labels = {str(number): str(number) for number in range(3)}
+        look(proxy("kinds", architectures=["LlamaForSequenceClassification"], id2label=labels))
+    look(proxy("scorer", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}))
+    with pytest.raises(BadModel, match="is of the architecture mamba, which scores no sequences"):
+        look(proxy("mamba", model_type="mamba", architectures=["MambaForCausalLM"]))
+    with pytest.raises(UsageError, match="is a classifier that guides"):
+        (Path(proxy("guide")) / "classifier.json").touch()
+        look(str(tmp_path / "guide"))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(reference)}))
+    with pytest.raises(UsageError, match="is an adapter"):
+        look(str(tmp_path / "adapter"))
 
 
 def begun(settings: Settings, now: datetime) -> RoundsDirectory:

@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rounds.choices import Choice
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.tasks import evaluation_problems, make_dataset, training_problems
 from gpuherd.qa.working.model_files import model_files
+from gpuherd.qa.working.model_files import reference as model_reference
 
 # What a chat template adds to a message, at most, in tokens.
 _TEMPLATE = 64
@@ -75,6 +79,11 @@ def prepare(settings: Settings) -> Prepared:
         if guided and family.value is not None:
             inputs[f"models.{name}.value"] = model_files(family.value).sha256
             _refuse_other_tokens(name, family.reference, family.value)
+        for choice in choices:
+            if isinstance(choice.options, ProxyOptions):
+                proxy = choice.options.proxy_base(family.value, family.reference)
+                inputs[f"algos.{choice.name}.proxy_model, models.{name}"] = model_files(proxy).sha256
+                _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
     return Prepared(choices, problems, evaluated, longest, reward_models, inputs)
 
 
@@ -109,6 +118,17 @@ def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
             refuse_other_tokens(ours, theirs, value)
         except UsageError as problem:
             raise UsageError(f"models.{name}: {problem}") from None
+
+
+def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
+    """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
+    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    try:
+        refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
+        if ours is not None and theirs is not None:
+            refuse_other_proxy(ours, theirs, proxy)
+    except (UsageError, BadModel) as problem:
+        raise type(problem)(f"{where}: {problem}") from None
 
 
 def vocabulary(model: str) -> dict[str, int] | None:
