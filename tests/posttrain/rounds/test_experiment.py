@@ -88,8 +88,36 @@ def test_a_training_asks_for_what_its_options_take(
     assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
     assert memory_gb("GRPO-HF") > plain + 5  # the proxy
     assert memory_gb("QSharp") > plain + 20  # its weights are float32 while it learns
+    # A head of kind Q is as wide as the vocabulary: weights, gradients twice, two states, 4 bytes each.
+    head = 128256 * 3073 * 20 / 1024**3
+    assert head < memory_gb("QSharp", classifier_type="q") - memory_gb("QSharp") < head + 1
+    with pytest.raises(JobCannotFit, match="and the classifier's head together take"):
+        memory_gb("QSharp", classifier_type="q", loss_type="mle")  # and for each of 11 atoms
+    # All weights of a proxy learn in float32, before the policy's adapter does.
+    assert memory_gb("GRPO-HF", lora={"r": 8}) > 16 * 3.2
+    assert memory_gb("QSharp-HF") > memory_gb("QSharp") - 1
     with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
         dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
+
+
+def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x200GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(dtype: str | None, **options: object) -> float:
+        system, algos = {"dtype": dtype}, {"QSharp": options}
+        settings = make_settings(models=models, system=system, algos=algos, rounds_of_training=1)
+        found = {each.step.name: each.asked.memory_mb / 1024 for each in dry(settings).plan}
+        return found["QSharp_sums_large_r0_evaluate"]
+
+    half = memory_gb("bf16")
+    head = 128256 * 3073 * 2 / 1024**3
+    assert memory_gb("bf16", classifier_type="q") - half == pytest.approx(head, rel=0.05)  # sums are right or wrong
+    assert memory_gb("bf16", classifier_type="q", loss_type="mle") - half == pytest.approx(11 * head, rel=0.05)
+    assert memory_gb(None) - half == pytest.approx(6, abs=0.5)  # a classifier is float32 where nothing is said
 
 
 def test_a_reward_model_lies_beside_what_decodes(

@@ -35,6 +35,7 @@ class Prepared:
         evaluated: how many are evaluated on, by data set.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
         reward_models: of the data sets whose completions a model scores.
+        right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
         inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
 
@@ -43,6 +44,7 @@ class Prepared:
     evaluated: Mapping[str, int]
     prompt_tokens: Mapping[str, int]
     reward_models: Mapping[str, str]
+    right_or_wrong: frozenset[str]
     inputs: Mapping[str, str]
 
 
@@ -54,12 +56,15 @@ def prepare(settings: Settings) -> Prepared:
     longest: dict[str, int] = {}
     inputs: dict[str, str] = {}
     reward_models: dict[str, str] = {}
+    right_or_wrong: set[str] = set()
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
         scoring = getattr(task, "reward_model", None)
         if scoring is not None:
             reward_models[name] = scoring
+        if task.verifiable:
+            right_or_wrong.add(name)
         try:
             if name in settings.trained_on():
                 found = training_problems(settings, name, task)
@@ -84,7 +89,7 @@ def prepare(settings: Settings) -> Prepared:
                 proxy = choice.options.proxy_base(family.value, family.reference)
                 inputs[f"algos.{choice.name}.proxy_model, models.{name}"] = model_files(proxy).sha256
                 _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
-    return Prepared(choices, problems, evaluated, longest, reward_models, inputs)
+    return Prepared(choices, problems, evaluated, longest, reward_models, frozenset(right_or_wrong), inputs)
 
 
 def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
