@@ -31,11 +31,12 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
+from gpuherd.posttrain.learning.lengths import Texts, lengths_of
 from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
 from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import steps_of
+from gpuherd.posttrain.learning.translating import model_of, steps_of
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -125,8 +126,8 @@ class TrainRun:
         processes = processes_of(config)
         steps_of(config, processes.size)
         check_port(config)
-        check_data(config)
-        waiter, need, on_cpu = self._waiter(config, processes)
+        texts = check_data(config)
+        waiter, need, on_cpu = self._waiter(config, processes, texts)
         argv = command(processes, config, folder.root, on_cpu=on_cpu)
         self.plan = Plan(config, folder, processes, on_cpu, need, argv)
         self._tell(self.plan.lines())
@@ -158,7 +159,9 @@ class TrainRun:
         config = placed(read_config(file, self.overrides), options.where)
         return config, TrainDirectory.of(config, options.output)
 
-    def _waiter(self, config: TrainConfig, processes: Processes) -> tuple[Waiter | None, Need | None, bool]:
+    def _waiter(
+        self, config: TrainConfig, processes: Processes, texts: Texts | None
+    ) -> tuple[Waiter | None, Need | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
         if processes.on_cpu:
             return None, None, True
@@ -176,7 +179,8 @@ class TrainRun:
             return None, None, True
         if len(watch.gpus) < processes.here:
             raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
-        need = need_of(config, idle_cards(watch.gpus), processes.size)
+        lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
+        need = need_of(config, idle_cards(watch.gpus), processes.size, lengths)
         wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate
 
