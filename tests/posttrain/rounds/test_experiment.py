@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -98,6 +99,21 @@ def test_a_training_asks_for_what_its_options_take(
     assert memory_gb("QSharp-HF") > memory_gb("QSharp") - 1
     with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
         dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
+
+
+def test_draws_that_are_cut_are_warned_about_where_it_matters(make_settings: MakeSettings) -> None:
+    def told(top_p: float, **algos: object) -> str:
+        generation = {"max_new_tokens": 4, "batch_size": 3, "top_p": top_p}
+        console = Console(file=io.StringIO(), width=200)
+        settings = make_settings(algos=algos, generation=generation, rounds_of_training=1)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    both = told(0.9, GRPO={}, PPO={}, QSharp={})
+    assert "warning: GRPO, PPO: draws by generation.top_p=0.9 are not of the law" in both
+    assert "set generation.top_p=1 and generation.top_k=0" in both
+    assert "warning" not in told(1.0, GRPO={})
+    assert "warning" not in told(0.9, QSharp={}, REINFORCE={"greedy": True})
 
 
 def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(

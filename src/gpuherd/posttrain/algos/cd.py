@@ -45,6 +45,7 @@ class ControlledDecoding:
 
     name: ClassVar[str] = "CD"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = CDOptions
 
     def __init__(self, options: CDOptions | None = None):

@@ -121,6 +121,7 @@ class DPO:
 
     name: ClassVar[str] = "DPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = False
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

@@ -57,6 +57,7 @@ class GRPO:
 
     name: ClassVar[str] = "GRPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[GRPOOptions]] = GRPOOptions
 
     def __init__(self, options: GRPOOptions = GRPOOptions()):

@@ -91,6 +91,7 @@ class GRPOFromHumanFeedback:
 
     name: ClassVar[str] = "GRPO-HF"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

@@ -34,6 +34,7 @@ class PITA:
 
     name: ClassVar[str] = "PITA"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = PITAOptions
 
     def __init__(self, options: PITAOptions | None = None):

@@ -77,6 +77,7 @@ class PPO:
 
     name: ClassVar[str] = "PPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[PPOOptions]] = PPOOptions
 
     def __init__(self, options: PPOOptions = PPOOptions()):

@@ -35,6 +35,7 @@ class QSharp:
 
     name: ClassVar[str] = "QSharp"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = QSharpOptions
 
     def __init__(self, options: QSharpOptions | None = None):

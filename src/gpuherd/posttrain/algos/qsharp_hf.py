@@ -68,6 +68,7 @@ class QSharpFromHumanFeedback:
 
     name: ClassVar[str] = "QSharp-HF"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = QSharpHFOptions
 
     def __init__(self, options: QSharpHFOptions | None = None):

@@ -62,6 +62,7 @@ class Reinforce:
 
     name: ClassVar[str] = "REINFORCE"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[ReinforceOptions]] = ReinforceOptions
 
     def __init__(self, options: ReinforceOptions = ReinforceOptions()):

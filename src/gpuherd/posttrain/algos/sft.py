@@ -82,6 +82,7 @@ class SFT:
 
     name: ClassVar[str] = "SFT"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = False
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

@@ -36,7 +36,7 @@ from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
 from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import model_of, steps_of
+from gpuherd.posttrain.learning.translating import cut, model_of, steps_of
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -70,6 +70,7 @@ class Plan:
             f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
             f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once in each",
             *([] if self.need is None else [self.need.sentence]),
+            *([] if (warning := cut(told)) is None else [f"warning: {warning}"]),
             f"output: {self.folder.root}",
         ]
 

@@ -23,7 +23,7 @@ from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import model_of
+from gpuherd.posttrain.learning.translating import cut, model_of
 from gpuherd.report.log import configure_console, logged_to
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
         asked.listen(folder)
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
+            if asked.alone and (warning := cut(config)) is not None:  # gpuherd train has told its own
+                logger.warning("%s", warning)
             if asked.alone and world.device != "cpu":
                 from gpuherd.posttrain.learning.memory import foretell
 
