@@ -116,14 +116,14 @@ def task(wrong_labels: float = 0.0) -> Any:
 
 def sampling(seed: int = 0) -> Any:
     """How answers are drawn: as the policy is."""
-    from gpuherd.posttrain.algos.interface import Sampling
+    from gpuherd.posttrain.algorithm import Sampling
 
     return Sampling(max_new_tokens=5, temperature=1.0, batch_size=512, seed=seed)
 
 
 def tested(model: str, *, greedy: bool = False, test: bool = False) -> float:
     """The share of right answers to 200 held-out sums, or to those of the test."""
-    from gpuherd.posttrain.algos.interface import Precision
+    from gpuherd.posttrain.algorithm import Precision
     from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.problem import Split
     from gpuherd.posttrain.sampling.sampler import Sampler
@@ -175,7 +175,7 @@ def algorithm(name: str, steps: int) -> Any:
 
 def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     """What an algorithm made of the base."""
-    from gpuherd.posttrain.algos.interface import Precision, Training
+    from gpuherd.posttrain.algorithm import Precision, Training
     from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.policy_gradient.options import Hooks
     from gpuherd.posttrain.problem import Split

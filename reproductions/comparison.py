@@ -16,8 +16,8 @@ from typing import Any
 
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.lm.guidance.form import Kind
+from gpuherd.posttrain.algorithm import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
-from gpuherd.posttrain.algos.interface import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, evaluate
 from gpuherd.posttrain.evaluation.options import EvaluationOptions
 from gpuherd.posttrain.evaluation.result import REFERENCE, About, Point

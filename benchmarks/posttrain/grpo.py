@@ -134,8 +134,8 @@ class Ours:
     name = "ours"
 
     def __init__(self, model: Path, folder: Path, kl_coef: float, steps: int):
+        from gpuherd.posttrain.algorithm import Precision, Sampling, Training
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
-        from gpuherd.posttrain.algos.interface import Precision, Sampling, Training
         from gpuherd.posttrain.policy import Policy
         from gpuherd.posttrain.policy_gradient.learner import Learner
         from gpuherd.posttrain.policy_gradient.options import Hooks

@@ -5,10 +5,9 @@ The public names are loaded when they are first used (PEP 562), so that ``gpuher
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuherd.errors import naming_extras
+from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.esd.api import analyze_matrix, analyze_model
@@ -54,15 +53,4 @@ __all__ = [
 # What this room's modules import that comes with the extra gpuherd[esd].
 _EXTRA = ("numpy", "scipy", "huggingface_hub", "torch", "pyarrow", "h5py")
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name from its module. Raises MissingExtra where gpuherd[esd] is not installed."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with naming_extras(dict.fromkeys(_EXTRA, "esd"), "esd needs"):
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = on_first_use(__name__, _HOME, extra="esd", brings=_EXTRA)

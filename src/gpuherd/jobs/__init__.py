@@ -6,8 +6,9 @@ for the dispatcher then.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.jobs.control import poke, send
@@ -66,8 +67,4 @@ _HOME = {
     "work_off": "run",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"gpuherd.jobs.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = on_first_use(__name__, _HOME)

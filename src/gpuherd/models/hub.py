@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # Seconds before each further try after a failure that may pass.
 WAITS = (1.0, 4.0, 15.0)
 TIMEOUT_S = 20.0
+_REACH_S = 5.0
 
 ResultT = TypeVar("ResultT")
 
@@ -64,6 +65,22 @@ def is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def no_answer() -> str | None:
+    """Why the Hub can't be reached, by one short attempt; None where it answers, whatever it says.
+
+    For commands that people wait for: their libraries would try for half a minute before they say so.
+    """
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils import get_session
+
+    endpoint = str(HfApi().endpoint)
+    try:
+        get_session().head(endpoint, timeout=_REACH_S)
+    except (errors.HTTPError, OSError) as problem:  # OSError: ConnectionError, TimeoutError, and offline by the library
+        return f"{endpoint}: {_in_a_line(problem)}"
+    return None
 
 
 def repo_of(ref: ModelRef) -> str:
@@ -153,11 +170,17 @@ def _judge(problem: Exception, ref: ModelRef) -> str:
         raise MissingModel(f"{model} can't be downloaded: the Hub answered {status}") from None
     # HTTPError is the base of the HTTP library's own errors of transport.
     if isinstance(problem, errors.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
-        return f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
+        # The library's own words are long, and end in advice; what it met says why.
+        met = problem.__cause__ if isinstance(problem.__cause__, Exception) else problem
+        return _in_a_line(met)
     if isinstance(problem, OSError) and problem.strerror:
         where = f" ({problem.filename})" if problem.filename else ""
         raise CannotWrite(f"{model} can't be stored in the local cache: {problem.strerror}{where}") from None
     raise problem
+
+
+def _in_a_line(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
 
 
 def missing(ref: ModelRef, problem: str | None) -> MissingModel:

@@ -5,8 +5,9 @@ Names that a guide gives to the parts of such a system stand for ours here; they
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms
@@ -34,15 +35,4 @@ _HOME_OF = {
     "ValueGuidedAlgorithms": "algos.registry",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(__name__, _HOME_OF)

@@ -6,8 +6,9 @@ pay for the simulation then.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.simulate.cluster import machine, machines
@@ -65,8 +66,4 @@ _HOME = {
     "variants": "rules",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"gpuherd.simulate.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = on_first_use(__name__, _HOME)

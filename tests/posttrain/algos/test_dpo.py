@@ -12,8 +12,8 @@ import torch
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, training
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.dpo import DPO, Pairing
-from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Reward
 from gpuherd.posttrain.rollout import Comparison

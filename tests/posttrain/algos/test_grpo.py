@@ -12,8 +12,8 @@ from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.posttrain.algorithm import Collecting, Precision
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
-from gpuherd.posttrain.algos.interface import Collecting, Precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization

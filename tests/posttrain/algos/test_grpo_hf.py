@@ -22,6 +22,7 @@ from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.preference.proxy import load_proxy, train_proxy
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
@@ -91,6 +92,18 @@ def test_preferences_of_people(policy_model: Path, tmp_path: Path) -> None:
         algorithm.train(dataclasses.replace(work, problems=other))
     with pytest.raises(UsageError, match="is of another training: its sampling is"):
         algorithm.train(dataclasses.replace(work, sampling=dataclasses.replace(work.sampling, temperature=2.0)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_proxy_learns_and_scores_in_float32_whatever_the_policy_is_in(
+    policy_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    rows = [Comparison("p0", (4,), (), (3, 0), (5, 0), "", "")]
+    work = training(policy_model, rows, tmp_path)
+    work = dataclasses.replace(work, precision=dataclasses.replace(work.precision, dtype=dtype))
+    folder = train_proxy(work, rows, Options(proxy_epochs=1))
+    assert {each.dtype for each in weights(tmp_path / "proxy").values()} == {torch.float32}
+    assert load_proxy(folder, "cpu", 4).module.dtype == torch.float32
 
 
 def test_what_does_not_go_together(policy_model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.posttrain.value.letters import SAMPLING, Letters, collecting, trainin
 
 from gpuherd.lm.guidance.form import read_form
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Precision, Row
+from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.pita import PITA, PITAOptions
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.rollout import Comparison

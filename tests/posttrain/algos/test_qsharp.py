@@ -12,7 +12,7 @@ from tests.posttrain.value.letters import SAMPLING, Letters, collecting, trainin
 
 from gpuherd.lm.guidance.form import read_form
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.qsharp import QSharp, QSharpOptions
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Split

@@ -11,7 +11,7 @@ import torch
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Precision, Row
+from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.sft import SFT, Source, chosen
 from gpuherd.posttrain.policy import Policy
@@ -86,7 +86,7 @@ def test_what_is_learnt_from() -> None:
     ("words", "said"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"lr": 0.0}, "learning_rate=0.0"),
+        ({"lr": 0.0}, "lr=0.0"),
         ({"samples_per_example": 0}, "samples_per_example=0"),
         ({"bc_weight": -1.0}, "bc_weight and world_model_weight are 0 or above"),
         ({"mode": "combined", "bc_weight": 0.0, "world_model_weight": 0.0}, "nothing is learnt from"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tests.posttrain.letters import Letters
 
-from gpuherd.posttrain.algos.interface import Precision, Sampling, Training
+from gpuherd.posttrain.algorithm import Precision, Sampling, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Split

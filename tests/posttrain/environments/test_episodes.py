@@ -191,7 +191,7 @@ def test_a_template_that_hides_what_was_said_is_refused(tokenizer: Any) -> None:
 
 
 def test_an_environment_of_one_turn_rolls_as_the_sampler_does(policy_model: Path) -> None:
-    from gpuherd.posttrain.algos.interface import Precision, Sampling
+    from gpuherd.posttrain.algorithm import Precision, Sampling
     from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.sampling.sampler import Sampler
 
@@ -206,7 +206,7 @@ def test_an_environment_of_one_turn_rolls_as_the_sampler_does(policy_model: Path
 
 
 def test_several_turns_with_a_model_do_not_depend_on_what_rolls_beside(policy_model: Path) -> None:
-    from gpuherd.posttrain.algos.interface import Precision, Sampling
+    from gpuherd.posttrain.algorithm import Precision, Sampling
     from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.sampling.sampler import Sampler
 

@@ -14,7 +14,7 @@ from tests.posttrain.evaluation.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.evaluation.files import read_result, read_scores

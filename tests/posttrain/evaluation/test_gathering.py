@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpuherd.posttrain.evaluation.files import BadResult, read_result, read_scor
 from gpuherd.posttrain.evaluation.gathering import Gathered, gather
 from gpuherd.posttrain.evaluation.result import REFERENCE, About
 from gpuherd.posttrain.evaluation.telling import clear_differences, headline, json_values, summary_table
+from gpuherd.qa.intervals import Figure, Interval
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +223,18 @@ def test_the_table_and_the_json(tables: Gathered) -> None:
     assert "95 %" in headline(tables) and "share" in headline(tables)
     values = json.loads(json.dumps(json_values(tables), allow_nan=False))
     assert len(values["rows"]) == 11 and values["comparisons"][0]["metric"] == "pass@1"
+
+
+def test_a_divergence_that_is_zero_by_rounding_is_shown_as_zero(tables: Gathered) -> None:
+    def with_kl(value: float, low: float, high: float) -> str:
+        row = tables.summary[-1]
+        figures = {**row.figures, "kl": Figure(value, Interval(low, high))}
+        rows = tuple(replace(each, figures=figures) if each is row else each for each in tables.rows)
+        return summary_table(replace(tables, rows=rows), None).lines[-1]
+
+    assert "0.00 [0.00, 0.00]" in with_kl(-4e-8, -6e-8, 2e-8) and "-0.00" not in with_kl(-4e-8, -6e-8, 2e-8)
+    assert "0.02 [0.00, 0.04]" in with_kl(0.02, -0.001, 0.04)
+    assert "-0.02 [-0.05, 0.01]" in with_kl(-0.02, -0.05, 0.01)  # an estimate by k1 may be below 0
 
 
 def test_what_tells_lines_apart_is_not_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import GRPOBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import discounted
-from gpuherd.posttrain.learning.translating import model_of, options_of, precision_of, sampling_of, steps_of
+from gpuherd.posttrain.learning.translating import cut, model_of, options_of, precision_of, sampling_of, steps_of
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.training.options import Sharding, Strategy
 
@@ -109,3 +109,17 @@ def test_later_turns_are_discounted() -> None:
     found = discounted(rollout, 0.5)
     assert found.turn_rewards == ((1, 1.0), (4, 1.0)) and found.reward == 2.0
     assert discounted(rollout, 1.0) is rollout
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_draws_are_of_the_law_that_is_learnt_by_unless_told_otherwise(algorithm: str) -> None:
+    draws = algorithm in ("ppo", "grpo")
+    told = config(training={"algorithm": algorithm})
+    how = sampling_of(told)
+    assert (how.top_p, how.top_k) == ((1.0, 0) if draws else (0.9, 50)) and cut(told) is None
+    as_the_guide = config(training={"algorithm": algorithm}, model={"top_p": 0.9, "top_k": 50})
+    how = sampling_of(as_the_guide)
+    assert (how.top_p, how.top_k) == (0.9, 50)
+    warning = cut(as_the_guide)
+    assert (warning is not None) == draws
+    assert warning is None or f"{algorithm}: draws by model.top_p=0.9 and model.top_k=50 are not" in warning

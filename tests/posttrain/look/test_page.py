@@ -17,11 +17,12 @@ from tests.posttrain.look.made_runs import made_run, made_training
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
-from gpuherd.posttrain.look.contents import LEVELS, chunks_of, index_values
+from gpuherd.posttrain.look.contents import LEVELS, Chunks, chunks_of, index_values
 from gpuherd.posttrain.look.page import make_page
 from gpuherd.posttrain.look.plot import run_figure
 from gpuherd.posttrain.look.reading import read_run
 from gpuherd.posttrain.look.shown import Shown
+from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.report.pictures import picture_bytes
 
 HOSTILE = "a</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
@@ -76,6 +77,16 @@ def test_figures_keep_their_intervals_and_what_is_missing_is_null(shown: Shown) 
         "note": "every resample gives the same value",
     }
     json.dumps(index, allow_nan=False)
+
+
+def test_a_divergence_that_is_zero_by_rounding_is_zero_on_the_page(shown: Shown) -> None:
+    first, *others = shown.gathered.rows
+    figures = {**first.figures, "kl": Figure(-4e-8, Interval(-6e-8, 2e-8)), "reward": Figure(-4e-8)}
+    rows = (replace(first, figures=figures, by_seed={"kl": (-4e-8, 0.5)}), *others)
+    told = index_values(replace(shown, gathered=replace(shown.gathered, rows=rows), samples=()), Chunks((), LEVELS[0]))
+    row = told["rows"][0]
+    assert row["figures"]["kl"] == {"value": 0.0, "ends": [0.0, 0.0], "note": None}
+    assert row["figures"]["reward"]["value"] == -4e-8 and row["bySeed"]["kl"] == [0.0, 0.5]
 
 
 def test_texts_are_cut_before_policies_are_left_out(shown: Shown) -> None:

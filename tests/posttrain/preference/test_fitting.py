@@ -18,8 +18,8 @@ from tests.posttrain.preference.vowels import comparisons, training
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.algos.interface import Precision
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.fitting import RECORD
 from gpuherd.posttrain.training.curves import read_curves

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuherd.posttrain.algos.interface import Collecting, Precision, Row, Sampling, Training
+from gpuherd.posttrain.algorithm import Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout

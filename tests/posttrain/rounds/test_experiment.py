@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +15,7 @@ from rich.console import Console
 from tests.posttrain import tiny
 from tests.posttrain.rounds.conftest import MakeSettings
 
-from gpuherd.errors import JobCannotFit, MissingModel, UsageError
+from gpuherd.errors import BadModel, JobCannotFit, MissingModel, UsageError
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
@@ -87,8 +89,51 @@ def test_a_training_asks_for_what_its_options_take(
     assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
     assert memory_gb("GRPO-HF") > plain + 5  # the proxy
     assert memory_gb("QSharp") > plain + 20  # its weights are float32 while it learns
+    # A head of kind Q is as wide as the vocabulary: weights, gradients twice, two states, 4 bytes each.
+    head = 128256 * 3073 * 20 / 1024**3
+    assert head < memory_gb("QSharp", classifier_type="q") - memory_gb("QSharp") < head + 1
+    with pytest.raises(JobCannotFit, match="and the classifier's head together take"):
+        memory_gb("QSharp", classifier_type="q", loss_type="mle")  # and for each of 11 atoms
+    # All weights of a proxy learn in float32, before the policy's adapter does.
+    assert memory_gb("GRPO-HF", lora={"r": 8}) > 16 * 3.2
+    assert memory_gb("QSharp-HF") > memory_gb("QSharp") - 1
     with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
         dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
+
+
+def test_draws_that_are_cut_are_warned_about_where_it_matters(make_settings: MakeSettings) -> None:
+    def told(top_p: float, **algos: object) -> str:
+        generation = {"max_new_tokens": 4, "batch_size": 3, "top_p": top_p}
+        console = Console(file=io.StringIO(), width=200)
+        settings = make_settings(algos=algos, generation=generation, rounds_of_training=1)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    both = told(0.9, GRPO={}, PPO={}, QSharp={})
+    assert "warning: GRPO, PPO: draws by generation.top_p=0.9 are not of the law" in both
+    assert "set generation.top_p=1 and generation.top_k=0" in both
+    assert "warning" not in told(1.0, GRPO={})
+    assert "warning" not in told(0.9, QSharp={}, REINFORCE={"greedy": True})
+
+
+def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
+    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+) -> None:
+    standin("1x200GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(dtype: str | None, **options: object) -> float:
+        system, algos = {"dtype": dtype}, {"QSharp": options}
+        settings = make_settings(models=models, system=system, algos=algos, rounds_of_training=1)
+        found = {each.step.name: each.asked.memory_mb / 1024 for each in dry(settings).plan}
+        return found["QSharp_sums_large_r0_evaluate"]
+
+    half = memory_gb("bf16")
+    head = 128256 * 3073 * 2 / 1024**3
+    assert memory_gb("bf16", classifier_type="q") - half == pytest.approx(head, rel=0.05)  # sums are right or wrong
+    assert memory_gb("bf16", classifier_type="q", loss_type="mle") - half == pytest.approx(11 * head, rel=0.05)
+    assert memory_gb(None) - half == pytest.approx(6, abs=0.5)  # a classifier is float32 where nothing is said
 
 
 def test_a_reward_model_lies_beside_what_decodes(
@@ -147,6 +192,42 @@ def test_models_that_are_not_there_or_speak_other_tokens(make_settings: MakeSett
     with pytest.raises(UsageError, match=r"models\.tiny: "):
         dry(make_settings(models={"tiny": {"reference": reference, "value": str(other)}}))
     assert (vocabulary(reference) or {})["</s>"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["QSharp-HF", "GRPO-HF"])
+def test_a_proxy_is_looked_at_before_rounds_begin(make_settings: MakeSettings, tmp_path: Path, algorithm: str) -> None:
+    reference = Path(make_settings().models["tiny"].reference)
+
+    def proxy(name: str, **config: object) -> str:
+        """The reference's tokens with another config."""
+        folder = tmp_path / name
+        shutil.copytree(reference, folder)
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(told | config))
+        return str(folder)
+
+    def look(model: str) -> None:
+        prepare(make_settings(algos={algorithm: {"proxy_model": model}}))
+
+    look(proxy("fine"))
+    with pytest.raises(MissingModel):
+        look("./no-such-proxy")
+    tiny.tiny_llama(tmp_path / "other", characters="abc")
+    with pytest.raises(UsageError, match=rf"algos\.{algorithm}, models\.tiny: the proxy's tokenizer is another than"):
+        look(str(tmp_path / "other"))
+    with pytest.raises(UsageError, match=r"kinds' classifies into 3 kinds; a reward model has one output"):
+        labels = {str(number): str(number) for number in range(3)}
+        look(proxy("kinds", architectures=["LlamaForSequenceClassification"], id2label=labels))
+    look(proxy("scorer", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}))
+    with pytest.raises(BadModel, match="is of the architecture mamba, which scores no sequences"):
+        look(proxy("mamba", model_type="mamba", architectures=["MambaForCausalLM"]))
+    with pytest.raises(UsageError, match="is a classifier that guides"):
+        (Path(proxy("guide")) / "classifier.json").touch()
+        look(str(tmp_path / "guide"))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(reference)}))
+    with pytest.raises(UsageError, match="is an adapter"):
+        look(str(tmp_path / "adapter"))
 
 
 def begun(settings: Settings, now: datetime) -> RoundsDirectory:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.posttrain.algos.interface import Row
+from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.rounds.rows import BadRows, by_problem, line_of, read_round, shard_of

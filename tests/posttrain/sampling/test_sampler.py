@@ -14,7 +14,7 @@ from gpuherd.errors import UsageError
 from gpuherd.lm.asked import PromptTokens
 from gpuherd.lm.guidance.classifier import new_classifier
 from gpuherd.lm.guidance.guide import Guide
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.sampling.sampler import Prefix, Sampler

@@ -14,7 +14,7 @@ from tests.posttrain.value.letters import SAMPLING, Letters
 from gpuherd.lm.asked import PromptTokens
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.lm.guidance.offsets import offsets
-from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.sampling.sampler import Sampler

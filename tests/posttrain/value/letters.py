@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.posttrain import tiny
 
-from gpuherd.posttrain.algos.interface import Collecting, Precision, Row, Sampling, Training
+from gpuherd.posttrain.algorithm import Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.training.options import StepOptions

@@ -48,7 +48,7 @@ def test_numbers_that_can_not_be_are_refused(words: dict[str, float]) -> None:
 def test_comparisons_begin_with_the_greedy_answer_and_prefer_by_score(
     reference: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gpuherd.posttrain.algos.interface import Precision
+    from gpuherd.posttrain.algorithm import Precision
     from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
 

@@ -22,6 +22,7 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.training.options import Optimizer
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.value.data import of_comparisons, of_rollouts
 from gpuherd.posttrain.value.options import Loss, ValueOptions
@@ -126,6 +127,8 @@ def test_what_was_trained_is_said_and_not_trained_again(reference: Path, small: 
     assert not (tmp_path / "checkpoints").exists()
     with pytest.raises(UsageError, match=r"another training: its lr is 0\.01, here it is 0\.02"):
         train_guide(data, work, replace(OPTIONS, lr=0.02))
+    with pytest.raises(UsageError, match=r"another training: its optimizer is None, here it is \['sgd', "):
+        train_guide(data, work, replace(OPTIONS, optimizer=Optimizer.SGD))
     with pytest.raises(UsageError, match=r"its amp_dtype is None, here it is 'bfloat16'"):
         train_guide(data, replace(work, precision=replace(work.precision, amp_dtype="bfloat16")), OPTIONS)
     lines = read_curves(tmp_path)

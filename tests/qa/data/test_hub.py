@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,20 @@ def test_what_is_not_there_is_told(found: dict[str, Any]) -> None:
     for name, word in {"someone/nothing": "someone/nothing", "no split": "exam"}.items():
         assert found[name]["error"] == "MissingQuestions"
         assert word in found[name]["said"]
+
+
+@pytest.mark.slow  # another process that imports the library
+def test_a_hub_that_does_not_answer_is_asked_once_and_told(found: dict[str, Any], home: Path, tmp_path: Path) -> None:
+    asked = {"gsm8k": _ASKED["gsm8k"], "someone/else": {"name_or_path": "someone/else"}}
+    before = time.monotonic()
+    told = read(asked, tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(home))
+    assert time.monotonic() - before < 15  # the library alone takes 25 s to say so
+    assert told["gsm8k"] == found["gsm8k"]
+    assert told["someone/else"]["error"] == "MissingQuestions"
+    assert (
+        "not in the local cache, and the Hugging Face Hub can't be reached (http://127.0.0.1:9: ConnectError"
+        in (told["someone/else"]["said"])
+    )
 
 
 @pytest.mark.slow  # another process that imports the library

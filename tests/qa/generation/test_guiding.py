@@ -19,8 +19,11 @@ from gpuherd.cli.main import run as in_process
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.models.plan.workload import Workload
+from gpuherd.qa.generation.answers import counted
 from gpuherd.qa.generation.guiding import guide_bytes
 from gpuherd.qa.generation.kept import refuse_other_settings
+from gpuherd.qa.generation.summary import done_lines
+from gpuherd.qa.record import Generation
 from gpuherd.qa.record_json import answered_of, line_of
 from gpuherd.standin.machine import Machine
 
@@ -88,6 +91,35 @@ def test_a_guided_run_keeps_what_the_guide_did_and_its_log_probs_are_the_models(
         assert each.samples[0].log_probs == pytest.approx(
             lm.log_probs([prompt], [each.samples[0].token_ids])[0], abs=1e-4
         )
+
+
+@pytest.mark.parametrize("lost", ["token", "end"])
+def test_a_divergence_that_is_not_finite_is_counted_and_left_out_of_the_mean(
+    begin: Begin, classifier: Path, lost: str
+) -> None:
+    run = begin(samples=1, limit=3, run_id="few", guide=str(classifier))
+    run.answer()
+    answers = [each for each in answers_of(run.finish()) if each.samples[0].end_id is not None]
+    assert answers
+    damaged = [replace(each, samples=(_without(each.samples[0], lost),)) for each in answers[:1]]
+    alone, both = counted(damaged), counted([*answers, *damaged])
+    assert (alone.kl, alone.kl_not_finite) == (None, 1)
+    assert alone.to_dict()["kl_per_answer"] is None and alone.to_dict()["kl_not_finite"] == 1
+    assert (both.kl, both.kl_not_finite) == (counted(answers).kl, 1)
+    assert counted(answers).kl_not_finite == 0
+    done = {"questions": 2, "shards": [], "counts": {**both.to_dict(), "refused": 0, "prompts_cut": 0}}
+    told = "\n".join(done_lines(run.folder, done))
+    assert "1 guided answers whose KL divergence is not finite: the mean is without them" in told
+    done["counts"] = {**alone.to_dict(), "refused": 0, "prompts_cut": 0}
+    assert "on average (KL)" not in "\n".join(done_lines(run.folder, done))
+
+
+def _without(answer: Generation, lost: str) -> Generation:
+    """With a divergence that is not finite."""
+    assert answer.guided is not None
+    if lost == "end":
+        return replace(answer, guided=replace(answer.guided, end_kl=None))
+    return replace(answer, guided=replace(answer.guided, kl=(None, *answer.guided.kl[1:])))
 
 
 def test_another_classifier_under_the_same_name_is_refused(begin: Begin, classifier: Path, tmp_path: Path) -> None:

@@ -54,6 +54,18 @@ def _in_transformers(config: Mapping[str, Any]) -> bool:
     return any((Path(place) / "models" / name).is_dir() for place in places or () if name.isidentifier())
 
 
+def has_class(config: Mapping[str, Any], task: str) -> bool | None:
+    """Whether transformers has a class of this architecture for a task (``ForSequenceClassification``); None where that
+    can't be told. Imports nothing: its files tell."""
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec is not None else None
+    name = model_type_of(config).replace("-", "_")
+    files = [file for place in places or () for file in (Path(place) / "models" / name).glob("modeling_*.py")]
+    if not name.isidentifier() or not files:
+        return None
+    return any(f"{task}(" in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
 def runs_own_code(config: Mapping[str, Any], *, trusted: bool) -> bool:
     """Whether the model's own code is run: where that is allowed, and transformers has not its architecture."""
     return trusted and not _in_transformers(config)

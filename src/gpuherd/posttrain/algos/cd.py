@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.data import of_rollouts
 from gpuherd.posttrain.value.options import Loss, ValueOptions
@@ -45,6 +45,7 @@ class ControlledDecoding:
 
     name: ClassVar[str] = "CD"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = CDOptions
 
     def __init__(self, options: CDOptions | None = None):

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
     rows_of_kind,
@@ -121,6 +121,7 @@ class DPO:
 
     name: ClassVar[str] = "DPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = False
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuherd.posttrain.algos.interface import Collecting, Training
+from gpuherd.posttrain.algorithm import Collecting, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, RunningMoments, grouped_advantages
 from gpuherd.posttrain.policy_gradient.collecting import collected
@@ -53,10 +53,11 @@ class GRPOOptions(PolicyOptions):
 
 
 class GRPO:
-    """See ``algos.interface.Algorithm``."""
+    """See ``algorithm.Algorithm``."""
 
     name: ClassVar[str] = "GRPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[GRPOOptions]] = GRPOOptions
 
     def __init__(self, options: GRPOOptions = GRPOOptions()):

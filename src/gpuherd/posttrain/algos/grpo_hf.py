@@ -11,7 +11,6 @@ step, so that the ratio of GRPO is 1 and each step is on-policy. With group rewa
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model
+from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.dpo import of_samples
-from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
     rows_of_kind,
@@ -33,7 +32,7 @@ from gpuherd.posttrain.algos.on_trl import (
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
-from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
+from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.preference.settings import Run, digest, order
 from gpuherd.posttrain.rollout import Comparison
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.problem import Problem
     from gpuherd.posttrain.rewards.reward_model import RewardModel
     from gpuherd.posttrain.training.world import World
-
-logger = logging.getLogger(__name__)
 
 
 class LossType(StrEnum):
@@ -56,8 +53,8 @@ class LossType(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(FittingOptions):
-    """Raises UsageError.
+class Options(FittingOptions, ProxyOptions):
+    """Beside ``ProxyOptions``. Raises UsageError.
 
     Attributes:
         batch_size: problems of a step; each has a group of samples.
@@ -65,10 +62,6 @@ class Options(FittingOptions):
         kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
         loss_type: by what the sum over tokens is divided.
         samples_per_example: completions of a problem that are compared in ``collect``: the best with the worst.
-        preferences: a file or a data set of the Hub with prompt, chosen and rejected, in place of comparisons of
-            samples.
-        proxy_model: what the proxy starts from; None: the value model, else the reference. It has the policy's tokens.
-        proxy_epochs, proxy_lr, proxy_batch_size: of its training.
         all_rounds: the proxy learns from the comparisons of all rounds, not of the last alone.
     """
 
@@ -78,27 +71,16 @@ class Options(FittingOptions):
     kl_coef: float = 0.05
     loss_type: LossType = LossType.GRPO
     samples_per_example: int = 4
-    preferences: str | None = None
-    proxy_model: str | None = None
-    proxy_epochs: int = 5
-    proxy_lr: float = 2e-5
-    proxy_batch_size: int = 16
     all_rounds: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("samples_per_prompt", 2),
-            ("samples_per_example", 2),
-            ("proxy_epochs", 1),
-            ("proxy_batch_size", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is {least}")
+        self.check_proxy()
+        for name in ("samples_per_prompt", "samples_per_example"):
+            if getattr(self, name) < 2:
+                raise UsageError(f"{name}={getattr(self, name)}; the least is 2")
         if not 0 <= self.kl_coef < float("inf"):
             raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
-        if not 0 < self.proxy_lr < float("inf"):
-            raise UsageError(f"proxy_lr={self.proxy_lr}; it is above 0")
 
 
 @dataclass(frozen=True)
@@ -109,6 +91,7 @@ class GRPOFromHumanFeedback:
 
     name: ClassVar[str] = "GRPO-HF"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:
@@ -135,7 +118,7 @@ class GRPOFromHumanFeedback:
 
         comparisons = self._comparisons(work)
         with World.from_environment(work.device):  # one group of processes for both phases
-            proxy = self._proxy(work, comparisons)
+            proxy = train_proxy(work, comparisons, self.options)
             self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
         return self.policy(work)
 
@@ -146,28 +129,7 @@ class GRPOFromHumanFeedback:
     def _comparisons(self, work: Training) -> Sequence[Comparison]:
         if self.options.preferences is None:
             return rows_of_kind(work, Comparison, self.name, all_rounds=self.options.all_rounds)
-        from gpuherd.posttrain.preference.data import read_preferences
-        from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-
-        found = read_preferences(self.options.preferences)
-        if (told := found.told()) is not None:
-            logger.warning("%s", told)
-        tokenizer = load_tokenizer(work.policy.model, work.policy.adapter)
-        return Writing(tokenizer, chat=work.sampling.use_chat_template).comparisons(found.pairs)
-
-    def _proxy(self, work: Training, comparisons: Sequence[Comparison]) -> Path:
-        options = self.options
-        return train_reward_model(
-            comparisons,
-            options.proxy_model or work.value_model or work.reference.model,
-            work.folder / "proxy",
-            RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
-            precision=work.precision,
-            device=work.device,
-            seed=work.seed,
-            steps=work.steps,
-            use_chat_template=work.sampling.use_chat_template,
-        )
+        return compared_by_people(self.options.preferences, work.policy, chat=work.sampling.use_chat_template)
 
     def _grpo(self, work: Training, proxy: Path, data: str) -> None:
         options = self.options
@@ -191,11 +153,9 @@ class GRPOFromHumanFeedback:
             from trl import GRPOConfig
 
             from gpuherd.posttrain.preference import trainers
-            from gpuherd.posttrain.rewards.reward_model import RewardModel
 
             loaded = trained_module(work, options, [], world.device)
-            score = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
-            refuse_other_tokens(score, loaded.tokenizer)
+            score = load_proxy(proxy, world.device, work.reward_batch_size)
             samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
             if options.kl_coef and not shares_reference(work, loaded.module):
                 if hasattr(loaded.module, "peft_type") or work.reference.adapter is not None:
@@ -302,16 +262,3 @@ def proxy_reward(score: RewardModel, samples: StepSamples) -> Any:
         return score.scores_of_ids(rows)
 
     return proxy
-
-
-def refuse_other_tokens(score: RewardModel, tokenizer: Any) -> None:
-    """Raises UsageError where the proxy reads other tokens than the policy writes."""
-    ours, its = tokenizer.get_vocab(), score.tokenizer.get_vocab()
-    if ours == its:
-        return
-    differing = [token for token in {**its, **ours} if ours.get(token) != its.get(token)]
-    name = min(differing, key=lambda token: (ours.get(token, len(ours)), its.get(token, len(its))))
-    raise UsageError(
-        f"GRPO-HF: the proxy's tokenizer is another than the policy's: token {name!r} is {its.get(name)} there and "
-        f"{ours.get(name)} here; choose a proxy_model of the policy's family"
-    )

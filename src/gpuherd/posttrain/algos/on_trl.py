@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Row, Training
+from gpuherd.posttrain.algorithm import Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import model_folder
 from gpuherd.posttrain.preference.options import FittingOptions

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
 from gpuherd.posttrain.value.data import of_comparisons
@@ -34,6 +34,7 @@ class PITA:
 
     name: ClassVar[str] = "PITA"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = PITAOptions
 
     def __init__(self, options: PITAOptions | None = None):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting, Training
+from gpuherd.posttrain.algorithm import Collecting, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.collecting import collected
 from gpuherd.posttrain.policy_gradient.kl_control import KLControl
@@ -73,10 +73,11 @@ class PPOOptions(PolicyOptions):
 
 
 class PPO:
-    """See ``algos.interface.Algorithm``."""
+    """See ``algorithm.Algorithm``."""
 
     name: ClassVar[str] = "PPO"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[PPOOptions]] = PPOOptions
 
     def __init__(self, options: PPOOptions = PPOOptions()):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.data import of_rollouts
 from gpuherd.posttrain.value.options import Loss, ValueOptions
@@ -35,6 +35,7 @@ class QSharp:
 
     name: ClassVar[str] = "QSharp"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = QSharpOptions
 
     def __init__(self, options: QSharpOptions | None = None):

@@ -12,9 +12,8 @@ Three phases, each done when its file is there, so that a killed training goes o
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuherd.errors import UsageError
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
 from gpuherd.posttrain.value.data import of_comparisons, rows_of
@@ -33,8 +33,6 @@ from gpuherd.posttrain.value.training import guided_policy, refuse_value_model, 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World
 
-logger = logging.getLogger(__name__)
-
 
 class ProxyLoss(StrEnum):
     """What the proxy reward model is learnt by."""
@@ -43,33 +41,20 @@ class ProxyLoss(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSharpHFOptions(ComparingOptions):
-    """Q#-HF's. Raises UsageError.
+class QSharpHFOptions(ComparingOptions, ProxyOptions):
+    """Q#-HF's, beside ``ProxyOptions``. Raises UsageError.
 
     Attributes:
         loss_type: of the classifier.
-        preferences: a file or a data set of the Hub with prompt, chosen and rejected, in place of comparisons of
-            samples.
-        proxy_model: what the proxy starts from; None: the value model. It has the reference's tokens.
-        proxy_epochs, proxy_lr, proxy_batch_size, proxy_loss_type: of its training.
+        proxy_loss_type: what the proxy is learnt by.
     """
 
     loss_type: Loss | None = Loss.MLE
-    preferences: str | None = None
-    proxy_model: str | None = None
-    proxy_epochs: int = 5
-    proxy_lr: float = 2e-5
-    proxy_batch_size: int = 16
     proxy_loss_type: ProxyLoss = ProxyLoss.BRADLEY_TERRY
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.proxy_epochs < 1 or self.proxy_batch_size < 1:
-            raise UsageError(
-                f"proxy_epochs={self.proxy_epochs}, proxy_batch_size={self.proxy_batch_size}; each is 1 at the least"
-            )
-        if not 0 < self.proxy_lr < float("inf"):
-            raise UsageError(f"proxy_lr={self.proxy_lr}; it is above 0")
+        self.check_proxy()
         if self.loss_type is Loss.BRADLEY_TERRY:
             raise UsageError("loss_type=bradley_terry needs no proxy: that is PITA; Q#-HF's is mle, bce or mse")
 
@@ -83,6 +68,7 @@ class QSharpFromHumanFeedback:
 
     name: ClassVar[str] = "QSharp-HF"
     guided: ClassVar[bool] = True
+    on_policy: ClassVar[bool] = False
     Options = QSharpHFOptions
 
     def __init__(self, options: QSharpHFOptions | None = None):
@@ -98,7 +84,8 @@ class QSharpFromHumanFeedback:
 
         with World.from_environment(work.device) as world:
             pairs = self._comparisons(work)
-            scores = self._scores(work, self._proxy(work, pairs), pairs, world)
+            refuse_value_model(work.reference.model, work.value_model)
+            scores = self._scores(work, train_proxy(work, pairs, self.options), pairs, world)
             return train_guide(of_comparisons([pairs], self.options, scores), work, self.options)
 
     def policy(self, work: Training) -> Policy:
@@ -109,33 +96,7 @@ class QSharpFromHumanFeedback:
         """Of all rounds."""
         if self.options.preferences is None:
             return [each for rows in work.rows for each in rows_of(Comparison, rows)]
-        from gpuherd.posttrain.preference.data import read_preferences
-        from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-
-        found = read_preferences(self.options.preferences)
-        if (told := found.told()) is not None:
-            logger.warning("%s", told)
-        tokenizer = load_tokenizer(work.reference.model, work.reference.adapter)
-        return list(Writing(tokenizer, chat=work.sampling.use_chat_template).comparisons(found.pairs))
-
-    def _proxy(self, work: Training, pairs: Sequence[Comparison]) -> Path:
-        """The folder of the proxy reward model."""
-        from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
-
-        options = self.options
-        base = refuse_value_model(work.reference.model, options.proxy_model or work.value_model)
-        return train_reward_model(
-            pairs,
-            base,
-            work.folder / "proxy",
-            RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
-            # In float32 as the classifier: steps of 1e-5 would be lost in bfloat16.
-            precision=replace(work.precision, dtype="float32"),
-            device=work.device,
-            seed=work.seed,
-            steps=work.steps,
-            use_chat_template=work.sampling.use_chat_template,
-        )
+        return compared_by_people(self.options.preferences, work.reference, chat=work.sampling.use_chat_template)
 
     def _scores(
         self, work: Training, proxy: Path, pairs: Sequence[Comparison], world: World
@@ -144,9 +105,7 @@ class QSharpFromHumanFeedback:
         machine may differ by rounding, and then the data of a resumed training would be other data."""
         path = work.folder / "scores.json"
         if world.is_main and not path.exists():
-            from gpuherd.posttrain.rewards.reward_model import RewardModel
-
-            model = RewardModel(str(proxy), world.device, work.precision.dtype, batch_size=work.reward_batch_size)
+            model = load_proxy(proxy, world.device, work.reward_batch_size)
             sides = [
                 (*each.prompt_ids, *each.context_ids, *side)
                 for each in pairs

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting, Training
+from gpuherd.posttrain.algorithm import Collecting, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.collecting import collected
 from gpuherd.posttrain.policy_gradient.figures import mean
@@ -58,10 +58,11 @@ class ReinforceOptions(PolicyOptions):
 
 
 class Reinforce:
-    """See ``algos.interface.Algorithm``."""
+    """See ``algorithm.Algorithm``."""
 
     name: ClassVar[str] = "REINFORCE"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[ReinforceOptions]] = ReinforceOptions
 
     def __init__(self, options: ReinforceOptions = ReinforceOptions()):

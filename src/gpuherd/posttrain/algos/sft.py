@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting, Row, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.algos.on_trl import policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
@@ -82,6 +82,7 @@ class SFT:
 
     name: ClassVar[str] = "SFT"
     guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = False
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

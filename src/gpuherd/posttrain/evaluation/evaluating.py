@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.progress import report
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.evaluation.answered import (
     AnsweredProblem,
     BadAnswers,

@@ -8,10 +8,11 @@ from typing import Any
 
 from gpuherd.columns import Column, Fitted, fitted
 from gpuherd.errors import printable
+from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import FORMAT, Estimator
 from gpuherd.qa import typed_json
-from gpuherd.qa.intervals import Figure
+from gpuherd.qa.intervals import Figure, Interval
 
 MOST_SENTENCES = 12
 _NAMES = frozenset({"algorithm", "data set", "model", "round", "eta"})
@@ -90,15 +91,30 @@ def figure_words(figure: Figure | None, digits: int = 3) -> str:
     >>> from gpuherd.qa.intervals import Interval
     >>> figure_words(Figure(0.5, Interval(0.25, 0.75))), figure_words(Figure(None)), figure_words(None)
     ('0.500 [0.250, 0.750]', '-', '-')
-    >>> figure_words(Figure(7.4e-7))
-    '7.4e-07'
+    >>> figure_words(Figure(7.4e-7)), figure_words(Figure(0.02, Interval(-0.001, 0.04)), 2)
+    ('7.4e-07', '0.02 [0.00, 0.04]')
     """
     if figure is None or figure.value is None:
         return "-"
-    form = f".{digits}f" if figure.value == 0 or abs(figure.value) >= 10**-digits else ".1e"
+    form = f"z.{digits}f" if figure.value == 0 or abs(figure.value) >= 10**-digits else "z.1e"
     ends = figure.interval
     tail = "" if ends is None else f" [{ends.low:{form}}, {ends.high:{form}}]"
     return f"{figure.value:{form}}{tail}"
+
+
+def divergence(figure: Figure) -> Figure:
+    """A KL divergence as it is shown, without what is rounding.
+
+    >>> from gpuherd.qa.intervals import Interval
+    >>> divergence(Figure(-4e-8, Interval(-5e-8, 3e-8)))
+    Figure(value=0.0, interval=Interval(low=0.0, high=0.0), note=None, dropped=0)
+    """
+    ends = figure.interval
+    return replace(
+        figure,
+        value=None if figure.value is None else beyond_rounding(figure.value),
+        interval=None if ends is None else Interval(beyond_rounding(ends.low), beyond_rounding(ends.high)),
+    )
 
 
 def _words(row: Row) -> Sequence[str]:
@@ -113,7 +129,7 @@ def _words(row: Row) -> Sequence[str]:
         "-" if row.eta is None else f"{row.eta:g}",
         figure_words(figures.get("pass@1")),
         figure_words(figures.get("reward")),
-        figure_words(figures.get("kl"), 2),
+        figure_words(divergence(figures["kl"]) if "kl" in figures else None, 2),
         figure_words(_majority(row)),
         str(row.problems),
         str(len(row.seeds)),

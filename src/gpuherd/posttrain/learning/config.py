@@ -87,7 +87,8 @@ class ModelBlock:
         torch_dtype: of the weights; ``dtype`` is the same; auto: the checkpoint's.
         use_flash_attention: where it is installed and knows the model; sdpa otherwise, and the log says so.
         load_in_8bit, load_in_4bit: the frozen weights under an adapter, by bitsandbytes.
-        max_new_tokens, temperature, top_p, top_k: how answers are drawn (of each turn).
+        max_new_tokens, temperature, top_p, top_k: how answers are drawn (of each turn). Where nothing is said, ppo and
+            grpo draw from the whole law that their log-probs are of, the others by the guide's 0.9 and 50.
         use_chat_template: prompts are a user's message (ours).
         device, device_map: auto, cpu or cuda.
     """
@@ -110,8 +111,8 @@ class ModelBlock:
     lora_target_modules: tuple[str, ...] | None = None
     max_new_tokens: int = 256
     temperature: float = 1.0
-    top_p: float = 0.9
-    top_k: int = 50
+    top_p: float | None = None
+    top_k: int | None = None
     do_sample: bool = True
     num_beams: int = 1
     repetition_penalty: float = 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting, Row
+from gpuherd.posttrain.algorithm import Collecting, Row
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory

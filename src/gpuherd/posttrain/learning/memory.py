@@ -19,6 +19,7 @@ from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.learning.translating import model_of, precision_of, steps_of
 from gpuherd.posttrain.training.options import Sharding
 
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Of GPUs that are not known there is no end of room.
 _BOUNDLESS = 1 << 60
-_PROMPT_TOKENS = 512  # prompts are not read before the model's tokenizer is: a figure to plan with
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,24 @@ class Need:
     sentence: str
 
 
-def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int) -> Need:
+def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths: Lengths = UNKNOWN) -> Need:
     """What each of so many processes takes of its GPU.
 
     Args:
         cards: as idle as the training will find them; () where none are known.
+        lengths: of what it learns from.
 
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
     architecture, precision = in_precision(model_of(config), precision_of(config).dtype)
-    job = job_of(config, precision, world_size)
+    job = job_of(config, precision, world_size, lengths)
     here = min(config.distributed.gpu_count, world_size)
     known = cards if len(cards) >= here else [Card(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
     found = make_training_plan(architecture, known, job, gpus=here)
-    said = f"{job.method.upper()} of {architecture.model} by {job.strategy} in {job.precision}, {job.batch} at once"
+    said = (
+        f"{job.method.upper()} of {architecture.model} by {job.strategy} in {job.precision}, {job.batch} at once, "
+        f"{lengths.said}"
+    )
     if isinstance(found, TrainingRefusal):
         told = [each.sentence for each in found.alternatives[:3]]
         fits = f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
@@ -64,19 +68,19 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int) -> Need
     return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
 
 
-def foretell(config: TrainConfig, here: int, world_size: int) -> None:
+def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths = UNKNOWN) -> None:
     """Logs what a training takes of GPUs that are the user's own: he has started the processes, ``here`` of them on
     this machine. Nothing is refused: they are his, and a plan is a plan. Raises MissingModel, BadModel."""
     watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
     cards = () if watch.problem is not None else idle_cards(watch.gpus)
     told = replace(config.distributed, num_gpus=here, gpu_ids=None)
     try:
-        logger.info("%s", need_of(replace(config, distributed=told), cards, world_size).sentence)
+        logger.info("%s", need_of(replace(config, distributed=told), cards, world_size, lengths).sentence)
     except JobCannotFit as problem:
         logger.warning("memory may run out: %s", problem)
 
 
-def job_of(config: TrainConfig, precision: Precision, world_size: int) -> TrainingJob:
+def job_of(config: TrainConfig, precision: Precision, world_size: int, lengths: Lengths = UNKNOWN) -> TrainingJob:
     """The training in the planner's words. ``precision``: how the weights lie in memory."""
     told, model, steps = config.training, config.model, steps_of(config, world_size)
     online = told.algorithm in ("ppo", "grpo")
@@ -90,8 +94,8 @@ def job_of(config: TrainConfig, precision: Precision, world_size: int) -> Traini
         lora=LoraShape(model.lora_r, model.lora_target_modules or ("all-linear",)) if model.use_lora else None,
         base=_base(config, precision),
         batch=steps.micro_batch_size,
-        prompt_tokens=_PROMPT_TOKENS,
-        new_tokens=min(model.max_new_tokens, told.max_episode_length),
+        prompt_tokens=lengths.prompt,
+        new_tokens=lengths.answer or lengths.turns * min(model.max_new_tokens, told.max_episode_length),
         samples=config.grpo.group_size,
         checkpointing=model.gradient_checkpointing,
         attention="eager" if model.attn_implementation == "eager" else "sdpa",

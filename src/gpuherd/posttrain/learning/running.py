@@ -25,16 +25,18 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.models.plan.demand import idle_cards
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
+from gpuherd.posttrain.learning.lengths import Texts, lengths_of
 from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
 from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import steps_of
+from gpuherd.posttrain.learning.translating import cut, model_of, steps_of
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -68,6 +70,7 @@ class Plan:
             f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
             f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once in each",
             *([] if self.need is None else [self.need.sentence]),
+            *([] if (warning := cut(told)) is None else [f"warning: {warning}"]),
             f"output: {self.folder.root}",
         ]
 
@@ -124,8 +127,8 @@ class TrainRun:
         processes = processes_of(config)
         steps_of(config, processes.size)
         check_port(config)
-        check_data(config)
-        waiter, need, on_cpu = self._waiter(config, processes)
+        texts = check_data(config)
+        waiter, need, on_cpu = self._waiter(config, processes, texts)
         argv = command(processes, config, folder.root, on_cpu=on_cpu)
         self.plan = Plan(config, folder, processes, on_cpu, need, argv)
         self._tell(self.plan.lines())
@@ -157,7 +160,9 @@ class TrainRun:
         config = placed(read_config(file, self.overrides), options.where)
         return config, TrainDirectory.of(config, options.output)
 
-    def _waiter(self, config: TrainConfig, processes: Processes) -> tuple[Waiter | None, Need | None, bool]:
+    def _waiter(
+        self, config: TrainConfig, processes: Processes, texts: Texts | None
+    ) -> tuple[Waiter | None, Need | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
         if processes.on_cpu:
             return None, None, True
@@ -175,7 +180,8 @@ class TrainRun:
             return None, None, True
         if len(watch.gpus) < processes.here:
             raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
-        need = need_of(config, idle_cards(watch.gpus), processes.size)
+        lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
+        need = need_of(config, idle_cards(watch.gpus), processes.size, lengths)
         wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate
 
@@ -205,8 +211,7 @@ class TrainRun:
     def _end(self, code: int, folder: TrainDirectory) -> list[str]:
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if name in _TOLD)
-            return [f"trained: {self.summary['steps']} steps; {figures}", f"model: {folder.model}"]
+            return [f"trained: {self.summary['steps']} steps; {told_figures(last)}", f"model: {folder.model}"]
         if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             return [f"stopped: gpuherd train --resume --output {folder.root} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
@@ -217,6 +222,16 @@ class TrainRun:
 
 
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")
+
+
+def told_figures(last: Mapping[str, float]) -> str:
+    """A training's last figures, those that are told when it ends.
+
+    >>> told_figures({"reward": 0.9375, "kl": -4e-08, "updates": 3.0})
+    'reward 0.9375, kl 0'
+    """
+    shown = {name: beyond_rounding(value) if name == "kl" else value for name, value in last.items() if name in _TOLD}
+    return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
 
 class _Watched:

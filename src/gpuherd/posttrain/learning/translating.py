@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling, cut_draws
+from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.training.options import Sharding, StepOptions, Strategy
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+_TOP_P, _TOP_K = 0.9, 50  # the guide's
 
 
 def model_of(config: TrainConfig) -> str:
@@ -31,17 +35,28 @@ def precision_of(config: TrainConfig) -> Precision:
     return Precision(None if told.load_in_8bit or told.load_in_4bit else weights, amp, attention)
 
 
+def on_policy(config: TrainConfig) -> bool:
+    """Whether it learns by the log-probs of what it draws."""
+    return bool(algorithm_class(config.training.algorithm.upper()).on_policy)
+
+
+def cut(config: TrainConfig) -> str | None:
+    """The warning of ``cut_draws``, where it is due."""
+    return cut_draws(sampling_of(config), config.training.algorithm, "model") if on_policy(config) else None
+
+
 def sampling_of(config: TrainConfig) -> Sampling:
     """How answers are drawn while it trains."""
     told, training = config.model, config.training
     temperature = told.temperature
     if training.algorithm == "grpo" and config.grpo.temperature is not None:
         temperature = config.grpo.temperature
+    whole = on_policy(config)
     return Sampling(
         max_new_tokens=min(told.max_new_tokens, training.max_episode_length),
         temperature=temperature,
-        top_p=told.top_p,
-        top_k=told.top_k,
+        top_p=(1.0 if whole else _TOP_P) if told.top_p is None else told.top_p,
+        top_k=(0 if whole else _TOP_K) if told.top_k is None else told.top_k,
         use_chat_template=told.use_chat_template,
         seed=training.seed,
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.posttrain.algos.interface import Row, Training
+from gpuherd.posttrain.algorithm import Row, Training
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.learning import data, translating
 from gpuherd.posttrain.learning.config import TrainConfig

@@ -20,8 +20,10 @@ from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
+from gpuherd.posttrain.learning.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.translating import cut, model_of
 from gpuherd.report.log import configure_console, logged_to
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
                 raise SystemExit(begun.exit_code)
             raise begun
         assert begun is not None  # noqa: S101 - the main process has said it
-        config, folder = begun
+        config, folder, lengths = begun
         if folder.done.exists():
             if world.is_main:
                 print(f"The training in {printable(str(folder.root))} has ended; nothing is left to do")
@@ -132,10 +134,13 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
         asked.listen(folder)
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
+            if asked.alone and (warning := cut(config)) is not None:  # gpuherd train has told its own
+                logger.warning("%s", warning)
             if asked.alone and world.device != "cpu":
                 from gpuherd.posttrain.learning.memory import foretell
 
-                foretell(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world.size)  # gpuherd train has done so
+                here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+                foretell(config, here, world.size, lengths)  # gpuherd train has done so
         elif not os.environ.get("LOG_LEVEL"):
             _quieter()
         _train(config, folder, world, asked)
@@ -143,15 +148,18 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
 
 def _begun(
     config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: Asked
-) -> tuple[TrainConfig, TrainDirectory] | GpuherdError:
-    """The configuration, and the folder locked and prepared; or what is wrong, for all to say."""
+) -> tuple[TrainConfig, TrainDirectory, Lengths] | GpuherdError:
+    """The configuration, the folder locked and prepared, and how long what is learnt from is, where nobody has looked
+    before; or what is wrong, for all to say."""
+    lengths = UNKNOWN
     try:
         if config is None:
             config = read_config(TrainDirectory(args.output).config, args.overrides)
         folder = TrainDirectory.of(config, args.output)
         look_over(folder, config, resume=args.resume)
         if asked.alone and not folder.done.exists():
-            check_data(config)  # else whoever started us has looked
+            # Else whoever started us has looked.
+            lengths = lengths_of(check_data(config), model_of(config), chat=config.model.use_chat_template)
         folder.create()
         lock = DispatcherLock(folder.lock)
         stack.callback(lock.close)
@@ -160,7 +168,7 @@ def _begun(
             folder.stop.unlink(missing_ok=True)
     except GpuherdError as problem:
         return problem
-    return config, folder
+    return config, folder, lengths
 
 
 def _quieter() -> None:

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import printable
+from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
 from gpuherd.posttrain.evaluation.comparing import Comparison
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import REFERENCE
+from gpuherd.posttrain.evaluation.telling import divergence
 from gpuherd.posttrain.look.shown import Samples, Shown, Timeline
 from gpuherd.qa.intervals import Figure
 from gpuherd.report.packing import packed_json
+
+_DIVERGENCES = ("kl", "kl a token")  # of the figures of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,14 @@ def _row_values(row: Row) -> dict[str, Any]:
         "eta": row.eta,
         "own": row.own,
         "seeds": list(row.seeds),
-        "figures": {name: figure_values(figure) for name, figure in row.figures.items()},
-        "bySeed": {name: list(values) for name, values in row.by_seed.items()},
+        "figures": {
+            name: figure_values(divergence(figure) if name in _DIVERGENCES else figure)
+            for name, figure in row.figures.items()
+        },
+        "bySeed": {
+            name: [beyond_rounding(each) if name in _DIVERGENCES else each for each in values]
+            for name, values in row.by_seed.items()
+        },
         "problems": row.problems,
         "samples": row.samples,
         "estimator": row.estimator,
@@ -191,7 +201,7 @@ def _completion_values(completion: Completion, limits: Limits) -> list[Any]:
         completion.correct,
         len(completion.ids),
         completion.finished,
-        _short(completion.kl),
+        None if completion.kl is None else _short(beyond_rounding(completion.kl)),
         None if completion.note is None else _cut(completion.note, 300),
     ]
 

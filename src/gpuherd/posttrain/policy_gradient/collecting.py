@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuherd.posttrain.algos.interface import Collecting
+from gpuherd.posttrain.algorithm import Collecting
 from gpuherd.posttrain.policy_gradient.options import PolicyOptions
 from gpuherd.posttrain.rollout import Rollout
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Row, Training
+from gpuherd.posttrain.algorithm import Row, Training
 from gpuherd.posttrain.policy_gradient.batch import batch_of
 from gpuherd.posttrain.policy_gradient.figures import figures_of
 from gpuherd.posttrain.policy_gradient.forward import forward, weighed

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.forward import weighed
 from gpuherd.posttrain.rollout import Rollout

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Training
+from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.preference.settings import Run, steps_for
 from gpuherd.posttrain.training.options import Lora, Optimised, StepOptions
 from gpuherd.posttrain.training.watching import Watching

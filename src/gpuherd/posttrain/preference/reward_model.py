@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.models.load.classes import check_code, config_of
+from gpuherd.lm.guidance.form import FILE
+from gpuherd.models.adapter import is_adapter
+from gpuherd.models.load.classes import check_code, config_of, has_class
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown
-from gpuherd.posttrain.algos.interface import Precision
+from gpuherd.models.plan.from_config import model_type_of
+from gpuherd.models.plan.naming import split_precision
+from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
@@ -137,7 +141,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     from transformers.utils import logging as transformers_logging
 
     folder = locate(parse_model(base), for_loading=True)
-    check_code(base, json.loads((folder / "config.json").read_text(encoding="utf-8")), trusted=False)
+    refuse_base(base, folder)
     config = config_of(folder, trusted=False)
     config.num_labels = 1
     transformers.set_seed(seed)
@@ -162,6 +166,42 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     without_dropout(module)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return module.to(device), tokenizer
+
+
+def refuse_base(base: str, folder: Path) -> None:
+    """Raises UsageError or BadModel where a reward model can't start from this one, from its small files alone: an
+    adapter, a classifier that guides, one with several outputs, one whose architecture scores no sequences.
+
+    Args:
+        folder: with its config.json.
+    """
+    if split_precision(base)[1] is not None:
+        raise UsageError(f"{shown(base)}: a reward model is trained whole; name the model without its precision")
+    if is_adapter(folder):
+        raise UsageError(f"{shown(base)} is an adapter; a reward model starts from a whole one: merge it first")
+    if (folder / FILE).is_file():
+        raise UsageError(
+            f"{shown(base)} is a classifier that guides; a reward model starts from a causal model or a reward model"
+        )
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise BadModel(f"{folder / 'config.json'} can't be read: {problem}") from None
+    if not isinstance(config, dict):
+        raise BadModel(f"{folder / 'config.json'} is no mapping")
+    check_code(base, config, trusted=False)
+    named = [each for each in config.get("architectures") or () if isinstance(each, str)]
+    outputs = len(config["id2label"]) if isinstance(config.get("id2label"), dict) else config.get("num_labels", 2)
+    if any(each.endswith("ForSequenceClassification") for each in named) and outputs != 1:
+        raise UsageError(
+            f"{shown(base)} classifies into {outputs} kinds; a reward model has one output: start from a causal "
+            "model or a reward model"
+        )
+    if has_class(config, "ForSequenceClassification") is False:
+        raise BadModel(
+            f"{shown(base)} is of the architecture {model_type_of(config)}, which scores no sequences in transformers; "
+            "name another model of the same tokenizer (proxy_model)"
+        )
 
 
 def _row(each: Comparison) -> dict[str, list[int]]:

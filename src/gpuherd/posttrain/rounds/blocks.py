@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.rundir import safe_name
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.config.typed import plain, read
 from gpuherd.posttrain.evaluation.options import EvaluationOptions
 

@@ -27,6 +27,7 @@ class Choice:
         algorithm: the name in the registry.
         options: of its ``Options``, checked.
         guided: its policies are the reference with a classifier.
+        draws: whether it learns by the log-probs of what was drawn for it.
         collects: whether it learns from rows that are collected before. With ``online`` it samples while it trains,
             with ``preferences`` it learns from a file.
     """
@@ -35,6 +36,7 @@ class Choice:
     algorithm: str
     options: Any
     guided: bool
+    draws: bool
     collects: bool
 
     def make(self) -> Any:
@@ -66,7 +68,8 @@ def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any
         if ours.enabled:
             read_by |= fields
             collects = not getattr(options, "online", False) and getattr(options, "preferences", None) is None
-            found.append(Choice(name, algorithm, options, bool(kind.guided), collects))
+            draws = kind.on_policy and not getattr(options, "greedy", False)
+            found.append(Choice(name, algorithm, options, bool(kind.guided), bool(draws), collects))
     for key in shared:
         if found and key not in read_by:
             raise UsageError(f"data_collection.{key}: none of {', '.join(each.name for each in found)} reads it")

@@ -40,7 +40,7 @@ from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines
+from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines, warnings
 from gpuherd.posttrain.rounds.work import versions
 from gpuherd.qa.working.model_jobs import having
 from gpuherd.qa.working.running import failure_lines
@@ -116,6 +116,8 @@ class RoundsExperiment:
         if self.goes_on and self.folder.done.exists():
             return self._complete()
         self.prepared = prepare(self.settings)
+        for line in warnings(self.settings, self.prepared):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         record = self._record()
         self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
@@ -204,6 +206,9 @@ class RoundsExperiment:
         """The jobs, and what is written when they have ended."""
         began = clock.wall()
         logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
+        assert self.prepared is not None  # noqa: S101 - as above
+        for line in warnings(self.settings, self.prepared):
+            logger.info("%s", line)
         if self.simulate:
             logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
         self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)

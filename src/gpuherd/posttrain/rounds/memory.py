@@ -2,15 +2,18 @@
 
 Every job computes on one GPU, where the models that it holds lie whole. Which those are depends on its phase: a
 collection has the policy (a guided one is two models), a training what the algorithm trains, an evaluation both.
+Algorithms from human feedback train a proxy first: the larger of both trainings counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
+from gpuherd.lm.guidance.form import Kind
+from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import Demand, demand_of
@@ -20,10 +23,13 @@ from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Train
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rounds.blocks import Family
 from gpuherd.posttrain.rounds.plan import Phase, Step
 from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
+from gpuherd.posttrain.value.comparing import ComparingOptions
+from gpuherd.posttrain.value.options import Loss, ValueOptions
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rounds.choices import Choice
@@ -41,6 +47,23 @@ _METHODS: Mapping[str, Method] = {
 _UNKNOWN_SCORER_MB = 2048
 # Of models whose GPU is not known there is no end of room.
 _BOUNDLESS = Card("0", "", total=0, free=1 << 60)
+
+
+_FLOAT32 = 4
+_BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
+# Bytes of an optimiser's states for each number in float32.
+_STATES: Mapping[str, int] = {Optimiser.ADAMW: 8, Optimiser.ADAMW_8BIT: 2, Optimiser.SGD: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A model that decodes: its name, in which dtype, and of a classifier its options and how many numbers it predicts
+    of a token."""
+
+    model: str
+    dtype: str | None
+    guiding: ValueOptions | None = None
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +92,7 @@ class Memory:
     def __init__(self, settings: Settings, cards: Sequence[Card], prepared: Prepared):
         self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
         self._choices = {each.name: each for each in prepared.choices}
-        self._reward_models = prepared.reward_models
+        self._reward_models, self._right_or_wrong = prepared.reward_models, prepared.right_or_wrong
         self._known: dict[tuple[object, ...], Asked] = {}
 
     def of(self, step: Step) -> Asked:
@@ -85,31 +108,50 @@ class Memory:
             self._known[models, name] = self._decoding(models, name)
         return self._known[models, name]
 
-    def _models(self, step: Step) -> tuple[str, ...]:
+    def _models(self, step: Step) -> tuple[_Held, ...]:
         """What lies on the GPU while a step decodes."""
-        family = self._settings.families()[step.family]
-        if step.policy_round is None:
-            return (family.reference,)
-        if self._choices[step.algorithm].guided:
-            return (family.reference, *([] if family.value is None else [family.value]))
+        family, choice, dtype = (
+            self._settings.families()[step.family],
+            self._choices.get(step.algorithm),
+            self._settings.system.dtype,
+        )
+        policy = _Held(family.reference, dtype)
+        if step.policy_round is None or choice is None:
+            return (policy,)
+        if choice.guided:
+            # A classifier is kept in the float32 that it was trained in, and loaded so where nothing else is said.
+            if family.value is None:
+                return (policy,)
+            return (policy, _Held(family.value, dtype or "fp32", choice.options, self._width(choice, step.dataset)))
         # The divergence is measured with both models at hand.
         both = step.phase is Phase.EVALUATE and self._settings.evaluation.kl == "exact"
-        return (family.reference, family.reference) if both else (family.reference,)
+        return (policy, policy) if both else (policy,)
 
-    def _decoding(self, models: Sequence[str], dataset: str) -> Asked:
+    def _decoding(self, models: Sequence[_Held], dataset: str) -> Asked:
         """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
-        told = self._settings.generation
-        load = Workload(told.batch_size, self._prompts[dataset], told.max_new_tokens)
-        demands = [
-            demand_of(*in_precision(model, self._settings.system.dtype), load, self._cards, parallel="replica", most=1)
-            for model in models
-        ]
+        demands, heads = [], 0
+        for each in models:
+            architecture, precision = in_precision(each.model, each.dtype)
+            load = self._load(dataset, each.guiding)
+            demands.append(demand_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+            if each.guiding is not None:
+                heads += _asked_head(each.guiding, each.width, architecture, precision, load.batch)
         total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:]) + self._scoring(dataset)
+        total += -(-heads // MIB)
         said = " and ".join(each.sentence.partition(":")[0] for each in demands)
         if dataset in self._reward_models:
             said += f", scored by {self._reward_models[dataset]}"
         self._refuse(total, said)
         return Asked(1, total, f"{said}: {gib(total * MIB)}")
+
+    def _load(self, dataset: str, guiding: ValueOptions | None) -> Workload:
+        """What is decoded at once. A classifier reads the candidates of a step behind what there is: a pass of as many
+        tokens as a short prompt's."""
+        told, prompt = self._settings.generation, self._prompts[dataset]
+        if guiding is None:
+            return Workload(told.batch_size, prompt, told.max_new_tokens)
+        top_k = guiding.guidance.top_k
+        return Workload(told.batch_size, max(prompt, top_k), told.max_new_tokens + top_k)
 
     def _scoring(self, dataset: str) -> int:
         """What the model that scores takes beside the others, in MB; 0 where none does. Raises MissingModel."""
@@ -133,21 +175,59 @@ class Memory:
         dtype = "fp32" if choice.guided else self._settings.system.training.dtype
         architecture, precision = in_precision(model, dtype)
         job = self._job(choice, precision, self._prompts[step.dataset])
-        # A proxy that is learnt from preferences lies beside the policy, on whatever model it begins with.
         proxy = None
-        if choice.algorithm == "GRPO-HF":
-            said = getattr(choice.options, "proxy_model", None) or family.value or family.reference
-            proxy = in_precision(said, self._settings.system.dtype)[0]
-        roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [roomiest], job, gpus=1, reward=proxy)
-        if isinstance(found, TrainingRefusal):
-            raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
-        memory = -(-found.loads[0].usage.total // MIB)
-        if job.method.generates and choice.algorithm != "GRPO-HF":  # completions are scored while it trains
+        if isinstance(choice.options, ProxyOptions):
+            proxy = in_precision(choice.options.proxy_base(family.value, family.reference), "fp32")[0]
+        # The policy's answers are scored while it trains: by the proxy, which lies beside it, or by the task's model.
+        scored_by = proxy if job.method.generates else None
+        memory = self._learning(step, architecture, job, scored_by)
+        if isinstance(choice.options, ValueOptions):
+            width = self._width(choice, step.dataset)
+            memory += -(-_learnt_head(choice.options, width, architecture, job) // MIB)
+            self._refuse(memory, f"{architecture.model} and the classifier's head")
+        elif scored_by is not None:
+            memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
+            self._refuse(memory, f"{architecture.model} and its proxy in float32")
+        elif job.method.generates:
             memory += self._scoring(step.dataset)
             self._refuse(memory, f"{architecture.model} and what scores it")
         told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+        if proxy is not None:
+            first = self._learning(step, proxy, self._of_proxy(job))
+            if first > memory:
+                memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
         return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
+
+    def _width(self, choice: Choice, dataset: str) -> int:
+        """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
+        wrong, else those of a histogram."""
+        options: ValueOptions = choice.options
+        by_atoms = options.loss_type is Loss.MLE or (options.loss_type is None and dataset not in self._right_or_wrong)
+        return options.num_atoms if by_atoms else 1
+
+    def _learning(
+        self, step: Step, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None
+    ) -> int:
+        """What one training takes, in MB. Raises JobCannotFit."""
+        roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
+        found = make_training_plan(architecture, [roomiest], job, gpus=1, reward=reward)
+        if isinstance(found, TrainingRefusal):
+            raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
+        return -(-found.loads[0].usage.total // MIB)
+
+    def _of_proxy(self, job: TrainingJob) -> TrainingJob:
+        """A proxy's training: pairs, of whose tokens no word is predicted, and all its weights."""
+        mixed = self._settings.system.amp_dtype is not None
+        return replace(
+            job,
+            method=Method.DPO,
+            precision=_training_precision(Precision.FP32, mixed=mixed),
+            optimiser=Optimiser.ADAMW,
+            lora=None,
+            batch=self._settings.training.micro_batch_size,
+            reference=False,
+            loss="chunked",
+        )
 
     def _job(self, choice: Choice, precision: Precision, prompt_tokens: int) -> TrainingJob:
         """How an algorithm trains, by its options where it has such."""
@@ -163,13 +243,15 @@ class Memory:
             precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
             optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
             lora=None if lora is None else LoraShape(lora.r),
-            batch=told.training.micro_batch_size,
+            # Of a comparison both sides are read.
+            batch=told.training.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
             prompt_tokens=prompt_tokens,
             new_tokens=told.generation.max_new_tokens,
             samples=getattr(options, "samples_per_prompt", 8),
             checkpointing=told.training.gradient_checkpointing,
             attention="eager" if told.system.attn_impl == "eager" else "sdpa",
             reference=reference,
+            loss="chunked" if choice.guided else "whole",  # a classifier predicts no next token
         )
 
     def _refuse(self, memory_mb: int, said: str) -> None:
@@ -179,6 +261,32 @@ class Memory:
                 f"{said} together take {gib(memory_mb * MIB)} on one GPU, and the roomiest here has {gib(most)}; lower "
                 "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
             )
+
+
+def _head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
+    """Weights of a classifier's head: of kind Q those of each token of the vocabulary."""
+    tokens = architecture.vocab_size if options.classifier_type is Kind.Q else 1
+    return width * tokens * (architecture.hidden_size + 1)
+
+
+def _asked_head(options: ValueOptions, width: int, architecture: Architecture, precision: Precision, rows: int) -> int:
+    """Bytes of a head that is asked, and of kind Q of the candidates' rows of it, in float32 too."""
+    number = _FLOAT32 if precision is Precision.FP32 else 2
+    weights = number * _head_numbers(options, width, architecture)
+    if options.classifier_type is not Kind.Q:
+        return weights
+    return weights + (number + _FLOAT32) * rows * options.guidance.top_k * width * architecture.hidden_size
+
+
+def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, job: TrainingJob) -> int:
+    """Bytes of a head in training: weights, gradients, those of a micro-batch before they are added, states; and of
+    kind Q for each token its rows of the head, with their gradients."""
+    numbers = _head_numbers(options, width, architecture)
+    learnt = numbers * (3 * _FLOAT32 + _STATES[options.optimizer])
+    if options.classifier_type is not Kind.Q:
+        return learnt
+    tokens = job.batch * (job.prompt_tokens + job.new_tokens)
+    return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
 
 
 def _beside(demand: Demand) -> int:

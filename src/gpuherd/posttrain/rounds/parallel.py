@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
-from gpuherd.posttrain.algos.interface import Row
+from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, RoundsOutcome
 from gpuherd.posttrain.rounds.folder import RoundsDirectory

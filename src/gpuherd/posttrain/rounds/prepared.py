@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rounds.choices import Choice
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.tasks import evaluation_problems, make_dataset, training_problems
 from gpuherd.qa.working.model_files import model_files
+from gpuherd.qa.working.model_files import reference as model_reference
 
 # What a chat template adds to a message, at most, in tokens.
 _TEMPLATE = 64
@@ -31,6 +35,7 @@ class Prepared:
         evaluated: how many are evaluated on, by data set.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
         reward_models: of the data sets whose completions a model scores.
+        right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
         inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
 
@@ -39,6 +44,7 @@ class Prepared:
     evaluated: Mapping[str, int]
     prompt_tokens: Mapping[str, int]
     reward_models: Mapping[str, str]
+    right_or_wrong: frozenset[str]
     inputs: Mapping[str, str]
 
 
@@ -50,12 +56,15 @@ def prepare(settings: Settings) -> Prepared:
     longest: dict[str, int] = {}
     inputs: dict[str, str] = {}
     reward_models: dict[str, str] = {}
+    right_or_wrong: set[str] = set()
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
         scoring = getattr(task, "reward_model", None)
         if scoring is not None:
             reward_models[name] = scoring
+        if task.verifiable:
+            right_or_wrong.add(name)
         try:
             if name in settings.trained_on():
                 found = training_problems(settings, name, task)
@@ -75,7 +84,12 @@ def prepare(settings: Settings) -> Prepared:
         if guided and family.value is not None:
             inputs[f"models.{name}.value"] = model_files(family.value).sha256
             _refuse_other_tokens(name, family.reference, family.value)
-    return Prepared(choices, problems, evaluated, longest, reward_models, inputs)
+        for choice in choices:
+            if isinstance(choice.options, ProxyOptions):
+                proxy = choice.options.proxy_base(family.value, family.reference)
+                inputs[f"algos.{choice.name}.proxy_model, models.{name}"] = model_files(proxy).sha256
+                _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
+    return Prepared(choices, problems, evaluated, longest, reward_models, frozenset(right_or_wrong), inputs)
 
 
 def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
@@ -109,6 +123,17 @@ def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
             refuse_other_tokens(ours, theirs, value)
         except UsageError as problem:
             raise UsageError(f"models.{name}: {problem}") from None
+
+
+def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
+    """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
+    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    try:
+        refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
+        if ours is not None and theirs is not None:
+            refuse_other_proxy(ours, theirs, proxy)
+    except (UsageError, BadModel) as problem:
+        raise type(problem)(f"{where}: {problem}") from None
 
 
 def vocabulary(model: str) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.posttrain.algos.interface import Row
+from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.qa.working.sharding import Shard

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuherd.errors import printable
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
+from gpuherd.posttrain.algorithm import cut_draws
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.evaluation.telling import clear_differences, summary_table
 from gpuherd.posttrain.evaluation.telling import headline as summary_headline
@@ -34,6 +35,13 @@ def headline(settings: Settings, prepared: Prepared, plan: Sequence[PlannedStep]
     words = " x ".join(f"{number} {one if number == 1 else more}" for number, one, more in counts)
     finished = f", {len(done)} of them done" if done else ""
     return f"{settings.experiment.name}: {words}: {len(plan)} jobs{finished}"
+
+
+def warnings(settings: Settings, prepared: Prepared) -> list[str]:
+    """What will run, and not as people may think."""
+    drawing = [each.name for each in prepared.choices if each.draws]
+    found = cut_draws(settings.generation.sampling(0), ", ".join(drawing), "generation") if drawing else None
+    return [] if found is None else [f"warning: {found}"]
 
 
 def plan_tree(title: str, plan: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> Tree:

@@ -19,7 +19,7 @@ from gpuherd import __version__
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.durable import atomic_write
-from gpuherd.posttrain.algos.interface import Collecting, Row, Sampling, Training
+from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.evaluation.result import About
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split, Task

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from gpuherd.errors import UsageError
 from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.batching import plan_batches
-from gpuherd.posttrain.algos.interface import Precision, Sampling
+from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Task
 from gpuherd.posttrain.rollout import Rollout

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.interface import Collecting
+from gpuherd.posttrain.algorithm import Collecting
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison
 from gpuherd.posttrain.value.draws import uniform, whole_number

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algos.interface import Row
+from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.value import labels
 from gpuherd.posttrain.value.draws import uniform

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import FILE, Head, read_form
-from gpuherd.posttrain.algos.interface import Training
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.algorithm import Training
+from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.watching import Watching
 from gpuherd.posttrain.value import tensors
@@ -83,6 +83,7 @@ class Course:
             "grad_clip": chosen.grad_clip,
             "scheduler": str(chosen.scheduler),
             "warmup_steps": chosen.warmup_steps,
+            "optimizer": _other_optimizer(chosen),
             "batch_size": chosen.batch_size,
             "max_batch_num_tokens": chosen.max_batch_num_tokens,
             "epochs": chosen.epochs,
@@ -90,6 +91,14 @@ class Course:
             "amp_dtype": self.work.precision.amp_dtype,
             "data": digest((*self.data.lessons, *self.data.held_out)),
         }
+
+
+def _other_optimizer(chosen: ValueOptions) -> list[Any] | None:
+    """None of AdamW with its usual numbers: so say also those that were trained when there was no other."""
+    said, usual = chosen.optimiser, OptimiserOptions()
+    if (said.optimizer, said.betas, said.eps) == (usual.optimizer, usual.betas, usual.eps):
+        return None
+    return [str(said.optimizer), list(said.betas), said.eps]
 
 
 def trained_classifier(folder: Path) -> Path | None:
@@ -123,7 +132,7 @@ def fit(data: Data, work: Training, options: ValueOptions, begin: Callable[[str]
         _refuse_unreadable(data, classifier, options)
         trainee = Trainee(
             classifier.module,
-            options.optimiser(),
+            options.optimiser,
             work.steps or StepOptions(),
             world,
             total_steps=len(course.batches),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import Kind
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.training.options import OptimiserOptions, Scheduler
+from gpuherd.posttrain.training.options import Optimised
 from gpuherd.posttrain.value.scale import atoms
 
 
@@ -48,8 +47,8 @@ class Guidance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueOptions:
-    """What all guided algorithms are told. Raises UsageError.
+class ValueOptions(Optimised):
+    """What all guided algorithms are told beside ``Optimised``. Raises UsageError.
 
     Attributes:
         samples_per_example: completions (or comparisons) of each problem in a round.
@@ -57,10 +56,6 @@ class ValueOptions:
         batch_size: completions or comparisons of an optimiser's step.
         max_batch_num_tokens: the most tokens of a step, padding counted; a longer completion goes alone.
         num_workers: processes that make tensors of the next batches; 0: none.
-        lr: the highest learning rate; see ``training.options.OptimiserOptions`` for ``scheduler`` and
-            ``warmup_steps``.
-        weight_decay: decoupled.
-        grad_clip: the most norm of a step's gradient; None: any.
         loss_type: None: ``bce`` where the task says right or wrong, else ``mle``.
         classifier_type: ``v`` reads a token's value behind it, ``q`` before it, of all tokens at once.
         num_atoms, V_min, V_max: the histogram's, and what rewards that are not 0 or 1 are normalised to.
@@ -76,10 +71,6 @@ class ValueOptions:
     max_batch_num_tokens: int = 16384
     num_workers: int = 0
     lr: float = 2e-5
-    scheduler: Scheduler = Scheduler.CONSTANT
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    grad_clip: float | None = 1.0
     loss_type: Loss | None = Loss.BCE
     classifier_type: Kind = Kind.V
     num_atoms: int = 11
@@ -96,7 +87,7 @@ class ValueOptions:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
         if self.num_workers < 0:
             raise UsageError(f"num_workers={self.num_workers}; the least is 0")
-        self.optimiser()  # refuses what is out of range
+        _ = self.optimiser  # refuses what is out of range
         if not 0 <= self.validation_share < 1:
             raise UsageError(f"validation_share={self.validation_share}; it is from 0 to under 1")
         atoms(self.num_atoms, self.V_min, self.V_max)
@@ -108,20 +99,6 @@ class ValueOptions:
             raise UsageError(f"guidance.mode=distributional is for loss_type=mle, and it is {self.loss_type}")
         if (self.V_min, self.V_max) != (0, 1) and self.loss_type is not None:
             raise UsageError(f"V_min={self.V_min}, V_max={self.V_max}: loss_type={self.loss_type} predicts 0 to 1")
-
-    def optimiser(self) -> OptimiserOptions:
-        """The same for ``Trainee``."""
-        if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
-            raise UsageError(f"grad_clip={self.grad_clip}; it is above 0, or null for none")
-        if not 0 < self.lr < math.inf:
-            raise UsageError(f"lr={self.lr}; it is above 0")
-        return OptimiserOptions(
-            learning_rate=self.lr,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.grad_clip,
-            scheduler=self.scheduler,
-            warmup_steps=self.warmup_steps,
-        )
 
     def usual_mode(self, loss: Loss) -> Mode:
         """What is added to the reference's logits where ``guidance.mode`` does not say."""

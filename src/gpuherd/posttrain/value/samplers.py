@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuherd.posttrain.algos.interface import Collecting
+from gpuherd.posttrain.algorithm import Collecting
 from gpuherd.posttrain.problem import Problem
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuherd.posttrain.algos.interface import Collecting
+from gpuherd.posttrain.algorithm import Collecting
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.value.draws import whole_number

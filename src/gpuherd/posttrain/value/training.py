@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.lm.guidance.form import Head, read_form
-from gpuherd.posttrain.algos.interface import Training
+from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.data import Data
 from gpuherd.posttrain.value.fitting import fit, trained_classifier

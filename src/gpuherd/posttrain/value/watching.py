@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuherd.posttrain.algos.interface import Training
+from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.training.watching import Watching
 
 

@@ -6,15 +6,20 @@ What it fetched once is read from its cache, also without a network. Code of a d
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import GpuherdError, naming_extras
+from gpuherd.models.hub import is_offline, no_answer
 from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
 from gpuherd.qa.data.rows import Row
+
+logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 1000
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -47,12 +52,38 @@ def hub_rows(
     # Of a folder the whole path: one that is called "csv" or "json" would be taken for a reader of the library's.
     folder = Path(hub_id)
     name = str(folder.absolute()) if folder.is_dir() else hub_id
+    unreached = None if folder.is_dir() or is_offline() else no_answer()
     try:
-        data = datasets.load_dataset(name, config, split=split, revision=revision)
+        with nullcontext() if unreached is None else _without_network():
+            data = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as problem:
+        if unreached is not None and isinstance(problem, ConnectionError | FileNotFoundError):
+            raise MissingQuestions(
+                f"{where} is not in the local cache, and the Hugging Face Hub can't be reached ({unreached}); download "
+                "it where there is a network, or name a file"
+            ) from None
         raise _told(problem, where) from problem
+    if unreached is not None:
+        logger.warning("the Hugging Face Hub can't be reached (%s); %s is read from the cache", unreached, where)
     columns = wanted(data.column_names)
     return HubRows(_rows(data if columns is None else data.select_columns(columns), where), _commit(data) or revision)
+
+
+@contextmanager
+def _without_network() -> Iterator[None]:
+    """The libraries read their caches alone: a Hub that doesn't answer they would ask six times, and say so twice."""
+    import datasets
+    import huggingface_hub
+
+    places = (datasets.config, huggingface_hub.constants)
+    before = [each.HF_HUB_OFFLINE for each in places]
+    try:
+        for each in places:
+            each.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for each, value in zip(places, before, strict=True):
+            each.HF_HUB_OFFLINE = value
 
 
 def _rows(data: Any, where: str) -> Iterator[Row]:

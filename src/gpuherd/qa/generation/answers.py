@@ -55,9 +55,18 @@ def answered_of(number: int, question: Question, prompt: Prompted, decoded: Deco
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a run has: ``tokens`` of all answers, end tokens counted; answers by why they ended; answers without any
-    text; log-probs that were not finite; of answers that were guided ``kl``: the mean of their KL divergences from the
-    model, an answer's being the sum over its tokens, in nats."""
+    """What a run has.
+
+    Attributes:
+        tokens: of all answers, end tokens counted.
+        finish: answers by why they ended.
+        empty: answers without any text.
+        not_finite: log-probs that were not finite.
+        guided: answers that a classifier guided.
+        kl: the mean of their KL divergences from the model, an answer's being the sum over its tokens, in nats; over
+            those whose divergence is finite, None where there is none.
+        kl_not_finite: how many others there are.
+    """
 
     questions: int
     answers: int
@@ -65,11 +74,13 @@ class Counts:
     finish: dict[str, int]
     empty: int
     not_finite: int
+    guided: int = 0
     kl: float | None = None
+    kl_not_finite: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
-        return ({} if self.kl is None else {"kl_per_answer": self.kl}) | {
+        return ({"kl_per_answer": self.kl, "kl_not_finite": self.kl_not_finite} if self.guided else {}) | {
             "answers": self.answers,
             "tokens": self.tokens,
             "finish": self.finish,
@@ -82,7 +93,7 @@ def counted(answers: Iterable[Answered]) -> Counts:
     """What these answers are in numbers."""
     questions = total = tokens = empty = not_finite = 0
     finish: Counter[str] = Counter()
-    divergences: list[float] = []
+    divergences: list[float | None] = []
     for answered in answers:
         questions += 1
         for each in answered.which.values():
@@ -93,7 +104,23 @@ def counted(answers: Iterable[Answered]) -> Counts:
             ended = each.end_id is not None and each.end_log_prob is None
             not_finite += sum(value is None for value in each.log_probs) + ended
             if each.guided is not None:
-                divergences.append(math.fsum(kl for kl in (*each.guided.kl, each.guided.end_kl) if kl is not None))
-    kinds = {kind.value: finish[kind.value] for kind in Finish}
-    mean = math.fsum(divergences) / len(divergences) if divergences else None
-    return Counts(questions, total, tokens, kinds, empty, not_finite, mean)
+                divergences.append(_divergence(each, each.guided))
+    known = [kl for kl in divergences if kl is not None]
+    return Counts(
+        questions,
+        total,
+        tokens,
+        {kind.value: finish[kind.value] for kind in Finish},
+        empty,
+        not_finite,
+        guided=len(divergences),
+        kl=math.fsum(known) / len(known) if known else None,
+        kl_not_finite=len(divergences) - len(known),
+    )
+
+
+def _divergence(answer: Generation, guided: Guided) -> float | None:
+    """Of a guided answer, summed over its tokens, its end token's with them; None where one is not finite."""
+    found = [*guided.kl, *([] if answer.end_id is None else [guided.end_kl])]
+    known = [kl for kl in found if kl is not None]
+    return math.fsum(known) if len(known) == len(found) else None

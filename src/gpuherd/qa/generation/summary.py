@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuherd.errors import printable
+from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
@@ -68,13 +69,15 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
             ("prompts_cut", "contexts shortened"),
             ("empty", "answers without text"),
             ("log_probs_not_finite", "log-probs that are not finite"),
+            ("kl_not_finite", "guided answers whose KL divergence is not finite: the mean is without them"),
         )
-        if counts[name]
+        if counts.get(name)
     ]
     if remarks:
         lines.append("; ".join(remarks))
-    if "kl_per_answer" in counts:
-        lines.append(f"guided away from the model by {counts['kl_per_answer']:.3g} nats an answer on average (KL)")
+    if counts.get("kl_per_answer") is not None:
+        kl = beyond_rounding(counts["kl_per_answer"])
+        lines.append(f"guided away from the model by {kl:.3g} nats an answer on average (KL)")
     name, place = folder.root.name, folder.root.parent
     where = "" if place.name == "runs" and place.parent.samefile(".") else f" --runs-dir {shlex.quote(str(place))}"
     lines += [

@@ -104,7 +104,16 @@ def _folder(ref: ModelRef) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from gpuherd.models.hub import NoNetwork, Patience, is_offline, missing, no_progress_bars, patiently, repo_of
+    from gpuherd.models.hub import (
+        NoNetwork,
+        Patience,
+        is_offline,
+        missing,
+        no_answer,
+        no_progress_bars,
+        patiently,
+        repo_of,
+    )
 
     def fetch(*, offline: bool) -> Path:
         with no_progress_bars():
@@ -114,8 +123,8 @@ def _folder(ref: ModelRef) -> Path:
                 )
             )
 
-    problem = None
-    if not is_offline():
+    problem = None if is_offline() else no_answer()
+    if problem is None and not is_offline():
         try:
             return patiently(lambda: fetch(offline=False), ref, Patience())
         except NoNetwork as failure:

@@ -1,6 +1,6 @@
 """What an algorithm is: it collects data with the policy of the round before, and trains the next policy on it.
 
-Nothing here knows of queues or rounds' folders: ``posttrain.rounds`` calls it in jobs, ``posttrain.training`` in
+Nothing here knows of queues or rounds' folders: ``posttrain.rounds`` calls it in jobs, ``posttrain.learning`` in
 processes, and a notebook may call it too. No torch is imported with this module or with an algorithm's: option classes
 are read by commands that start at once.
 """
@@ -30,6 +30,30 @@ class Sampling:
     batch_size: int = 32
     use_chat_template: bool = False
     seed: int = 0
+
+
+def cut_draws(sampling: Sampling, algorithm: str, block: str) -> str | None:
+    """A warning of draws that an on-policy algorithm learns from and that top-p or top-k cuts; None where neither does.
+
+    Its log-probs are of the policy's whole law at the sampling temperature: of draws from a part of it the ratio of new
+    to old stays what it says, but their mean is the gradient of no policy's reward, and what is cut is never unlearnt.
+
+    Args:
+        block: of the configuration, where both keys stand.
+
+    >>> cut_draws(Sampling(), "GRPO", "model") is None
+    True
+    >>> cut_draws(Sampling(top_k=50), "GRPO", "model").partition(",")[0]
+    'GRPO: draws by model.top_k=50 are not of the law that its log-probs are of'
+    """
+    said = [] if sampling.top_p == 1 else [f"{block}.top_p={sampling.top_p:g}"]
+    said += [] if sampling.top_k == 0 else [f"{block}.top_k={sampling.top_k}"]
+    if not said:
+        return None
+    return (
+        f"{algorithm}: draws by {' and '.join(said)} are not of the law that its log-probs are of, and its gradient is "
+        f"biased; set {block}.top_p=1 and {block}.top_k=0"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +126,7 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     guided: ClassVar[bool]  # its policies are the reference with a classifier, evaluated at each of several etas
+    on_policy: ClassVar[bool]  # it learns by the log-probs of what it drew: see ``cut_draws``
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The rows of this job's problems, in their order. The same for any division into jobs."""
