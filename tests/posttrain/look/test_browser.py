@@ -110,6 +110,28 @@ def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> 
     assert opened.fine()
 
 
+@pytest.mark.parametrize(("view", "marks"), [("kl", "circle"), ("jobs", "rect")])
+def test_the_marks_of_a_figure_are_walked_through(browser: Browser, page: Path, view: str, marks: str) -> None:
+    opened = Opened(browser, page)
+    opened.go(view)
+    figure = opened.page.locator("main svg[role=img][tabindex]").first
+    ways = figure.locator(marks)
+    front, said, tip = figure.locator(".front"), opened.page.locator("#said"), opened.page.locator(".tip")
+    figure.focus()
+    for key, place in (("ArrowLeft", 0), ("ArrowRight", 1), ("End", ways.count() - 1), ("ArrowRight", ways.count() - 1),
+                       ("ArrowLeft", ways.count() - 2), ("Home", 0)):  # fmt: skip
+        opened.page.keyboard.press(key)
+        assert front.count() == 1 and ways.nth(place).get_attribute("class") == "front", (key, place)
+        assert said.inner_text().split(", ")[0] == tip.locator("div").first.inner_text().split(", ")[0]
+    assert tip.is_visible()
+    figure.blur()
+    assert front.count() == 0 and tip.is_hidden()
+    ways.last.hover()
+    assert tip.is_visible() and front.count() == 0
+    opened.page.mouse.move(2, 2)
+    assert tip.is_hidden() and opened.fine()
+
+
 def test_jobs_and_failures(browser: Browser, page: Path) -> None:
     opened = Opened(browser, page)
     opened.go("jobs")

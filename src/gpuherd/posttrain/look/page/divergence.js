@@ -36,27 +36,11 @@ function scatter(series, metric, title) {
       const reference = row.algorithm === index.reference;
       const mark = svg("circle", { cx: X(kl.value), cy: Y(height.value), r: row.own && !reference ? 5 : 3.5, fill: row.own ? reference ? "var(--soft)" : tint : "var(--card)", stroke: reference ? "var(--soft)" : tint, "stroke-width": 1.6 });
       const told = [reference ? "reference" : `${word}${present(row.eta) ? `, eta ${axisWords(row.eta)}` : ""}${present(row.round) ? `, round ${row.round}` : ""}`, `${metric} ${words(height)}`, `KL ${words(kl, 2)} nats`];
-      mark.addEventListener("pointermove", (event) => showTip(event, told));
-      mark.addEventListener("pointerleave", hideTip);
       root.append(mark);
       marks.push({ mark, told });
     }
   }
-  let front = -1;
-  root.setAttribute("tabindex", "0");
-  const leave = () => { hideTip(); marks[front]?.mark.classList.remove("front"); };
-  root.addEventListener("blur", leave);
-  root.addEventListener("keydown", (event) => {
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!way) return;
-    event.preventDefault();
-    leave();
-    front = Math.max(0, Math.min(marks.length - 1, front + way));
-    marks[front].mark.classList.add("front");
-    const box = marks[front].mark.getBoundingClientRect();
-    showTip({ clientX: box.left, clientY: box.top }, marks[front].told);
-    say(marks[front].told.join(", "));
-  });
+  walked(root, marks);
   return make("div", {}, root, legend(series), make("p", { class: "note" }, "Filled: at the policy's own eta. A curve begins at the reference. Crosses are intervals."));
 }
 

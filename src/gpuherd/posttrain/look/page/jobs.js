@@ -37,32 +37,17 @@ function gantt({ bars, length }) {
   const whole = length || 1;
   const X = (seconds) => left + seconds / whole * (width - left - 12);
   const [scale, unit] = whole < 120 ? [1, "s"] : whole < 7200 ? [60, "min"] : [3600, "h"];
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height + 26}`, role: "img", tabindex: 0, "aria-label": `${bars.length} attempts of jobs on ${lanes.length} devices over ${clock(whole)}: arrow keys walk through them` });
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height + 26}`, role: "img", "aria-label": `${bars.length} attempts of jobs on ${lanes.length} devices over ${clock(whole)}: arrow keys walk through them` });
   for (const at of ticks(0, whole / scale, 6)) root.append(svg("line", { x1: X(at * scale), x2: X(at * scale), y1: 0, y2: height, stroke: "var(--grid)" }), svg("text", { x: X(at * scale), y: height + 14, "text-anchor": "middle" }, `${figure(at)} ${unit}`));
   for (const lane of lanes) root.append(svg("text", { x: left - 6, y: tops.get(lane) + 12, "text-anchor": "end" }, lane.length > 14 ? `${lane.slice(0, 13)}…` : lane));
   const marks = placed.map(({ bar, lane, at }) => {
     const [job, phase, , start, end, outcome] = bar;
     const mark = svg("rect", { x: X(start), y: tops.get(lane) + at * tall, width: Math.max(1.5, X(end ?? length) - X(start)), height: tall - 4, rx: 2, fill: PHASE_TINTS[phase] ?? PHASE_TINTS[""], opacity: outcome === "requeued" ? 0.45 : 1, stroke: outcome === "failed" ? "var(--bad)" : "none", "stroke-width": 2 });
     const told = [job, `${phase || "job"} on ${bar[2].join(", ")}: ${outcome}`, `${clock(start)} to ${present(end) ? clock(end) : "now"}${present(end) ? ` (${clock(end - start)})` : ""}`];
-    mark.addEventListener("pointermove", (event) => showTip(event, told));
-    mark.addEventListener("pointerleave", hideTip);
     root.append(mark);
     return { mark, told };
   });
-  let front = -1;
-  const leave = () => { hideTip(); marks[front]?.mark.classList.remove("front"); };
-  root.addEventListener("blur", leave);
-  root.addEventListener("keydown", (event) => {
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!way) return;
-    event.preventDefault();
-    leave();
-    front = Math.max(0, Math.min(marks.length - 1, front + way));
-    marks[front].mark.classList.add("front");
-    const box = marks[front].mark.getBoundingClientRect();
-    showTip({ clientX: box.left, clientY: box.top }, marks[front].told);
-    say(marks[front].told.join(", "));
-  });
+  walked(root, marks);
   const phases = [...new Set(bars.map((bar) => bar[1]))];
   return make("div", {}, root, make("div", { class: "legend" }, ...phases.map((phase) => { const key = svg("svg", { viewBox: "0 0 14 10", class: "key-box", "aria-hidden": "true" }, svg("rect", { width: 14, height: 10, rx: 2, fill: PHASE_TINTS[phase] ?? PHASE_TINTS[""] })); return make("span", { class: "key" }, key, phase || "other"); }),
     bars.some((bar) => bar[5] === "failed") ? make("span", { class: "key bad" }, "outlined: failed") : null, bars.some((bar) => bar[5] === "requeued") ? make("span", { class: "key" }, "pale: stopped, and done again") : null));
