@@ -35,21 +35,32 @@ def test_all_that_a_run_holds(shown: Shown) -> None:
     }  # fmt: skip
     assert len(shown.samples) == 11 and all(len(each.answered) == SHOWN_PROBLEMS for each in shown.samples)
     assert ("algos.QSharp.lr", "2e-05") in shown.settings and ("x[0].y", "1") in shown.settings
-    assert ("policies evaluated", "7") in shown.facts and shown.notes == ["a note"]
+    assert shown.facts == [
+        ("", "gpuherd posttrain", ""),
+        ("policies evaluated", "7", ""),
+        ("trainings", "4", ""),
+        ("jobs done", "6", ""),
+        ("job running", "1", ""),
+        ("job waiting", "1", ""),
+        ("job failed", "1", "#/jobs"),
+        ("GPU-hours", "0.14", ""),
+        ("started", "2026-11-22 04:30 UTC", ""),
+    ]
+    assert shown.notes == ["This run was not finished when this page was made: 1 running, 1 waiting.", "a note"]
 
 
 def test_jobs_in_time_and_what_failed(shown: Shown) -> None:
     timeline = shown.timeline
     assert timeline is not None
     assert [(bar.phase, bar.lanes, bar.start, bar.end, bar.state) for bar in timeline.bars][:3] == [
-        ("collect", ("0",), 0.0, 60.0, "done"),
-        ("collect", ("1",), 0.0, 40.0, "failed"),
-        ("collect", ("1",), 45.0, 95.0, "done"),
+        ("collect", ("GPU 0",), 0.0, 60.0, "done"),
+        ("collect", ("GPU 1",), 0.0, 40.0, "failed"),
+        ("collect", ("GPU 1",), 45.0, 95.0, "done"),
     ]
     assert timeline.bars[-1].end is None and timeline.bars[-1].state == "running"
     assert timeline.counts == {"done": 6, "failed": 1, "running": 1, "waiting": 1}
     assert [(each.job, each.kind, each.final) for each in timeline.failures] == [
-        ("DPO_star_tiny_r0_train", "failed", True),
+        ("DPO_star_tiny_r0_train", "out of memory", True),
         ("QSharp_star_tiny_r0_collect_1", "out of memory", False),
     ]
     assert dict(timeline.gpu_hours or {}) == {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.jobs.job import JobState
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.found import Found, find_results
 from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
@@ -20,6 +21,10 @@ from gpuherd.posttrain.rounds.folder import RoundsDirectory
 
 SHOWN_PROBLEMS = 40  # of an evaluation
 _MOST_SETTINGS = 400
+_JOBS = "#/jobs"
+_WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
+_UNFINISHED = (JobState.RUNNING, JobState.WAITING)
+_STATES = (JobState.DONE, *_UNFINISHED, *_WITHOUT_RESULT)
 
 
 def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None) -> Shown:
@@ -52,7 +57,7 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
         trainings=trainings,
         timeline=timeline,
         samples=samples,
-        notes=[*tables.damaged, *unread, *queue_note, *cut, *own],
+        notes=[*_unfinished(timeline), *tables.damaged, *unread, *queue_note, *cut, *own],
     )
 
 
@@ -90,22 +95,37 @@ def _samples(found: list[Found], tables: Gathered) -> tuple[list[Samples], list[
 
 def _facts(
     made: Made, record: Mapping[str, Any], tables: Gathered, trainings: int, seeds: int, timeline: Timeline | None
-) -> list[tuple[str, str]]:
-    """What stands at the head."""
-    facts = [("", made.value)]
-    if started := record.get("started"):
-        facts.append(("begun", str(started)))
-    if tables.summary:
-        facts.append(("policies evaluated", str(len(tables.summary))))
+) -> list[tuple[str, str, str]]:
+    """What stands at the head: (what, value, the view that tells more or nothing)."""
+    facts = [("", made.value, "")]
+    if policies := len(tables.summary):
+        facts.append((f"{_counted(policies, 'policy', 'policies')} evaluated", f"{policies:,}", ""))
     if seeds > 1:
-        facts.append(("seeds", str(seeds)))
+        facts.append(("seeds", str(seeds), ""))
     if trainings:
-        facts.append(("trainings", str(trainings)))
+        facts.append((_counted(trainings, "training", "trainings"), f"{trainings:,}", ""))
     if timeline is not None:
-        facts += [(f"jobs {state}", str(count)) for state, count in sorted(timeline.counts.items())]
+        facts += [
+            (f"{_counted(count, 'job', 'jobs')} {state}", f"{count:,}", _JOBS if state in _WITHOUT_RESULT else "")
+            for state in _STATES
+            if (count := timeline.counts.get(state, 0))
+        ]
         if timeline.gpu_hours is not None:
-            facts.append(("GPU-hours", f"{sum(timeline.gpu_hours.values()):.3g}"))
+            facts.append(("GPU-hours", f"{sum(timeline.gpu_hours.values()):.3g}", ""))
+    if isinstance(started := record.get("started"), str):
+        facts.append(("started", started[:16].replace("T", " ") + (" UTC" if started.endswith("+00:00") else ""), ""))
     return facts
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return one if count == 1 else more
+
+
+def _unfinished(timeline: Timeline | None) -> list[str]:
+    """A sentence where jobs have not ended: what stands here is of those that have."""
+    counts = {} if timeline is None else timeline.counts
+    states = ", ".join(f"{counts[state]:,} {state}" for state in _UNFINISHED if counts.get(state))
+    return [f"This run was not finished when this page was made: {states}."] if states else []
 
 
 def _settings(made: Made, folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
