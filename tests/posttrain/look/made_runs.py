@@ -134,6 +134,6 @@ def made_training(root: Path) -> Path:
     place.create()
     place.run_json.write_text(json.dumps({"format": 1, "kind": TRAIN_KIND, "name": "sums"}))
     place.config.write_text("training:\n  algorithm: ppo\n  learning_rate: 0.001\npolicy_env:\n  env_type: math\n")
-    place.done.write_text(json.dumps({"steps": 60, "reward": 0.9}))
+    place.done.write_text(json.dumps({"algorithm": "ppo", "steps": 60, "last": {"reward": 0.9, "loss": 0.1}}))
     made_curves(root, ("loss", "reward", "value_loss"), steps=60)
     return root

@@ -78,9 +78,9 @@ def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: B
     (clear,) = [each for each in comparison.differences if each.p_holm is not None and each.p_holm < 0.05]
     assert {clear.one, clear.other} == {"QSharp", "DPO"} and clear.difference.value is not None
     better, cost, failed = opened.page.locator(".short p").all_inner_texts()
-    by = f"It is above DPO by {abs(clear.difference.value):.3f}, beyond chance (p corrected {clear.p_holm:.3f}, by seeds)."
+    by = f"It is above DPO by {abs(clear.difference.value):.3f}, beyond chance (p corrected {clear.p_holm:.3f}, by "
     first = r"tiny, star: QSharp is highest: pass@1 0\.\d{3} \[.*\] at KL \d\.\d\d \[.*\] nats\. "
-    then = " Between it and the reference and CD nothing is beyond chance. At equal KL, QSharp is above DPO."
+    then = "seeds). Between it and the reference and CD nothing is beyond chance. At equal KL, QSharp is above DPO."
     assert re.fullmatch(first + re.escape(by + then), better), better
     assert cost == "GPU-hours: QSharp 0.112 and DPO 0.0283; by phase: see Jobs."
     assert failed == "1 job has no result: DPO_star_tiny_r0_train (out of memory: CUDA out of memory); see Jobs."

@@ -101,7 +101,16 @@ def test_an_output_of_train(tmp_path: Path) -> None:
     shown = read_run(folder)
     assert shown.title == "sums" and shown.timeline is None and shown.gathered.rows == ()
     assert [each.name for each in shown.trainings] == ["out"]
-    assert ("training.algorithm", "ppo") in shown.settings and ("ended with.reward", "0.9") in shown.settings
+    assert shown.facts == [
+        ("", "gpuherd train", ""),
+        ("", "ppo", ""),
+        ("steps", "60", ""),
+        ("reward at the end", "0.9", ""),
+    ]
+    assert shown.notes == []
+    (folder / "done.json").unlink()
+    assert read_run(folder).notes == ["This training was not finished when this page was made."]
+    assert ("training.algorithm", "ppo") in shown.settings and ("ended with.last.reward", "0.9") in shown.settings
 
 
 def test_what_is_none_of_ours_or_empty(tmp_path: Path) -> None:

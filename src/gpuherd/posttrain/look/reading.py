@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _MOST_SETTINGS = 400
 _JOBS = "#/jobs"
 _WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
 _UNFINISHED = (JobState.RUNNING, JobState.WAITING)
+_TOLD = ("reward", "correct", "accuracy")  # of a training's last figures, and of its evaluations
 _STATES = (JobState.DONE, *_UNFINISHED, *_WITHOUT_RESULT)
 
 
@@ -46,18 +47,19 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
         raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
     record = json_object(place.run_json)
+    done = json_object(TrainDirectory(folder).done) if made is Made.TRAINING else {}
     samples, cut = _samples(found, tables)
     seeds = {seed for row in tables.rows for seed in row.seeds}
     own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
     return Shown(
         title=str(record.get("experiment") or record.get("name") or folder.absolute().name),
-        facts=_facts(made, record, tables, len(trainings), len(seeds), timeline),
+        facts=_facts(made, record, _ended(done), tables, len(trainings), len(seeds), timeline),
         settings=_settings(made, folder, record),
         gathered=tables,
         trainings=trainings,
         timeline=timeline,
         samples=samples,
-        notes=[*_unfinished(timeline), *tables.damaged, *unread, *queue_note, *cut, *own],
+        notes=[*_unfinished(made, done, timeline), *tables.damaged, *unread, *queue_note, *cut, *own],
     )
 
 
@@ -94,15 +96,21 @@ def _samples(found: list[Found], tables: Gathered) -> tuple[list[Samples], list[
 
 
 def _facts(
-    made: Made, record: Mapping[str, Any], tables: Gathered, trainings: int, seeds: int, timeline: Timeline | None
+    made: Made,
+    record: Mapping[str, Any],
+    ended: Sequence[tuple[str, str, str]],
+    tables: Gathered,
+    trainings: int,
+    seeds: int,
+    timeline: Timeline | None,
 ) -> list[tuple[str, str, str]]:
     """What stands at the head: (what, value, the view that tells more or nothing)."""
-    facts = [("", made.value, "")]
+    facts = [("", made.value, ""), *ended]
     if policies := len(tables.summary):
         facts.append((f"{_counted(policies, 'policy', 'policies')} evaluated", f"{policies:,}", ""))
     if seeds > 1:
         facts.append(("seeds", str(seeds), ""))
-    if trainings:
+    if trainings and made is Made.ROUNDS:
         facts.append((_counted(trainings, "training", "trainings"), f"{trainings:,}", ""))
     if timeline is not None:
         facts += [
@@ -121,8 +129,22 @@ def _counted(count: int, one: str, more: str) -> str:
     return one if count == 1 else more
 
 
-def _unfinished(timeline: Timeline | None) -> list[str]:
-    """A sentence where jobs have not ended: what stands here is of those that have."""
+def _ended(done: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """How a training ended: by what, after how many steps, with which figures that matter."""
+    facts = [("", str(done["algorithm"]), "")] if isinstance(done.get("algorithm"), str) else []
+    if isinstance(steps := done.get("steps"), int):
+        facts.append((_counted(steps, "step", "steps"), f"{steps:,}", ""))
+    last = done.get("last")
+    for name, value in last.items() if isinstance(last, Mapping) else ():
+        if str(name).rpartition("/")[2] in _TOLD and isinstance(value, int | float):
+            facts.append((f"{name} at the end", f"{value:.4g}", ""))
+    return facts
+
+
+def _unfinished(made: Made, done: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+    """A sentence where not all has ended: what stands here is of what has."""
+    if made is Made.TRAINING and not done:
+        return ["This training was not finished when this page was made."]
     counts = {} if timeline is None else timeline.counts
     states = ", ".join(f"{counts[state]:,} {state}" for state in _UNFINISHED if counts.get(state))
     return [f"This run was not finished when this page was made: {states}."] if states else []
