@@ -110,6 +110,9 @@ def test_one_round_of_many_methods_with_long_names(browser: Browser, tmp_path: P
     for view in VIEWS:
         opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+    opened.go("kl")
+    heights = opened.page.get_by_role("img", name=re.compile("pass@1 against KL")).locator("text[text-anchor=end]")
+    assert max(map(float, heights.all_text_contents())) < 0.4  # the axis ends where they do
     opened.go("learning")
     assert opened.page.get_by_role("img", name="loss by step").locator("circle[cx]").count() == 1  # of the one step
     assert opened.fine()

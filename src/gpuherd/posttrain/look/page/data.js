@@ -44,13 +44,17 @@ const MEANINGS = {
 const meaning = (name) => MEANINGS[name] ?? (name.startsWith("pass@") ? `chance that at least one of ${name.slice(5)} completions is right, estimated without bias`
   : name.startsWith("maj@") ? `is the answer with the most votes of ${name.slice(4)} right?` : "");
 
-// A share is drawn from 0 to 1, all else over what there is.
+// A share is drawn from 0 to 1, where all are small as far as they go; all else over what there is.
 const isShare = (name) => /^(pass@|maj@|first$|finished$)/.test(name);
 
 function span(figures, name) {
-  if (isShare(name)) return [0, 1];
   const ends = figures.filter((each) => present(each?.value)).flatMap((each) => [each.value, ...(each.ends ?? [])]);
-  return spread(ends);
+  return isShare(name) ? shareSpread(ends) : spread(ends);
+}
+
+function shareSpread(values) {
+  const most = Math.max(0, ...values);
+  return [0, most > 0 && most < 0.4 ? 1.06 * most : 1];
 }
 
 // From the least to the largest of some numbers, with a little room, and 0 within where it is near.
@@ -115,7 +119,7 @@ function axisWords(value) {
 // A figure with so many digits as it needs, and with its interval.
 function inDigits(found, name) {
   const digits = isShare(name) || name === "reward" ? 3 : 2;
-  return (value) => found.value !== 0 && Math.abs(found.value) < 10 ** -digits ? axisWords(value) : fixed(value, digits);
+  return (value) => found.value !== 0 && Math.abs(found.value) < 10 ** -digits ? axisWords(Number(value.toPrecision(2))) : fixed(value, digits);
 }
 
 function toldFigure(found, name) {

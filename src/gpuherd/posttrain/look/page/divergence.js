@@ -23,7 +23,7 @@ function divergenceCard(comparison) {
 function scatter(series, metric, title) {
   const every = series.flatMap((each) => each.rows);
   const x = spread([0, ...every.flatMap((row) => [row.figures.kl.value, ...(row.figures.kl.ends ?? [])])]);
-  const y = isShare(metric) ? [0, 1] : span(every.map((row) => row.figures[metric]), metric);
+  const y = span(every.map((row) => row.figures[metric]), metric);
   const made = frame({ x, y, xTicks: ticks(...x, 6), yTicks: ticks(...y, 5), xWord: "KL(policy || reference), nats", yWord: metric, tell: axisWords, tellY: axisWords, label: `${metric} against KL: ${title}` });
   const { root, X, Y } = made;
   const marks = [];

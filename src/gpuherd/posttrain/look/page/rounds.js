@@ -23,7 +23,7 @@ function roundsCard(title, rows) {
   const last = Math.max(...rows.map((row) => row.round));
   const x = last === 0 ? [-0.5, 0.5] : [0, last];
   const level = base?.figures[name]?.value;
-  const y = isShare(name) ? [0, 1] : spread([...(present(level) ? [level] : []), ...series.flatMap((each) => [...each.points.map((point) => point[1]), ...each.band.flatMap((each) => each.slice(1))])]);
+  const y = (isShare(name) ? shareSpread : spread)([...(present(level) ? [level] : []), ...series.flatMap((each) => [...each.points.map((point) => point[1]), ...each.band.flatMap((each) => each.slice(1))])]);
   const longest = [...series].sort((a, b) => b.points.length - a.points.length);
   if (!series.length) return make("section", { class: "card" }, make("h2", {}, title), make("p", {}, "not measured"));
   return make("section", { class: "card" }, make("h2", {}, title),

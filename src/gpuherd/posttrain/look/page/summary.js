@@ -28,8 +28,9 @@ const TIES = { share: "earns the share of the tied answers that is right", first
 const ESTIMATORS = { exact: "exactly: summed over the vocabulary at each visited position", k1: "estimated from the sampled tokens' log-probs, k1", k3: "estimated from the sampled tokens' log-probs, k3" };
 
 function summaryColumns(rows) {
+  const shares = span(rows.flatMap((row) => Object.entries(row.figures).filter(([name]) => isShare(name) && name !== "finished").map(([, found]) => found)), "pass@1");
   const column = (name, rare) => {
-    const range = span(rows.map((row) => row.figures[name]), name);
+    const range = name === "finished" ? [0, 1] : shares; // one scale for all that is drawn
     return { word: called(name), why: meaning(name), num: true, rare, key: (row) => row.figures[name]?.value, cell: (row) => figureCell(row, name, range) };
   };
   const own = (name) => column(name, ["first", "kl a token", "tokens", "finished"].includes(name) || /^(maj@|pass@(?!1$))/.test(name));
