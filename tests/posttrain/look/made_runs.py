@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.jobs.attempts import attempt_of
-from tests.posttrain.evaluation.made import made_experiment
+from tests.posttrain.evaluation.made import made_experiment, made_result
 
 from gpuherd.jobs import Job, JobState, Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.posttrain.evaluation.result import REFERENCE, About
 from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.rounds.folder import FORMAT, KIND, RoundsDirectory
@@ -50,6 +51,20 @@ def made_run(
         for number in (0, 1):
             made_curves(place.model(algorithm, "star", "tiny", number), figures, seed=number)
     made_queue(place)
+    return root
+
+
+def made_wide_run(root: Path) -> Path:
+    """A run of one round and ten methods with long names, seldom right, as the reference; one training has one step."""
+    place = RoundsDirectory(root)
+    place.create()
+    place.run_json.write_text(json.dumps({"format": FORMAT, "kind": KIND, "experiment": "wide", "settings": {}}))
+    data = "d" * 90
+    rates = {REFERENCE: (0.05, 0.0), **{f"{'M' * 60}{number}": (0.05, 7.06e-7) for number in range(10)}}
+    for place_of, (algorithm, rate) in enumerate(rates.items()):
+        about = About(algorithm, data, data, "tiny", None if algorithm == REFERENCE else 0, 0)
+        made_result(place.results / str(place_of), about, {None: rate}, problems=40)
+        made_curves(place.model(algorithm, data, "tiny", 0), ("loss",), steps=1 if place_of == 1 else 5)
     return root
 
 
@@ -119,6 +134,6 @@ def made_training(root: Path) -> Path:
     place.create()
     place.run_json.write_text(json.dumps({"format": 1, "kind": TRAIN_KIND, "name": "sums"}))
     place.config.write_text("training:\n  algorithm: ppo\n  learning_rate: 0.001\npolicy_env:\n  env_type: math\n")
-    place.done.write_text(json.dumps({"steps": 60, "reward": 0.9}))
+    place.done.write_text(json.dumps({"algorithm": "ppo", "steps": 60, "last": {"reward": 0.9, "loss": 0.1}}))
     made_curves(root, ("loss", "reward", "value_loss"), steps=60)
     return root

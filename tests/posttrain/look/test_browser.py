@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.posttrain.look.made_runs import made_run, made_training
+from tests.posttrain.look.made_runs import made_run, made_training, made_wide_run
 from tests.qa.look.opened import IN_A_BROWSER, Opened
 
 from gpuherd.posttrain.look.page import write_page
@@ -56,19 +56,65 @@ def test_the_table_says_what_the_results_say(browser: Browser, page: Path) -> No
             assert figure.value is not None
             digits = 2 if name == "kl" else 3
             ends = () if figure.interval is None else (figure.interval.low, figure.interval.high)
-            cell = cells[heads.index(name)]
+            cell = cells[heads.index("KL, nats" if name == "kl" else name)]
             assert ("no interval" in cell) is (not ends)
             told_here = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
             # Half a digit is rounded to another side by a browser.
             assert told_here == pytest.approx([figure.value, *ends], abs=0.51 * 10**-digits)
     opened.page.get_by_label("all figures").check()
-    assert "kl a token" in opened.page.get_by_role("table", name="policies").locator("th").all_inner_texts()
+    assert "KL a token, nats" in opened.page.get_by_role("table", name="policies").locator("th").all_inner_texts()
     opened.page.get_by_role("table", name="policies").get_by_role("button", name="pass@1").click()
     found = opened.page.get_by_role("table", name="policies").locator("tbody td.num:nth-child(6)").all_inner_texts()
     values = [float(text.split()[0]) for text in found]
     assert values == sorted(values, reverse=True)
     opened.page.get_by_text("What the figures mean").click()
     assert opened.page.get_by_text("share of right completions").is_visible()
+    assert opened.fine()
+
+
+def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: Browser, page: Path) -> None:
+    opened = Opened(browser, page)
+    (comparison,) = read_run(page.parent).gathered.comparisons
+    (clear,) = [each for each in comparison.differences if each.p_holm is not None and each.p_holm < 0.05]
+    assert {clear.one, clear.other} == {"QSharp", "DPO"} and clear.difference.value is not None
+    better, cost, failed = opened.page.locator(".short p").all_inner_texts()
+    by = f"It is above DPO by {abs(clear.difference.value):.3f}, beyond chance (p corrected {clear.p_holm:.3f}, by "
+    first = r"tiny, star: QSharp is highest: pass@1 0\.\d{3} \[.*\] at KL \d\.\d\d \[.*\] nats\. "
+    then = "seeds). Between it and the reference and CD nothing is beyond chance. At equal KL, QSharp is above DPO."
+    assert re.fullmatch(first + re.escape(by + then), better), better
+    assert cost == "GPU-hours: QSharp 0.112 and DPO 0.0283; by phase: see Jobs."
+    assert failed == "1 job has no result: DPO_star_tiny_r0_train (out of memory: CUDA out of memory); see Jobs."
+    differences = opened.page.get_by_role("table", name="differences in tiny, star").locator("tbody tr")
+    signs = [row.locator("td").nth(1).inner_text()[0] for row in differences.all()]
+    assert len(signs) == 6 and "−" not in signs  # the larger is named first
+    opened.page.get_by_role("link", name="1 job failed").click()
+    opened.page.get_by_role("heading", name="Failures").wait_for()
+    assert opened.fine()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_one_round_of_many_methods_with_long_names(browser: Browser, tmp_path: Path, width: int) -> None:
+    root = made_wide_run(tmp_path / "run")
+    shown = read_run(root)
+    write_page(shown, root / "report.html")
+    opened = Opened(browser, root / "report.html", None, width)
+    assert opened.page.locator("nav a").all_inner_texts() == ["Summary", "KL", "Learning", "Samples"]
+    table = opened.page.get_by_role("table", name="policies")
+    lines = table.locator("tbody tr td .key-line line").evaluate_all(
+        "all => all.map(each => each.getAttribute('stroke') + each.getAttribute('stroke-dasharray'))"
+    )
+    assert len(set(lines)) == len(lines) == 11
+    kl = shown.gathered.rows[1].figures["kl"].value
+    assert kl is not None and f"{kl:.1e}".replace("e-07", "e-7").replace(".0e", "e") in table.inner_text()
+    assert "No difference is beyond chance." in opened.page.locator(".short").inner_text()
+    for view in VIEWS:
+        opened.go(view)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+    opened.go("kl")
+    heights = opened.page.get_by_role("img", name=re.compile("pass@1 against KL")).locator("text[text-anchor=end]")
+    assert max(map(float, heights.all_text_contents())) < 0.4  # the axis ends where they do
+    opened.go("learning")
+    assert opened.page.get_by_role("img", name="loss by step").locator("circle[cx]").count() == 1  # of the one step
     assert opened.fine()
 
 
@@ -92,13 +138,12 @@ def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> 
     opened.page.keyboard.press("ArrowRight")
     assert re.search(r"round: 1, .*QSharp: 0\.\d", opened.page.locator("#said").inner_text())
     opened.page.get_by_label("figure").select_option("kl")
-    assert opened.page.get_by_role("img", name=re.compile("kl by round")).count() == 1
+    assert opened.page.get_by_role("img", name=re.compile("KL, nats by round")).count() == 1
     opened.go("learning")
     assert opened.page.locator("main svg[role=img]").count() == 5
     opened.page.get_by_label("all figures").check()
     assert opened.page.get_by_role("img", name="learning_rate by step").is_visible()
-    box = opened.page.get_by_label("DPO/star_tiny_r0 (120 steps)")
-    box.uncheck()
+    assert not opened.page.get_by_label("DPO/star_tiny_r0 (120 steps)").is_checked()
     opened.page.get_by_label("DPO/star_tiny_r1 (120 steps)").uncheck()
     assert opened.page.get_by_role("img", name="reward by step").count() == 0
     loss = opened.page.get_by_role("img", name="loss by step", exact=True)
@@ -106,8 +151,30 @@ def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> 
     place = loss.bounding_box()
     assert place is not None
     opened.page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-    assert "QSharp/star_tiny_r0" in opened.page.locator(".tip").inner_text()
+    assert "QSharp/star_tiny_r1" in opened.page.locator(".tip").inner_text()
     assert opened.fine()
+
+
+@pytest.mark.parametrize(("view", "marks"), [("kl", "circle"), ("jobs", "rect")])
+def test_the_marks_of_a_figure_are_walked_through(browser: Browser, page: Path, view: str, marks: str) -> None:
+    opened = Opened(browser, page)
+    opened.go(view)
+    figure = opened.page.locator("main svg[role=img][tabindex]").first
+    ways = figure.locator(marks)
+    front, said, tip = figure.locator(".front"), opened.page.locator("#said"), opened.page.locator(".tip")
+    figure.focus()
+    for key, place in (("ArrowLeft", 0), ("ArrowRight", 1), ("End", ways.count() - 1), ("ArrowRight", ways.count() - 1),
+                       ("ArrowLeft", ways.count() - 2), ("Home", 0)):  # fmt: skip
+        opened.page.keyboard.press(key)
+        assert front.count() == 1 and ways.nth(place).get_attribute("class") == "front", (key, place)
+        assert said.inner_text().split(", ")[0] == tip.locator("div").first.inner_text().split(", ")[0]
+    assert tip.is_visible()
+    figure.blur()
+    assert front.count() == 0 and tip.is_hidden()
+    ways.last.hover()
+    assert tip.is_visible() and front.count() == 0
+    opened.page.mouse.move(2, 2)
+    assert tip.is_hidden() and opened.fine()
 
 
 def test_jobs_and_failures(browser: Browser, page: Path) -> None:
@@ -122,6 +189,11 @@ def test_jobs_and_failures(browser: Browser, page: Path) -> None:
     assert "QSharp_star_tiny_r0_collect_1" in said and "failed" in said and "40 s" in said
     rows = opened.page.get_by_role("table", name="failures").locator("tbody tr")
     assert rows.count() == 2 and "no result" in rows.first.inner_text()
+    ends = bars.evaluate("all => all.viewBox.baseVal.width")
+    running = bars.locator("rect[stroke-dasharray='4 3']").bounding_box()
+    assert (
+        running is not None and running["width"] > 0.03 * ends and opened.page.get_by_text("dashed: not").is_visible()
+    )
     assert opened.page.get_by_text("GPU-hours: collect").is_visible()
     took = opened.page.get_by_role("table", name="what each took").locator("tbody tr").all_inner_texts()
     assert [row.split()[0] for row in took] == ["QSharp", "DPO"]

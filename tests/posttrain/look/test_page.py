@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.posttrain.look.made_runs import made_run, made_training
+from tests.posttrain.look.made_runs import made_run, made_training, made_wide_run
 
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
@@ -159,6 +159,14 @@ def test_a_figure_has_every_method(shown: Shown) -> None:
     assert sorted(axes.get_legend_handles_labels()[1]) == sorted(
         ["CD", "DPO", "QSharp", *(f"M{number}" for number in range(9))]
     )
+
+
+def test_a_training_of_one_step_and_small_shares_are_seen(tmp_path: Path) -> None:
+    figure = run_figure(read_run(made_wide_run(tmp_path / "run")))
+    divergence, learning = (axes for axes in figure.axes if axes.get_title(loc="left"))
+    lengths = {len(line.get_xdata()): line.get_marker() for line in learning.get_lines()}  # type: ignore[arg-type]
+    assert lengths == {1: "o", 5: "None"} and all(tick == round(tick) for tick in learning.get_xticks())
+    assert 0 < divergence.get_ylim()[1] < 0.4
 
 
 def test_nothing_to_plot_is_said(shown: Shown) -> None:

@@ -35,21 +35,32 @@ def test_all_that_a_run_holds(shown: Shown) -> None:
     }  # fmt: skip
     assert len(shown.samples) == 11 and all(len(each.answered) == SHOWN_PROBLEMS for each in shown.samples)
     assert ("algos.QSharp.lr", "2e-05") in shown.settings and ("x[0].y", "1") in shown.settings
-    assert ("policies evaluated", "7") in shown.facts and shown.notes == ["a note"]
+    assert shown.facts == [
+        ("", "gpuherd posttrain", ""),
+        ("policies evaluated", "7", ""),
+        ("trainings", "4", ""),
+        ("jobs done", "6", ""),
+        ("job running", "1", ""),
+        ("job waiting", "1", ""),
+        ("job failed", "1", "#/jobs"),
+        ("GPU-hours", "0.14", ""),
+        ("started", "2026-11-22 04:30 UTC", ""),
+    ]
+    assert shown.notes == ["This run was not finished when this page was made: 1 running, 1 waiting.", "a note"]
 
 
 def test_jobs_in_time_and_what_failed(shown: Shown) -> None:
     timeline = shown.timeline
     assert timeline is not None
     assert [(bar.phase, bar.lanes, bar.start, bar.end, bar.state) for bar in timeline.bars][:3] == [
-        ("collect", ("0",), 0.0, 60.0, "done"),
-        ("collect", ("1",), 0.0, 40.0, "failed"),
-        ("collect", ("1",), 45.0, 95.0, "done"),
+        ("collect", ("GPU 0",), 0.0, 60.0, "done"),
+        ("collect", ("GPU 1",), 0.0, 40.0, "failed"),
+        ("collect", ("GPU 1",), 45.0, 95.0, "done"),
     ]
     assert timeline.bars[-1].end is None and timeline.bars[-1].state == "running"
     assert timeline.counts == {"done": 6, "failed": 1, "running": 1, "waiting": 1}
     assert [(each.job, each.kind, each.final) for each in timeline.failures] == [
-        ("DPO_star_tiny_r0_train", "failed", True),
+        ("DPO_star_tiny_r0_train", "out of memory", True),
         ("QSharp_star_tiny_r0_collect_1", "out of memory", False),
     ]
     assert dict(timeline.gpu_hours or {}) == {
@@ -90,7 +101,16 @@ def test_an_output_of_train(tmp_path: Path) -> None:
     shown = read_run(folder)
     assert shown.title == "sums" and shown.timeline is None and shown.gathered.rows == ()
     assert [each.name for each in shown.trainings] == ["out"]
-    assert ("training.algorithm", "ppo") in shown.settings and ("ended with.reward", "0.9") in shown.settings
+    assert shown.facts == [
+        ("", "gpuherd train", ""),
+        ("", "ppo", ""),
+        ("steps", "60", ""),
+        ("reward at the end", "0.9", ""),
+    ]
+    assert shown.notes == []
+    (folder / "done.json").unlink()
+    assert read_run(folder).notes == ["This training was not finished when this page was made."]
+    assert ("training.algorithm", "ppo") in shown.settings and ("ended with.last.reward", "0.9") in shown.settings
 
 
 def test_what_is_none_of_ours_or_empty(tmp_path: Path) -> None:

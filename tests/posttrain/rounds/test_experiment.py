@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +49,21 @@ def test_each_job_asks_for_one_gpu_and_its_memory(
     assert 0 < later - first < 100
     assert asked["GRPO_sums_tiny_r0_evaluate"].memory_mb >= asked["reference_sums_tiny_evaluate"].memory_mb
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_plan_is_printed_whole_in_any_window(
+    make_settings: MakeSettings, standin: Callable[..., Machine], terminal: bool
+) -> None:
+    standin("4x40GB")
+    printed = io.StringIO()
+    console = Console(file=printed, width=60, force_terminal=terminal, color_system=None)
+    experiment = RoundsExperiment(make_settings(algos={"GRPO": {}}), DRY, console=console, simulate=True)
+    experiment.run()
+    lines = [line for line in printed.getvalue().splitlines() if line[:1] in "├│└ "]
+    asked = sorted(f"priority {each.priority}" for each in experiment.plan)
+    assert sorted(re.findall(r"priority -?\d+", " ".join(re.sub(r"[├│└─\s]+", " ", "".join(lines)).split()))) == asked
+    assert max(map(len, lines)) <= 60 if terminal else all("priority" in line for line in lines if "GPU" in line)
 
 
 def test_a_model_that_fits_nowhere_is_refused(make_settings: MakeSettings, standin: Callable[..., Machine]) -> None:

@@ -68,7 +68,7 @@ class Plan:
         data = training.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
         return [
             f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
-            f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once in each",
+            f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once{'' if many == 1 else ' in each'}",
             *([] if self.need is None else [self.need.sentence]),
             *([] if (warning := cut(told)) is None else [f"warning: {warning}"]),
             f"output: {self.folder.root}",
@@ -211,7 +211,7 @@ class TrainRun:
     def _end(self, code: int, folder: TrainDirectory) -> list[str]:
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
-            return [f"trained: {self.summary['steps']} steps; {told_figures(last)}", f"model: {folder.model}"]
+            return [f"at the end: {told_figures(last)}"]  # the worker has said how long it took, and where the model is
         if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             return [f"stopped: gpuherd train --resume --output {folder.root} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
@@ -247,7 +247,7 @@ class _Watched:
         before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
         began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(*columns, console=self._console, transient=True)
+        bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         task = bar.add_task("starting", total=None)
         shown = False
         try:

@@ -85,13 +85,14 @@ def hours_by(bars: Sequence[Bar], algorithms: Collection[str]) -> dict[str, dict
 def _bar(row: Row, first: float) -> Bar:
     gpus, labels = json.loads(row["gpus"]), json.loads(row["labels"])
     end = None if row["ended_at"] is None else max(row["ended_at"], row["started_at"]) - first
-    lanes = tuple(map(str, labels or gpus)) or ("CPU",)
+    lanes = tuple(f"GPU {each}" for each in labels or gpus) or ("CPU",)
     return Bar(row["name"], phase_of(row["name"]), lanes, row["started_at"] - first, end, row["state"], len(gpus))
 
 
 def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:
+    kinds = {each["name"]: each["class"] for each in attempts if each["state"] == "failed"}  # of the last one
     ended = {
-        each["name"]: Failure(each["name"], each["state"], each["reason"] or "", final=True)
+        each["name"]: Failure(each["name"], _kind(each, kinds), each["reason"] or "", final=True)
         for each in jobs
         if each["state"] in ("failed", "cancelled")
     }
@@ -101,6 +102,11 @@ def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:
         if each["state"] == "failed" and not _same(ended, each)
     ]
     return [*ended.values(), *again]
+
+
+def _kind(job: Row, kinds: Mapping[str, str | None]) -> str:
+    """Of what kind a job's end without a result is: its last failure's, where it failed and is not just cancelled."""
+    return str((kinds.get(job["name"]) if job["state"] == "failed" else None) or job["state"])
 
 
 def _same(ended: Mapping[str, Failure], attempt: Row) -> bool:

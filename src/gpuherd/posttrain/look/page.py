@@ -22,7 +22,17 @@ _FRAME = 200_000  # template, scripts, styles, settings and notes
 _LEAST_FOR_SAMPLES = 500_000
 _ASSETS = Path(__file__).parent / "page"
 _SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js", "marked.js", "figures.js", "lines.js")
-_SCRIPTS = ("data.js", "summary.js", "rounds.js", "divergence.js", "learning.js", "jobs.js", "samples.js", "main.js")
+_SCRIPTS = (
+    "data.js",
+    "verdict.js",
+    "summary.js",
+    "rounds.js",
+    "divergence.js",
+    "learning.js",
+    "jobs.js",
+    "samples.js",
+    "main.js",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ def make_page(shown: Shown, *, most_bytes: int = MOST_BYTES) -> Page:
         [SHARED / name for name in _SHARED_SCRIPTS] + [_ASSETS / name for name in _SCRIPTS],
         [SHARED / "base.css", SHARED / "plots.css", _ASSETS / "style.css"],
         title=printable(shown.title),
-        facts=_printable(shown.facts),
+        facts=[(printable(name), printable(value), view) for name, value, view in shown.facts],
         settings=_printable(shown.settings),
         notes=[printable(each) for each in shown.notes],
         index=packed_json(index_values(shown, chunks)),

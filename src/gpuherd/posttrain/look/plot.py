@@ -100,7 +100,10 @@ def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[
             elinewidth=0.8, label=plain_text(name, 24),
         )  # fmt: skip
     if comparison.metric == "pass@1":
-        axes.set_ylim(0, 1)
+        # As the page: where all are small, only as far as they go.
+        figures = [row.figures["pass@1"] for rows in sweeps.values() for row in rows]
+        most = max((each.interval.high if each.interval else each.value or 0.0 for each in figures), default=1.0)
+        axes.set_ylim(0, 1.06 * most if 0 < most < 0.4 else 1)
     axes.set_title(plain_text(f"{comparison.family}, {comparison.evaluated_on}", 48), fontsize=9, loc="left")
     _finish(axes, "KL from the reference, nats", comparison.metric)
 
@@ -112,8 +115,10 @@ def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None
             continue
         label = plain_text(training.name, 32)
         axes.plot(
-            [x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, linewidth=1.2, label=label
-        )
+            [x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, linewidth=1.2, label=label,
+            marker="o" if len(points) == 1 else None, markersize=3,
+        )  # fmt: skip
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(plain_text(name), fontsize=9, loc="left")
     _finish(axes, "step", plain_text(name))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.jobs.job import JobState
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.found import Found, find_results
 from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
@@ -20,6 +21,11 @@ from gpuherd.posttrain.rounds.folder import RoundsDirectory
 
 SHOWN_PROBLEMS = 40  # of an evaluation
 _MOST_SETTINGS = 400
+_JOBS = "#/jobs"
+_WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
+_UNFINISHED = (JobState.RUNNING, JobState.WAITING)
+_TOLD = ("reward", "correct", "accuracy")  # of a training's last figures, and of its evaluations
+_STATES = (JobState.DONE, *_UNFINISHED, *_WITHOUT_RESULT)
 
 
 def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None) -> Shown:
@@ -41,18 +47,19 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
         raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
     record = json_object(place.run_json)
+    done = json_object(TrainDirectory(folder).done) if made is Made.TRAINING else {}
     samples, cut = _samples(found, tables)
     seeds = {seed for row in tables.rows for seed in row.seeds}
     own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
     return Shown(
         title=str(record.get("experiment") or record.get("name") or folder.absolute().name),
-        facts=_facts(made, record, tables, len(trainings), len(seeds), timeline),
+        facts=_facts(made, record, _ended(done), tables, len(trainings), len(seeds), timeline),
         settings=_settings(made, folder, record),
         gathered=tables,
         trainings=trainings,
         timeline=timeline,
         samples=samples,
-        notes=[*tables.damaged, *unread, *queue_note, *cut, *own],
+        notes=[*_unfinished(made, done, timeline), *tables.damaged, *unread, *queue_note, *cut, *own],
     )
 
 
@@ -89,23 +96,58 @@ def _samples(found: list[Found], tables: Gathered) -> tuple[list[Samples], list[
 
 
 def _facts(
-    made: Made, record: Mapping[str, Any], tables: Gathered, trainings: int, seeds: int, timeline: Timeline | None
-) -> list[tuple[str, str]]:
-    """What stands at the head."""
-    facts = [("", made.value)]
-    if started := record.get("started"):
-        facts.append(("begun", str(started)))
-    if tables.summary:
-        facts.append(("policies evaluated", str(len(tables.summary))))
+    made: Made,
+    record: Mapping[str, Any],
+    ended: Sequence[tuple[str, str, str]],
+    tables: Gathered,
+    trainings: int,
+    seeds: int,
+    timeline: Timeline | None,
+) -> list[tuple[str, str, str]]:
+    """What stands at the head: (what, value, the view that tells more or nothing)."""
+    facts = [("", made.value, ""), *ended]
+    if policies := len(tables.summary):
+        facts.append((f"{_counted(policies, 'policy', 'policies')} evaluated", f"{policies:,}", ""))
     if seeds > 1:
-        facts.append(("seeds", str(seeds)))
-    if trainings:
-        facts.append(("trainings", str(trainings)))
+        facts.append(("seeds", str(seeds), ""))
+    if trainings and made is Made.ROUNDS:
+        facts.append((_counted(trainings, "training", "trainings"), f"{trainings:,}", ""))
     if timeline is not None:
-        facts += [(f"jobs {state}", str(count)) for state, count in sorted(timeline.counts.items())]
+        facts += [
+            (f"{_counted(count, 'job', 'jobs')} {state}", f"{count:,}", _JOBS if state in _WITHOUT_RESULT else "")
+            for state in _STATES
+            if (count := timeline.counts.get(state, 0))
+        ]
         if timeline.gpu_hours is not None:
-            facts.append(("GPU-hours", f"{sum(timeline.gpu_hours.values()):.3g}"))
+            facts.append(("GPU-hours", f"{sum(timeline.gpu_hours.values()):.3g}", ""))
+    if isinstance(started := record.get("started"), str):
+        facts.append(("started", started[:16].replace("T", " ") + (" UTC" if started.endswith("+00:00") else ""), ""))
     return facts
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return one if count == 1 else more
+
+
+def _ended(done: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """How a training ended: by what, after how many steps, with which figures that matter."""
+    facts = [("", str(done["algorithm"]), "")] if isinstance(done.get("algorithm"), str) else []
+    if isinstance(steps := done.get("steps"), int):
+        facts.append((_counted(steps, "step", "steps"), f"{steps:,}", ""))
+    last = done.get("last")
+    for name, value in last.items() if isinstance(last, Mapping) else ():
+        if str(name).rpartition("/")[2] in _TOLD and isinstance(value, int | float):
+            facts.append((f"{name} at the end", f"{value:.4g}", ""))
+    return facts
+
+
+def _unfinished(made: Made, done: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+    """A sentence where not all has ended: what stands here is of what has."""
+    if made is Made.TRAINING and not done:
+        return ["This training was not finished when this page was made."]
+    counts = {} if timeline is None else timeline.counts
+    states = ", ".join(f"{counts[state]:,} {state}" for state in _UNFINISHED if counts.get(state))
+    return [f"This run was not finished when this page was made: {states}."] if states else []
 
 
 def _settings(made: Made, folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:

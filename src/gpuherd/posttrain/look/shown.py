@@ -94,7 +94,7 @@ class Shown:
 
     Attributes:
         title: the run's name.
-        facts: what stands at the head: (what, value).
+        facts: what stands at the head: (what, value, the view that tells more or nothing).
         settings: what was asked for: (key, value), in order.
         gathered: all results in tables.
         trainings: in the order of their names.
@@ -104,7 +104,7 @@ class Shown:
     """
 
     title: str
-    facts: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str, str]]
     settings: Sequence[tuple[str, str]]
     gathered: Gathered
     trainings: Sequence[Training] = ()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from gpuherd.columns import window
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.nvml import machine
 from gpuherd.jobs import clock
@@ -40,7 +41,7 @@ from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.posttrain.rounds.telling import headline, plan_tree, result_lines, warnings
+from gpuherd.posttrain.rounds.telling import headline, plan_tree, print_tree, result_lines, warnings
 from gpuherd.posttrain.rounds.work import versions
 from gpuherd.qa.working.model_jobs import having
 from gpuherd.qa.working.running import failure_lines
@@ -274,7 +275,7 @@ class RoundsExperiment:
         assert self.prepared is not None  # noqa: S101 - as above
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
-        self.console.print(plan_tree(title, self.plan, done, self.prepared), soft_wrap=True)
+        print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
         goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
         self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
 
@@ -292,7 +293,7 @@ class RoundsExperiment:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _tell_results(self) -> None:
-        for line in result_lines(self._gathered(), self.console.width):
+        for line in result_lines(self._gathered(), window(self.console)):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""An experiment in words: its plan as a tree, its end. Pure; rich draws."""
+"""An experiment in words: its plan as a tree, its end. Rich draws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from gpuherd.columns import window
 from gpuherd.errors import printable
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
@@ -19,9 +20,12 @@ from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.tree import Tree
 
     from gpuherd.posttrain.evaluation.gathering import Gathered
+
+_FILE_WIDTH = 1000
 
 
 def headline(settings: Settings, prepared: Prepared, plan: Sequence[PlannedStep], done: Collection[str]) -> str:
@@ -94,7 +98,16 @@ def _state(steps: Sequence[PlannedStep], done: Collection[str]) -> str:
     return "" if not finished else ", done" if finished == len(steps) else f", {finished} done"
 
 
-def result_lines(found: Gathered, width: int) -> list[str]:
+def print_tree(console: Console, tree: Tree) -> None:
+    """Prints it: what a window has no room for goes on below, where a file's line is as long as it must be. (Rich cuts
+    the lines of trees that it is told not to wrap.)"""
+    width = window(console) or _FILE_WIDTH
+    for line in console.render_lines(tree, console.options.update(width=width), pad=False):
+        text = "".join(segment.text for segment in line).rstrip()
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def result_lines(found: Gathered, width: int | None) -> list[str]:
     """The table of what the policies came to, each at its own eta, with intervals; what is clear, what damaged."""
     if not found.rows:
         return [f"damaged: {each}" for each in found.damaged]

@@ -1,4 +1,4 @@
-// Figures with their intervals: as words, and as a dot with whiskers.
+// Figures with their intervals: as words, as a dot with whiskers, and as marks of a plot that are read off one by one.
 
 // A figure as words: value [low, high].
 function words(found, digits = 3) {
@@ -26,4 +26,28 @@ function whisker(found, [low, high], { at = null, width = 150, faint = false, la
   }
   root.append(svg("circle", { cx: X(found.value), cy: tall / 2, r: 4, fill: faint ? "var(--card)" : tint, stroke: tint, "stroke-width": 1.5 }));
   return root;
+}
+
+// marks: [{mark, told}]. Under the pointer a mark tells its lines; the arrow keys, Home and End walk through all of them.
+function walked(root, marks) {
+  for (const { mark, told } of marks) {
+    mark.addEventListener("pointermove", (event) => showTip(event, told));
+    mark.addEventListener("pointerleave", hideTip);
+  }
+  let front = -1;
+  const leave = () => { hideTip(); marks[front]?.mark.classList.remove("front"); };
+  root.setAttribute("tabindex", "0");
+  root.addEventListener("blur", leave);
+  root.addEventListener("keydown", (event) => {
+    const to = { ArrowRight: front + 1, ArrowLeft: front - 1, Home: 0, End: marks.length - 1 }[event.key];
+    if (to === undefined || !marks.length) return;
+    event.preventDefault();
+    leave();
+    front = Math.max(0, Math.min(marks.length - 1, to));
+    const { mark, told } = marks[front];
+    mark.classList.add("front");
+    const box = mark.getBoundingClientRect();
+    showTip({ clientX: box.left, clientY: box.top }, told);
+    say(told.join(", "));
+  });
 }

@@ -9,12 +9,16 @@ function lines({ series, x, y, xTicks, yTicks, xWord, yWord, tell = figure, tell
   if (present(level)) root.append(svg("line", { class: "level", x1: X(x[0]), y1: Y(level), x2: X(x[1]), y2: Y(level), stroke: "var(--soft)", "stroke-dasharray": "3 4" }));
   for (const { colour: tint, band } of series) {
     if (!band?.length) continue;
+    if (band.length === 1) { // no area: an upright line
+      const [[at, low, high]] = band;
+      root.append(svg("line", { x1: X(at), x2: X(at), y1: Y(clip(low)), y2: Y(clip(high)), stroke: tint, "stroke-width": 1.6, opacity: 0.6 }));
+    }
     const edge = [...band.map(([at, low]) => [at, clip(low)]), ...band.toReversed().map(([at, , high]) => [at, clip(high)])];
     root.append(svg("path", { d: `${path(edge, X, Y)}Z`, fill: tint, opacity: 0.16 }));
   }
   for (const { colour: tint, points, dash } of series) {
     root.append(svg("path", { d: path(points.map(([at, value]) => [at, clip(value)]), X, Y), fill: "none", stroke: tint, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": dash }));
-    if (dots) for (const [at, value] of points) root.append(svg("circle", { cx: X(at), cy: Y(clip(value)), r: 3, fill: tint }));
+    if (dots || points.length === 1) for (const [at, value] of points) root.append(svg("circle", { cx: X(at), cy: Y(clip(value)), r: 3, fill: tint }));
   }
   const cursor = svg("line", { y1: made.top, y2: made.bottom, stroke: "var(--soft)", visibility: "hidden" });
   const marks = series.map(({ colour: tint }) => svg("circle", { r: 4, fill: tint, stroke: "var(--card)", "stroke-width": 1.5, visibility: "hidden" }));
@@ -80,11 +84,10 @@ function read(points, at) {
 }
 
 function legend(series) {
-  return make("div", { class: "legend" }, ...series.map(({ word, colour: tint, dash }) => {
-    const mark = svg("svg", { viewBox: "0 0 22 6", class: "key-line", "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 3, y2: 3, stroke: tint, "stroke-width": 2.5, "stroke-dasharray": dash }));
-    return make("span", { class: "key" }, mark, word);
-  }));
+  return make("div", { class: "legend" }, ...series.map((each) => make("span", { class: "key" }, lineMark(each), each.word)));
 }
 
+const lineMark = ({ colour: tint, dash }) => svg("svg", { viewBox: "0 0 22 6", class: "key-line", "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 3, y2: 3, stroke: tint, "stroke-width": 2.5, "stroke-dasharray": dash }));
+
 const DASHES = [null, "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2"]; // lines are told apart without colour too
-const lineOf = (number) => ({ colour: LINES[number % LINES.length], dash: DASHES[number % DASHES.length] });
+const lineOf = (number) => ({ colour: LINES[number % LINES.length], dash: DASHES[(number + Math.floor(number / LINES.length)) % DASHES.length] });

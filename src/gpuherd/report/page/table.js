@@ -12,8 +12,9 @@ function table({ columns, rows, words = null, sort = null, descending = false, l
     make("button", { type: "button", onclick: () => { state.page += step; fill(); } }, word));
   const search = make("input", { type: "search", placeholder: hint, "aria-label": `${label}: ${hint}`,
     oninput: () => { state.filter = search.value.toLowerCase(); state.page = 0; fill(); } });
+  const pager = make("div", { class: "pager" }, back, told, on);
   const root = make("div", {}, words ? make("div", { class: "bar" }, make("div", { class: "grow" }, search)) : null,
-    make("div", { class: "scroll" }, whole), make("div", { class: "pager" }, back, told, on));
+    make("div", { class: "scroll" }, whole), pager);
 
   function kind(column) {
     return [column.num && "num", column.rare && "rare", column.class].filter(Boolean).join(" ") || null;
@@ -50,6 +51,7 @@ function table({ columns, rows, words = null, sort = null, descending = false, l
     [back.disabled, on.disabled] = [state.page === 0, state.page === pages - 1];
     told.textContent = found.length === 0 ? "nothing matches" : pages === 1 && found.length === rows.length ? ""
       : `${state.page * page + 1} to ${Math.min(found.length, (state.page + 1) * page)} of ${found.length}`;
+    pager.hidden = told.textContent === "";
   }
 
   fill();

@@ -23,7 +23,7 @@ function divergenceCard(comparison) {
 function scatter(series, metric, title) {
   const every = series.flatMap((each) => each.rows);
   const x = spread([0, ...every.flatMap((row) => [row.figures.kl.value, ...(row.figures.kl.ends ?? [])])]);
-  const y = isShare(metric) ? [0, 1] : span(every.map((row) => row.figures[metric]), metric);
+  const y = span(every.map((row) => row.figures[metric]), metric);
   const made = frame({ x, y, xTicks: ticks(...x, 6), yTicks: ticks(...y, 5), xWord: "KL(policy || reference), nats", yWord: metric, tell: axisWords, tellY: axisWords, label: `${metric} against KL: ${title}` });
   const { root, X, Y } = made;
   const marks = [];
@@ -31,33 +31,19 @@ function scatter(series, metric, title) {
     root.append(svg("path", { d: path(rows.map((row) => [row.figures.kl.value, row.figures[metric].value]), X, Y), fill: "none", stroke: tint, "stroke-width": 1.6, "stroke-dasharray": dash }));
     for (const row of rows) {
       const [kl, height] = [row.figures.kl, row.figures[metric]];
-      if (height.ends) root.append(svg("line", { x1: X(kl.value), x2: X(kl.value), y1: Y(height.ends[0]), y2: Y(height.ends[1]), stroke: tint, "stroke-width": 1.2, opacity: 0.7 }));
-      if (kl.ends) root.append(svg("line", { x1: X(kl.ends[0]), x2: X(kl.ends[1]), y1: Y(height.value), y2: Y(height.value), stroke: tint, "stroke-width": 1.2, opacity: 0.7 }));
       const reference = row.algorithm === index.reference;
-      const mark = svg("circle", { cx: X(kl.value), cy: Y(height.value), r: row.own && !reference ? 5 : 3.5, fill: row.own ? reference ? "var(--soft)" : tint : "var(--card)", stroke: reference ? "var(--soft)" : tint, "stroke-width": 1.6 });
-      const told = [reference ? "reference" : `${word}${present(row.eta) ? `, eta ${axisWords(row.eta)}` : ""}${present(row.round) ? `, round ${row.round}` : ""}`, `${metric} ${words(height)}`, `KL ${words(kl, 2)} nats`];
-      mark.addEventListener("pointermove", (event) => showTip(event, told));
-      mark.addEventListener("pointerleave", hideTip);
+      if (reference && marks.length) continue; // every curve begins there
+      const own = reference ? "var(--soft)" : tint;
+      if (height.ends) root.append(svg("line", { x1: X(kl.value), x2: X(kl.value), y1: Y(height.ends[0]), y2: Y(height.ends[1]), stroke: own, "stroke-width": 1.2, opacity: 0.7 }));
+      if (kl.ends) root.append(svg("line", { x1: X(kl.ends[0]), x2: X(kl.ends[1]), y1: Y(height.value), y2: Y(height.value), stroke: own, "stroke-width": 1.2, opacity: 0.7 }));
+      const mark = svg("circle", { cx: X(kl.value), cy: Y(height.value), r: row.own && !reference ? 5 : 3.5, fill: row.own ? own : "var(--card)", stroke: own, "stroke-width": 1.6 });
+      const told = [reference ? "reference" : `${word}${present(row.eta) ? `, eta ${axisWords(row.eta)}` : ""}${present(row.round) ? `, round ${row.round}` : ""}`, `${metric} ${toldFigure(height, metric)}`, `KL ${toldFigure(kl, "kl")} nats`];
       root.append(mark);
       marks.push({ mark, told });
     }
   }
-  let front = -1;
-  root.setAttribute("tabindex", "0");
-  const leave = () => { hideTip(); marks[front]?.mark.classList.remove("front"); };
-  root.addEventListener("blur", leave);
-  root.addEventListener("keydown", (event) => {
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!way) return;
-    event.preventDefault();
-    leave();
-    front = Math.max(0, Math.min(marks.length - 1, front + way));
-    marks[front].mark.classList.add("front");
-    const box = marks[front].mark.getBoundingClientRect();
-    showTip({ clientX: box.left, clientY: box.top }, marks[front].told);
-    say(marks[front].told.join(", "));
-  });
-  return make("div", {}, root, legend(series), make("p", { class: "note" }, "Filled: at the policy's own eta. A curve begins at the reference. Crosses are intervals."));
+  walked(root, marks);
+  return make("div", {}, root, legend(series), make("p", { class: "note" }, "Filled: at the policy's own eta. A curve begins at the reference, which is grey. Crosses are intervals."));
 }
 
 function equalKl(comparison) {
@@ -66,19 +52,21 @@ function equalKl(comparison) {
   const methods = [...new Set(comparison.atKl.map((each) => each.method))];
   const cell = (method, kl) => { const found = comparison.atKl.find((each) => each.method === method && each.kl === kl)?.figure; return make("td", { class: "num", title: found?.note }, fixed(found?.value), make("span", { class: "ends" }, found?.ends ? `${fixed(found.ends[0])} to ${fixed(found.ends[1])}` : "")); };
   const read = make("table", { "aria-label": "at equal KL" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "at KL ="), ...kls.map((kl) => make("th", { class: "num", scope: "col" }, axisWords(kl))))),
-    make("tbody", {}, ...methods.map((method) => make("tr", {}, make("td", { class: "name" }, mark(method), method), ...kls.map((kl) => cell(method, kl))))));
-  const clear = comparison.differencesAtKl.filter((each) => present(each.holm) && each.holm < 0.05);
-  const pairs = groups(clear, (each) => each.figure.value > 0 ? `${each.one} is above ${each.other}` : `${each.other} is above ${each.one}`);
+    make("tbody", {}, ...methods.map((method) => make("tr", {}, make("td", { class: "name" }, named(method)), ...kls.map((kl) => cell(method, kl))))));
+  const clear = comparison.differencesAtKl.filter(isClear);
+  const pairs = clearPairs(clear);
   return make("div", {}, make("h3", {}, `${comparison.metric} at equal KL`), make("div", { class: "scroll" }, read),
     make("p", { class: "note" }, "Read off by straight lines between a method's own policies; nothing beyond its ends."),
     ...(pairs.length ? pairs.map((pair) => make("p", { class: "clear" }, clearWords(pair))) : [make("p", { class: "soft" }, comparison.differencesAtKl.length ? "No difference at equal KL is beyond chance." : "")]));
 }
 
+const clearPairs = (differences) => groups(differences.map(upward), (each) => `${each.one} is above ${each.other}`);
+
 // One method above another: at which KL, by how much, how surely.
 function clearWords([pair, found]) {
   const kls = found.map((each) => axisWords(each.kl));
-  const gains = found.map((each) => Math.abs(each.figure.value));
+  const gains = found.map((each) => each.figure.value);
   const [least, most] = [Math.min(...gains), Math.max(...gains)].map((each) => fixed(each));
   const p = Math.max(...found.map((each) => each.holm));
-  return `${pair} at ${kls.length > 1 ? `${kls.slice(0, -1).join(", ")} and ` : ""}${kls.at(-1)} nats, by ${least === most ? least : `${least} to ${most}`} (p corrected ${p < 0.001 ? "" : found.length > 1 ? "at most " : ""}${probabilityWords(p)}, by ${found[0].unit}).`;
+  return `${pair} at ${listed(kls)} nats, by ${least === most ? least : `${least} to ${most}`} (p corrected ${p < 0.001 ? "" : found.length > 1 ? "at most " : ""}${probabilityWords(p)}, by ${found[0].unit}).`;
 }

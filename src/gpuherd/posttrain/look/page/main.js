@@ -13,8 +13,8 @@ const VIEWS = [
 ];
 const HAS = {
   summary: () => index.rows.length,
-  rounds: () => index.rows.some((row) => present(row.round)),
-  kl: () => index.comparisons.length,
+  rounds: () => new Set(index.rows.map((row) => row.round).filter(present)).size > 1,
+  kl: () => index.comparisons.length && index.rows.some((row) => row.algorithm !== index.reference && present(row.figures.kl?.value)),
   learning: () => index.trainings.length,
   jobs: () => index.timeline,
   samples: () => index.samples.length,
@@ -33,6 +33,7 @@ async function show() {
   const front = document.activeElement?.id;
   document.getElementById("main").replaceChildren(...nodes.filter(Boolean));
   if (front) document.getElementById(front)?.focus(); // a button that was pressed stays in front
+  document.querySelector("nav a[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   document.body.dataset.shown = location.hash; // for whoever waits for it
 }
 

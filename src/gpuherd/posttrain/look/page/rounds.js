@@ -8,14 +8,8 @@ function roundsView() {
   const holder = make("div", { class: "grid" });
   const fill = () => holder.replaceChildren(...groups(rows, (row) => `${row.family}, ${dataWords(row)}`).map(([title, some]) => roundsCard(title, some)));
   fill();
-  return [make("div", { class: "bar" }, select("figure", names.map((name) => [name, name]), state.figure, (name) => { state.figure = name; fill(); }),
+  return [make("div", { class: "bar" }, select("figure", names.map((name) => [name, called(name)]), state.figure, (name) => { state.figure = name; fill(); }),
     make("span", { class: "soft" }, meaning(state.figure))), holder];
-}
-
-function groups(rows, key) {
-  const found = new Map();
-  for (const row of rows) found.set(key(row), [...(found.get(key(row)) ?? []), row]);
-  return [...found];
 }
 
 function roundsCard(title, rows) {
@@ -29,10 +23,10 @@ function roundsCard(title, rows) {
   const last = Math.max(...rows.map((row) => row.round));
   const x = last === 0 ? [-0.5, 0.5] : [0, last];
   const level = base?.figures[name]?.value;
-  const y = isShare(name) ? [0, 1] : spread([...(present(level) ? [level] : []), ...series.flatMap((each) => [...each.points.map((point) => point[1]), ...each.band.flatMap((each) => each.slice(1))])]);
+  const y = (isShare(name) ? shareSpread : spread)([...(present(level) ? [level] : []), ...series.flatMap((each) => [...each.points.map((point) => point[1]), ...each.band.flatMap((each) => each.slice(1))])]);
   const longest = [...series].sort((a, b) => b.points.length - a.points.length);
   if (!series.length) return make("section", { class: "card" }, make("h2", {}, title), make("p", {}, "not measured"));
   return make("section", { class: "card" }, make("h2", {}, title),
-    lines({ series: longest, x, y, xTicks: Array.from({ length: last + 1 }, (_, at) => at).filter((at) => last < 12 || at % Math.ceil(last / 10) === 0), yTicks: ticks(...y, 5), xWord: "round", yWord: name, tell: figure, tickX: String, tickY: axisWords, label: `${name} by round: ${title}`, level, dots: true,
+    lines({ series: longest, x, y, xTicks: Array.from({ length: last + 1 }, (_, at) => at).filter((at) => last < 12 || at % Math.ceil(last / 10) === 0), yTicks: ticks(...y, 5), xWord: "round", yWord: called(name), tell: figure, tickX: String, tickY: axisWords, label: `${called(name)} by round: ${title}`, level, dots: true,
       note: present(level) ? `dotted: the reference, ${fixed(level)}` : null }));
 }
