@@ -109,6 +109,8 @@ def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[
 
 
 def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for training, (colour, stroke) in zip(trainings, _LINES, strict=False):
         points = training.series.get(name)
         if not points:
@@ -118,7 +120,7 @@ def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None
             [x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, linewidth=1.2, label=label,
             marker="o" if len(points) == 1 else None, markersize=3,
         )  # fmt: skip
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(plain_text(name), fontsize=9, loc="left")
     _finish(axes, "step", plain_text(name))
 

@@ -37,7 +37,7 @@ function gantt({ bars, length }) {
   const whole = (bars.some((bar) => !present(bar[4])) ? 1.06 * length : length) || 1; // what runs has no end yet
   const X = (seconds) => left + seconds / whole * (width - left - 12);
   const [scale, unit] = whole < 120 ? [1, "s"] : whole < 7200 ? [60, "min"] : [3600, "h"];
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height + 26}`, role: "img", "aria-label": `${bars.length} attempts of jobs on ${lanes.length} devices over ${clock(whole)}: arrow keys walk through them` });
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height + 26}`, role: "img", "aria-label": `${bars.length} attempts of jobs on ${lanes.length} devices over ${clock(length)}: arrow keys walk through them` });
   for (const at of ticks(0, whole / scale, 6)) root.append(svg("line", { x1: X(at * scale), x2: X(at * scale), y1: 0, y2: height, stroke: "var(--grid)" }), svg("text", { x: X(at * scale), y: height + 14, "text-anchor": "middle" }, `${figure(at)} ${unit}`));
   for (const lane of lanes) root.append(svg("text", { x: left - 6, y: tops.get(lane) + 12, "text-anchor": "end" }, lane.length > 14 ? `${lane.slice(0, 13)}…` : lane));
   const marks = placed.map(({ bar, lane, at }) => {
