@@ -64,7 +64,10 @@ def accuracies(
         rows.append((method, points))
     lines = []
     for name, points in rows:
-        cells = ["not valid" if each is None else share_cell(each) for each in points]
+        cells = [
+            share_cell(point) if point is not None else "not run" if "base" in each else "not valid"
+            for each, point in zip(seeds, points, strict=True)
+        ]
         values = [each["right"]["value"] for each in points if each is not None]
         lines.append([name, *cells, over_seeds(values), *(column[name] for column in columns.values())])
     return table(heads, lines)
