@@ -60,7 +60,7 @@ def made_wide_run(root: Path) -> Path:
     place.create()
     place.run_json.write_text(json.dumps({"format": FORMAT, "kind": KIND, "experiment": "wide", "settings": {}}))
     data = "d" * 90
-    rates = {REFERENCE: (0.05, 0.0), **{f"{'M' * 60}{number}": (0.05, 7.06e-7) for number in range(10)}}
+    rates = {REFERENCE: (0.05, 0.0), **{f"{'M' * 60}{number}": (0.05, 7.06e-6) for number in range(10)}}
     for place_of, (algorithm, rate) in enumerate(rates.items()):
         about = About(algorithm, data, data, "tiny", None if algorithm == REFERENCE else 0, 0)
         made_result(place.results / str(place_of), about, {None: rate}, problems=40)

@@ -105,7 +105,7 @@ def test_one_round_of_many_methods_with_long_names(browser: Browser, tmp_path: P
     )
     assert len(set(lines)) == len(lines) == 11
     kl = shown.gathered.rows[1].figures["kl"].value
-    assert kl is not None and f"{kl:.1e}".replace("e-07", "e-7").replace(".0e", "e") in table.inner_text()
+    assert kl is not None and f"{kl:.1e}".replace("e-06", "e-6").replace(".0e", "e") in table.inner_text()
     assert "No difference is beyond chance." in opened.page.locator(".short").inner_text()
     for view in VIEWS:
         opened.go(view)
