@@ -1,7 +1,7 @@
-"""The control: sums whose labels were half wrong, on which every method that works at all improves.
+"""The control: sums after half wrong labels, where sampling finds the answer half of the time.
 
     python -m reproductions.noisy_addition
 
-Where sampling finds the answer half of the time, methods that change the policy do well; where a shortcut hides it (the
-star graph), they do not. Both are run by ``reproductions.comparison`` with the same settings.
+There methods that change the policy do well; where a shortcut hides the answer (the star graph), they do not. Both are
+run by ``reproductions.comparison``, by the same code.
 """

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3], metavar="SEED")
     parser.add_argument("--work", type=Path, default=Path("outputs/noisy-addition"), help="folder of models and rows")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--only-tables", action="store_true", help="write the documents from the results there are")
