@@ -324,6 +324,15 @@ def test_a_dispatcher_waits_for_one_who_only_does_what_was_asked(tmp_path: Path)
     other.close()
 
 
+def test_a_lock_that_is_just_given_back_is_waited_for(tmp_path: Path) -> None:
+    """Its file is empty for a moment, however long its holder was waited for before."""
+    path = tmp_path / "lock"
+    lock = DispatcherLock(path, Role.CONTROL)
+    threading.Timer(0.2, path.write_text, [""]).start()
+    threading.Timer(0.3, lock.close).start()
+    DispatcherLock(path).close()
+
+
 def test_something_else_in_the_bells_place_is_left_alone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()

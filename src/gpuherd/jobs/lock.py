@@ -14,8 +14,10 @@ from gpuherd.errors import CannotWrite, QueueBusy
 # Who only does what somebody asked of an idle queue is done in a moment, or after a job's grace.
 _PATIENCE_S = 20.0
 _LOOK_S = 0.02
-# Who only asks who holds the lock has it for some microseconds.
-_LOOKERS = 3
+# Who only asks who holds the lock has it for some microseconds, whatever the file says meanwhile.
+_LOOKERS_S = 0.06
+# The file is empty when the lock has just been taken, or is about to be given back.
+_CHANGING_HANDS_S = 0.5
 
 
 class Role(StrEnum):
@@ -36,12 +38,13 @@ class DispatcherLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
             raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
-        deadline, tries = time.monotonic() + _PATIENCE_S, 0
+        before: Role | None = role
+        since = time.monotonic()
         while not _try(self._fd):
             pid, held_as = _read(self._fd)
-            tries += 1
-            waits = role is Role.DISPATCHER and held_as is Role.CONTROL and time.monotonic() < deadline
-            if waits or tries < _LOOKERS:
+            if held_as is not before:
+                before, since = held_as, time.monotonic()
+            if time.monotonic() - since < _patience_s(role, held_as):
                 time.sleep(_LOOK_S)
                 continue
             os.close(self._fd)
@@ -73,6 +76,13 @@ class DispatcherLock:
             return pid if role is Role.DISPATCHER else None
         finally:
             os.close(fd)
+
+
+def _patience_s(role: Role, held_as: Role | None) -> float:
+    """How long whoever wants the lock in a role waits for one who holds it in another; None: that is not known."""
+    if held_as is None:
+        return _CHANGING_HANDS_S
+    return _PATIENCE_S if (role, held_as) == (Role.DISPATCHER, Role.CONTROL) else _LOOKERS_S
 
 
 def _try(fd: int, *, shared: bool = False) -> bool:
