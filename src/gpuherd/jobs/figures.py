@@ -116,9 +116,9 @@ def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
     while no dispatcher was there, counts once its end is known.
     """
     now = clock.mono()
-    query = "SELECT gpus, pid, start_ticks, boot, started_mono FROM attempts WHERE state = 'running'"
-    for row in reader.rows(query):
-        if process_of(row).is_alive():
+    for row in reader.rows("SELECT * FROM attempts WHERE state = 'running'"):
+        process = process_of(row)
+        if process is None or process.is_alive():
             for uuid in json.loads(row["gpus"]):
                 yield uuid, max(0.0, now - row["started_mono"])
 

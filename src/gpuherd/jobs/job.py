@@ -28,6 +28,9 @@ class Job:
         name: unique within a queue; submitting the same name again goes on with the job that is there.
         argv: the command as an argument list; never seen by a shell.
         gpus: how many GPUs it needs; 0 for a job that runs on the CPU.
+        nodes: how many machines it spans; it gets ``gpus`` GPUs on each. More than 1 is for a cluster's engine.
+        cpus: CPU cores that it gets on each node, None for the engine's default (on this machine: its share).
+        host_memory_mb: main memory that it gets on each node of a cluster, None for the engine's default.
         gpus_at_most: when it runs out of memory it is tried on more GPUs, up to so many; None for never more.
         memory_mb: free memory that it needs on each GPU, None if unknown.
         share: it may share its GPU with other jobs of this queue that say so too; ``memory_mb`` must be given.
@@ -53,6 +56,9 @@ class Job:
     name: str
     argv: tuple[str, ...]
     gpus: int = 1
+    nodes: int = 1
+    cpus: int | None = None
+    host_memory_mb: int | None = None
     gpus_at_most: int | None = None
     memory_mb: int | None = None
     share: bool = False
@@ -82,6 +88,10 @@ class Job:
             raise UsageError(f"job {self.name!r}: an argument contains a NUL byte, which no program can be given")
         if self.gpus < 0:
             raise JobCannotFit(f"job {self.name!r} asks for {self.gpus} GPUs; the least is 0")
+        for least in ("nodes", "cpus", "host_memory_mb"):
+            value = getattr(self, least)
+            if value is not None and value < 1:
+                raise JobCannotFit(f"job {self.name!r} asks for {least}={value}; the least is 1")
         if self.gpus_at_most is not None and self.gpus_at_most < max(1, self.gpus):
             raise JobCannotFit(f"job {self.name!r} asks for {self.gpus} GPUs and at most {self.gpus_at_most}")
         if self.memory_mb is not None and self.memory_mb < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.options import option
 from gpuherd.quantities import duration_s, size_or_none_mb
@@ -117,8 +118,8 @@ def port(word: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DispatchOptions(GpuOptions):
-    """All that can be said of a run of jobs: which GPUs, and how the dispatcher behaves."""
+class DispatchOptions(GpuOptions, EngineOptions):
+    """All that can be said of a run of jobs: which engine, which GPUs, and how the dispatcher behaves."""
 
     max_concurrent: int | None = option(
         None, help="most jobs to run at once, on GPUs or not", parse=positive_int, metavar="N", group="jobs"
@@ -172,6 +173,7 @@ class DispatchOptions(GpuOptions):
 
     def __post_init__(self) -> None:
         GpuOptions.__post_init__(self)
+        EngineOptions.__post_init__(self)
         if self.order not in ORDERS:
             raise UsageError(f"order={self.order!r}; possible: {', '.join(ORDERS)}")
         if self.yield_to_others not in YIELDS:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
 
-from gpuherd.engines.processes import boot_id
+from gpuherd.engines.processes import ProcessId, boot_id
 from gpuherd.jobs import interventions, mailbox, submission
 from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.job import Job, JobState
@@ -27,14 +29,17 @@ from gpuherd.jobs.records import (
     AttemptEnd,
     AttemptRecord,
     AttemptState,
+    Begun,
     PauseReason,
     QueuedJob,
     StartRecord,
 )
-from gpuherd.jobs.rows import job_of
+from gpuherd.jobs.rows import LOCAL, job_of
 
 # About what adding a hundred thousand jobs takes.
 _DISPATCHER_WAITS_MS = 2_000
+# For the columns of an attempt that was handed over.
+_NO_PROCESS = ProcessId(0, 0, "")
 _FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
@@ -95,15 +100,15 @@ class Queue(QueueFile):
 
     # --- transitions ------------------------------------------------------------------------------------------
 
-    def begin_run(self, now: float, mono: float) -> int:
-        """Writes down that a dispatcher begins; returns the run's number."""
+    def begin_run(self, now: float, mono: float, engine: str = LOCAL) -> int:
+        """Writes down that a dispatcher for this engine begins; returns the run's number."""
         # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
         self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
         with self.transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
-                "INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (?,?,?,?)",
-                (os.getpid(), boot_id(), now, mono),
+                "INSERT INTO runs (pid, boot, started_at, started_mono, host, engine) VALUES (?,?,?,?,?,?)",
+                (os.getpid(), boot_id(), now, mono, platform.node(), engine),
             )
         return int(cursor.lastrowid or 0)
 
@@ -117,7 +122,8 @@ class Queue(QueueFile):
         self.record_starts([StartRecord(attempt, wait_s, leased_mono)], run)
 
     def record_starts(self, starts: Sequence[StartRecord], run: int) -> None:
-        """Waiting jobs run. To be called when their processes are there and before they get their go-ahead.
+        """Waiting jobs run, or are handed over. To be called when their processes are there and before they get their
+        go-ahead; and before an engine gets them.
 
         Raises Overtaken when one of them is not any more what is about to be started.
         """
@@ -126,7 +132,8 @@ class Queue(QueueFile):
                 self._record_start(start, run)
 
     def _record_start(self, start: StartRecord, run: int) -> None:
-        attempt, process = start.attempt, start.attempt.process
+        attempt, handed = start.attempt, start.attempt.handed
+        process = attempt.process or _NO_PROCESS
         self._check_is_as_read(attempt.queued)
         self._change(
             "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
@@ -135,7 +142,8 @@ class Queue(QueueFile):
         )
         self._db.execute(
             "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
-            " leased_mono, started_at, started_mono, shared_mb) VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?,?)",
+            " leased_mono, started_at, started_mono, shared_mb, engine, batch, place, handle, node)"
+            " VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 attempt.id,
                 attempt.queued.id,
@@ -152,8 +160,33 @@ class Queue(QueueFile):
                 attempt.started_at,
                 attempt.started_mono,
                 attempt.shared_mb,
+                *((LOCAL, None, None, None, None) if handed is None else astuple(handed)),
             ),
         )
+
+    def record_handles(self, handles: Mapping[int, str]) -> None:
+        """The engine's own words for attempts that it has taken, by attempt."""
+        with self.transaction():
+            for attempt, handle in handles.items():
+                self._change("UPDATE attempts SET handle = ? WHERE id = ? AND state = 'running'", (handle, attempt))
+
+    def record_begun(self, begun: Sequence[Begun]) -> None:
+        """Attempts that were handed over have begun on their nodes: from then on their time counts."""
+        with self.transaction():
+            for each in begun:
+                self._change(
+                    "UPDATE attempts SET node = ?, gpus = ?, labels = ?, wait_s = wait_s + max(0, ? - started_at),"
+                    " started_at = ?, started_mono = ? WHERE id = ? AND state = 'running'",
+                    (
+                        each.node,
+                        json.dumps(each.gpus),
+                        json.dumps(each.labels),
+                        each.at,
+                        each.at,
+                        each.mono,
+                        each.attempt,
+                    ),
+                )
 
     def _check_is_as_read(self, queued: QueuedJob) -> None:
         """The one change that another process may make meanwhile is to add the job again."""

@@ -85,16 +85,35 @@ class PauseReason(StrEnum):
     STRANGER = "stranger"
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """By what an attempt that an engine beyond this machine has is found again.
+
+    Attributes:
+        engine: ``slurm`` or ``ray``.
+        batch, index: the hand-over that it was a part of, and its place there.
+        handle: the engine's own word for it; None while we have not heard it.
+        node: where it runs; None while it waits there.
+    """
+
+    engine: str
+    batch: str
+    index: int
+    handle: str | None = None
+    node: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """An attempt that has been started: who, where, when.
+    """An attempt that has been started or handed over: who, where, when.
 
     Attributes:
         id: unique in the queue.
         queued: the job as it was when it started.
         number: which attempt of the job this is, from 1.
         gpus, labels: UUIDs and short names of its GPUs; () on the CPU.
-        process: its main process.
+        process: its main process; None for one that was handed over.
+        handed: how it is found in its engine; None for one that runs on this machine.
         log: path of its log.
         started_at, started_mono: by the wall clock and by the machine's own.
         shared_mb: what it was promised of a GPU that it shares; None when it has its GPUs for itself.
@@ -106,10 +125,11 @@ class AttemptRecord:
     number: int
     gpus: tuple[str, ...]
     labels: tuple[str, ...]
-    process: ProcessId
+    process: ProcessId | None
     log: str
     started_at: float
     started_mono: float
+    handed: Handed | None = None
     shared_mb: int | None = None
     paused: frozenset[PauseReason] = frozenset()
     paused_mono: float | None = None
@@ -130,6 +150,18 @@ class StartRecord:
     attempt: AttemptRecord
     wait_s: float
     leased_mono: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """An attempt that was handed over has begun: where, on which GPUs, and when by both clocks of this machine."""
+
+    attempt: int
+    node: str
+    gpus: tuple[str, ...]
+    labels: tuple[str, ...]
+    at: float
+    mono: float
 
 
 class AttemptState(StrEnum):

@@ -11,7 +11,7 @@ from typing import Any
 from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.learning import FamilyMemory
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, PauseReason, QueuedJob, Request
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Handed, PauseReason, QueuedJob, Request
 
 # name and default of each field; the rest of a spec is what a job says beyond these.
 _DEFAULTS = tuple(
@@ -22,6 +22,7 @@ FAMILIES = (
     "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
     " FROM families LEFT JOIN family_ends USING (name)"
 )
+LOCAL = "local"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -64,9 +65,19 @@ def gpus_of(text: str) -> frozenset[str]:
     return frozenset() if text == "[]" else frozenset(json.loads(text))
 
 
-def process_of(attempt: sqlite3.Row) -> ProcessId:
-    """The process of a row of ``attempts``."""
+def process_of(attempt: sqlite3.Row) -> ProcessId | None:
+    """The process of a row of ``attempts``, None for one that was handed over."""
+    if "engine" in attempt.keys() and attempt["engine"] != LOCAL:  # noqa: SIM118 - a Row is no mapping
+        return None
     return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+
+
+def handed_of(attempt: sqlite3.Row) -> Handed | None:
+    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine, as in a queue
+    older than engines."""
+    if "engine" not in attempt.keys() or attempt["engine"] == LOCAL:  # noqa: SIM118
+        return None
+    return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
 
 
 def round_opened(text: str | None) -> tuple[int | None, float]:
@@ -89,6 +100,7 @@ def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
         gpus=tuple(json.loads(row["gpus"])),
         labels=tuple(json.loads(row["labels"])),
         process=process_of(row),
+        handed=handed_of(row),
         log=row["log"],
         started_at=row["started_at"],
         started_mono=row["started_mono"],

@@ -41,6 +41,7 @@ class RunDirectory:
         self.failures = self.root / "failures.jsonl"
         self.attempts = self.root / "attempts"
         self.standing = self.root / "standing.json"
+        self.handover = self.root / "handover"
 
     def create(self) -> None:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""
@@ -76,6 +77,18 @@ class RunDirectory:
     def attempt_progress(self, attempt: int) -> Path:
         """Where a running attempt tells how far it is."""
         return self.attempts / f"{attempt:08d}.progress"
+
+    def manifest(self, batch: str) -> Path:
+        """What the nodes are told of a batch that is handed to an engine beyond this machine."""
+        return self.handover / f"{batch}.json"
+
+    def attempt_claim(self, attempt: int) -> Path:
+        """By which an attempt that was handed over is taken, on its node or by us, once."""
+        return self.handover / f"{attempt:08d}.claim"
+
+    def attempt_ended(self, attempt: int) -> Path:
+        """Where the node tells how an attempt that was handed over has ended."""
+        return self.handover / f"{attempt:08d}.ended"
 
     def attempt_log(self, job: str, number: int) -> Path:
         """The log of a job's ``number``-th attempt, counted from 1."""

@@ -22,7 +22,7 @@ from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.fulldisk import is_full
 from gpuherd.jobs.order import rank
 
-VERSION = 4
+VERSION = 5
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 _LOCK_WITHIN_S = 30.0
 # Pages that a look through the whole file keeps in memory meanwhile.
@@ -181,6 +181,18 @@ _SINCE_4 = """
 CREATE TABLE family_ends (name TEXT PRIMARY KEY, measured INTEGER NOT NULL, ran_out_mb INTEGER);
 """
 
+# What version 5 has beside those: attempts that an engine beyond this machine has (``records.Handed``), whose process
+# columns say nothing, and the host that each dispatcher ran on: a queue is only ever written by one at a time.
+_SINCE_5 = """
+ALTER TABLE attempts ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
+ALTER TABLE attempts ADD COLUMN batch TEXT;
+ALTER TABLE attempts ADD COLUMN place INTEGER;
+ALTER TABLE attempts ADD COLUMN handle TEXT;
+ALTER TABLE attempts ADD COLUMN node TEXT;
+ALTER TABLE runs ADD COLUMN host TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
+"""
+
 _FROM_2_TO_3 = (
     """
 DROP INDEX IF EXISTS jobs_by_cost;
@@ -301,7 +313,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
     try:
         # Another process may have done it between our look and our lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3 + _SINCE_4)
+            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3 + _SINCE_4 + _SINCE_5)
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
             )
@@ -335,6 +347,8 @@ def _change_old(connection: sqlite3.Connection, path: Path, version: int) -> Non
         )
     if version < 4:
         _execute_all(connection, _SINCE_4)
+    if version < 5:
+        _execute_all(connection, _SINCE_5)
 
 
 def _execute_all(connection: sqlite3.Connection, script: str) -> None:

@@ -307,7 +307,8 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-    if running and process_of(row).is_alive():
+    process = process_of(row)
+    if running and (process is None or process.is_alive()):
         run_s = max(0.0, clock.mono() - row["started_mono"])
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0

@@ -182,6 +182,8 @@ class Supervisor:
         status = self.run.attempt_status(record.id)
         if copied:
             return LostAttempt(record, Exit(started=True), Blameless.COPIED)
+        if record.process is None:
+            raise ValueError(f"attempt {record.id} is in the hands of {record.handed}; no process of this machine")
         if record.process.boot != boot_id():
             return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
         tag = self._tag(record.id)

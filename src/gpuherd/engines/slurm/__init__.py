@@ -1,0 +1,1 @@
+"""SLURM as an engine: by its own programs (sbatch, squeue, sacct, scancel, sinfo), never by its libraries."""

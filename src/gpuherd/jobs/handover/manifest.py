@@ -1,0 +1,101 @@
+"""What a node is told of the attempts of one batch: a JSON file that is written once, before the batch is handed over,
+and lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuherd.errors import UsageError
+
+# What belongs to the machine that a process is on, or to the engine that started it.
+_OF_A_PLACE = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "RAY_", "PMI_", "PMIX_")
+_OF_A_MACHINE = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "GPU_DEVICE_ORDINAL",
+        "ROCR_VISIBLE_DEVICES",
+        "HOSTNAME",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "_",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "GPUHERD_ATTEMPT",
+        "GPUHERD_PROGRESS",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """One attempt: all that a node needs to run it. Paths are absolute and the same on every node; seconds.
+
+    Attributes:
+        attempt, tag: its number in the queue, and what its processes carry in their environment.
+        argv, env, cwd: the command, what it adds to the environment, and its folder.
+        log, progress: files for its output and for what it tells of itself.
+        claim, ended: files by which it is taken (``reports.claim``) and told of.
+        result: a file that must be there for a success, None for none.
+        nodes: how many nodes it spans.
+        timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
+        grace_s: between SIGTERM and SIGKILL.
+        threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
+    """
+
+    attempt: int
+    tag: str
+    argv: tuple[str, ...]
+    log: str
+    progress: str
+    claim: str
+    ended: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    result: str | None = None
+    nodes: int = 1
+    timeout_s: float | None = None
+    stage_timeout_s: float | None = None
+    heartbeat_s: float | None = None
+    grace_s: float = 10.0
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A batch. ``environment`` is that of whoever handed it over, without what belongs to a machine or an engine."""
+
+    batch: str
+    engine: str
+    environment: Mapping[str, str]
+    orders: tuple[Order, ...]
+
+
+def portable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that mean the same on another machine."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_A_MACHINE and not name.startswith(_OF_A_PLACE)
+    }
+
+
+def to_json(manifest: Manifest) -> str:
+    """The file's text."""
+    return json.dumps(asdict(manifest), separators=(",", ":"))
+
+
+def read(path: Path) -> Manifest:
+    """The manifest of a file. Raises OSError, and UsageError for one that is none."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        orders = tuple(Order(**{**order, "argv": tuple(order["argv"])}) for order in values.pop("orders"))
+        return Manifest(**values, orders=orders)
+    except (ValueError, TypeError, KeyError) as problem:
+        raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
