@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.jobs.handover.conftest import Cluster, MakeJob, Run
 
 from gpuherd.jobs import EventKind, Queue
