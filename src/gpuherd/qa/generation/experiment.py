@@ -81,7 +81,7 @@ class GenerateExperiment:
             JobCannotFit: the model fits nowhere here. NoSuchGpu.
             CannotWrite, QueueBusy, NewerRun, DamagedRun, Damaged, MissingExtra.
         """
-        if self.config.engine == "vllm":
+        if self.config.backend == "vllm":
             require(self.config, self.config.model)
         kept = self._kept()
         if kept is not None and self.folder.done.exists():
