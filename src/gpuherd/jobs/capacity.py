@@ -29,9 +29,10 @@ def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int, eve
 
 def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
     """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run here."""
-    first_of_kind = {(job.gpus, job.memory_mb): job for job in reversed(jobs)}
+    first_of_kind = {(job.gpus, job.memory_mb, job.nodes): job for job in reversed(jobs)}
     reasons = {
-        job.name: why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, limits) for job in first_of_kind.values()
+        job.name: why_never(WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes), gpus, limits)
+        for job in first_of_kind.values()
     }
     if jobs and None not in reasons.values():
         raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")

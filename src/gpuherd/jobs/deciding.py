@@ -235,6 +235,7 @@ class Deciding:
             share=share,
             rank=queued.rank,
             limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
+            nodes=job.nodes,
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:

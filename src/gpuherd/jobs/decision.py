@@ -29,6 +29,7 @@ class WaitingJob:
         share: it may have a GPU together with others that share.
         rank: the higher goes first (``order.rank``). Read when ``Limits.longest_first``.
         limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
+        nodes: how many machines it spans; more than one is for a cluster.
     """
 
     id: int
@@ -39,6 +40,7 @@ class WaitingJob:
     share: bool = False
     rank: float = 0.0
     limit_s: float | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:
 
 def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | None:
     """Why the job could never run with these GPUs of one machine, as a sentence, or None when it could."""
+    if job.nodes > 1:
+        return f"spans {job.nodes} nodes, and this is one machine; say --engine slurm or --engine ray"
     if job.gpus == 0:
         return None
     if limits.cpu_only:

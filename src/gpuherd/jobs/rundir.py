@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpuherd.engines.cluster import output_file
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs.durable import atomic_write
 
@@ -81,6 +82,10 @@ class RunDirectory:
     def manifest(self, batch: str) -> Path:
         """What the nodes are told of a batch that is handed to an engine beyond this machine."""
         return self.handover / f"{batch}.json"
+
+    def engine_output(self, batch: str, index: int) -> Path:
+        """What the engine itself printed of an attempt that was handed over."""
+        return output_file(self.handover, batch, index)
 
     def attempt_claim(self, attempt: int) -> Path:
         """By which an attempt that was handed over is taken, on its node or by us, once."""

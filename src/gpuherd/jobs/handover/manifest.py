@@ -44,6 +44,7 @@ class Order:
         claim, ended: files by which it is taken (``reports.claim``) and told of.
         result: a file that must be there for a success, None for none.
         nodes: how many nodes it spans.
+        gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
         timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
         grace_s: between SIGTERM and SIGKILL.
         threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
@@ -60,11 +61,17 @@ class Order:
     cwd: str | None = None
     result: str | None = None
     nodes: int = 1
+    gpus: int | None = None
     timeout_s: float | None = None
     stage_timeout_s: float | None = None
     heartbeat_s: float | None = None
     grace_s: float = 10.0
     threads: int | None = None
+
+    @property
+    def status(self) -> Path:
+        """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
+        return Path(self.ended).with_suffix(".status")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +96,14 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
 def to_json(manifest: Manifest) -> str:
     """The file's text."""
     return json.dumps(asdict(manifest), separators=(",", ":"))
+
+
+def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
+    """The manifest of a file and one of its orders. Raises as ``read``, and UsageError for an index that it lacks."""
+    manifest = read(path)
+    if not 0 <= index < len(manifest.orders):
+        raise UsageError(f"{path} holds {len(manifest.orders)} orders, and none with the index {index}")
+    return manifest, manifest.orders[index]
 
 
 def read(path: Path) -> Manifest:
