@@ -34,7 +34,7 @@ def keep_simulation_here(args: argparse.Namespace) -> None:
     """With ``--simulate`` jobs run here, whatever the settings say. Raises UsageError where a cluster was named."""
     if args.simulate is None:
         return
-    if getattr(args, "engine", "local") != "local":
+    if getattr(args, "engine", None) not in (None, "local"):
         raise UsageError(
             f"--simulate pretends GPUs of this machine, and --engine {args.engine} would hand the jobs to a cluster, "
             "which knows nothing of them; leave one of both out"
