@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,18 +39,17 @@ def refuse_missing_folder(job: Job) -> None:
         raise UsageError(f"there is no folder {job.cwd}; make it, or name another by --cwd")
 
 
-def refuse_beyond_this_machine(job: Job) -> None:
-    """Raises JobCannotFit for a job that spans several nodes, or asks for more main memory than there is here."""
-    if job.nodes == 1 and job.host_memory_mb is None:
+def refuse_beyond_this_machine(nodes: int, host_memory_mb: int | None, what: str = "the job") -> None:
+    """Raises JobCannotFit for what spans several nodes, or asks for more main memory than there is here."""
+    if nodes == 1 and host_memory_mb is None:
         return
     from gpuherd.engines import allotment
-    from gpuherd.jobs.capacity import as_first_asked
-    from gpuherd.jobs.decision import Limits, why_never
+    from gpuherd.jobs.decision import Limits, WaitingJob, why_never
 
-    most = Limits(1, cpu_slots=1, host_memory_mb=allotment.memory_mb())
-    reason = why_never(replace(as_first_asked(job), gpus=0), (), most)
+    asked = WaitingJob(0, 0, nodes=nodes, host_memory_mb=host_memory_mb)
+    reason = why_never(asked, (), Limits(1, cpu_slots=1, host_memory_mb=allotment.memory_mb()))
     if reason is not None:
-        raise JobCannotFit(f"the job {reason}; nothing was submitted")
+        raise JobCannotFit(f"{what} {reason}; nothing was started")
 
 
 def refuse_if_never(job: Job, machine: KnownMachine | None) -> None:

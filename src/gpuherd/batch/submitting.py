@@ -84,7 +84,7 @@ def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | Non
     directory = RunDirectory(folder(engine)) if run is None else run
     refuse_missing_folder(job)
     if engine == LOCAL:
-        refuse_beyond_this_machine(job)
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
         refuse_if_never(job, look_at_machine())
         refuse_if_dispatcher_would(job, directory)
     if not directory.queue.exists():
@@ -113,7 +113,7 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
     directory = open_folder(engine=engine) if run is None else run
     refuse_missing_folder(job)
     if engine == LOCAL:
-        refuse_beyond_this_machine(job)
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
         refuse_if_dispatcher_would(job, directory)
     try:
         found, job = _add(job, directory, named=named)
