@@ -133,8 +133,8 @@ class QueueFile:
         return self._queued(found)
 
     def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[str, ...]], ...]:
-        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has not
-        succeeded is in the hands of this engine. With each the engine's words for those others.
+        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
+        not succeeded is in the hands of this engine. With each the engine's words for those others.
 
         Which jobs are left out besides is as with ``head``.
         """
@@ -144,6 +144,17 @@ class QueueFile:
         found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
         jobs = self._queued(found)
         return tuple((job, chains.handles(self._db, job.id, engine)) for job in jobs)
+
+    def open_batches(self) -> dict[str, tuple[int, ...]]:
+        """All attempts of each batch of which the engine still has one, in the batch's own order."""
+        found = self._db.execute(
+            "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running')"
+            " ORDER BY batch, place"
+        )
+        batches: dict[str, tuple[int, ...]] = {}
+        for row in found:
+            batches[row["batch"]] = (*batches.get(row["batch"], ()), row["id"])
+        return batches
 
     def stranded(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin
