@@ -25,7 +25,7 @@ from gpuherd.jobs.handover.course import Course, end_rest
 from gpuherd.jobs.handover.guardian import Guardian
 from gpuherd.jobs.handover.manifest import Order, order_of
 from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take
-from gpuherd.jobs.handover.stop import Stop
+from gpuherd.engines.stop import Stop
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, has_result, pauses, say, tell
 from gpuherd.jobs.timelimits import Limits, Timer
 
