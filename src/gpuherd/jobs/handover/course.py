@@ -14,10 +14,10 @@ from pathlib import Path
 from gpuherd.engines import progress
 from gpuherd.engines.local import LocalProcess
 from gpuherd.engines.processes import Seen, everyone
+from gpuherd.engines.stop import Stop
 from gpuherd.engines.tree import Traces, ask_to_end, kill, members
+from gpuherd.engines.world import Failure, Others
 from gpuherd.jobs import clock
-from gpuherd.jobs.handover.stop import Stop
-from gpuherd.jobs.handover.world import Failure, Others
 from gpuherd.jobs.timelimits import Passed, Timer
 
 _KILL_AGAIN_S = 5.0

@@ -19,15 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpuherd.engines.stop import Stop
+from gpuherd.engines.world import Failure, Others, World, free_port
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.handover.manifest import Order, order_of
+from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
 from gpuherd.jobs.handover.part import Part
 from gpuherd.jobs.handover.rank import srun
 from gpuherd.jobs.handover.reports import Claim, read_claim, read_ended, take
-from gpuherd.jobs.handover.stop import Stop
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
-from gpuherd.jobs.handover.world import Failure, Others, World, free_port
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
@@ -81,7 +81,7 @@ def lead(
     told, order = order_of(Path(manifest), index)
     if order.nodes > 1 and others is None and told.engine != "slurm":
         raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
-    inherited = environment(os.environ, told.environment, order)
+    inherited = environment(os.environ, told, order)
     claim = _claim(inherited, handle)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
@@ -101,7 +101,7 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
         with Stop() as never:
             return join(manifest, index, world, never)
     told, order = order_of(Path(manifest), index)
-    inherited = environment(os.environ, told.environment, order)
+    inherited = environment(os.environ, told, order)
     ended = Part(manifest, index, order.on_node(world.rank), inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
@@ -111,9 +111,13 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     return Failure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
 
 
-def environment(own: Mapping[str, str], told: Mapping[str, str], order: Order) -> dict[str, str]:
-    """What the job inherits on this node: what it is told, over the node's own. The GPUs are those of the engine."""
-    merged = {**own, **told}
+def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[str, str]:
+    """What the job inherits on this node. The GPUs are those of the engine.
+
+    What is told goes over the node's own. But SLURM hands on the environment of ``sbatch`` itself, and its own has been
+    through the user's lines since (``--setup 'module load cuda'``): there the node's goes over what is told.
+    """
+    merged = {**told.environment, **own} if told.engine == "slurm" else {**own, **told.environment}
     merged.pop(_VISIBLE, None)
     if order.gpus == 0:
         merged[_VISIBLE] = ""

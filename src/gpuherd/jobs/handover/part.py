@@ -10,6 +10,8 @@ from pathlib import Path
 from gpuherd.engines import allotment
 from gpuherd.engines.cluster import EngineAway
 from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, read_exit, start
+from gpuherd.engines.stop import Stop
+from gpuherd.engines.world import Failure, Others, World
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.handover.course import Course, end_rest
@@ -18,9 +20,7 @@ from gpuherd.jobs.handover.manifest import Order
 from gpuherd.jobs.handover.peak import Peak
 from gpuherd.jobs.handover.rank import first_failure
 from gpuherd.jobs.handover.reports import Ended
-from gpuherd.jobs.handover.stop import Stop
 from gpuherd.jobs.handover.telling import has_result, patiently, say, tell
-from gpuherd.jobs.handover.world import Failure, Others, World
 from gpuherd.jobs.timelimits import Limits, Timer
 
 _TAIL_BYTES = 16384

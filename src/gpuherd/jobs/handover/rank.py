@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpuherd.engines import progress
+from gpuherd.engines.world import Failure, World, of_slurm
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.jobs.handover.reports import once
 from gpuherd.jobs.handover.telling import say
-from gpuherd.jobs.handover.world import Failure, World, of_slurm
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuherd.engines.local import CannotStart
+from gpuherd.engines.stop import Stop
 from gpuherd.errors import ExitCode, one_line
 from gpuherd.jobs.handover.manifest import Order
 from gpuherd.jobs.handover.reports import Ended, write_ended
-from gpuherd.jobs.handover.stop import Stop
 
 T = TypeVar("T")
 
