@@ -51,8 +51,9 @@ def end_of_job(status: str, error_type: str | None, message: str | None) -> tupl
 
 
 def _first_line(text: str) -> str:
+    """The first sentence of it: Ray goes on with advice for a page."""
     lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
-    return lines[0][:_LONGEST] if lines else ""
+    return re.split(r"\.(?:\s|$)", lines[0], maxsplit=1)[0][:_LONGEST] if lines else ""
 
 
 def _last_line(text: str) -> str:

@@ -11,7 +11,7 @@ from gpuherd.engines.cluster import Batch, EngineMissing, Placement, Sighting, T
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray.address import resolve
 from gpuherd.engines.ray.channel import Channel
-from gpuherd.engines.ray.messages import Cancel, Check, Lead, Look, Question, Setup, Submit, handle_of
+from gpuherd.engines.ray.messages import Cancel, Check, Join, Lead, Look, Question, Setup, Submit, handle_of
 from gpuherd.engines.ray.resources import custom
 
 _ASK_S = 60.0
@@ -29,16 +29,19 @@ class RayEngine:
         options: how the cluster is reached and what each job takes of it. Raises UsageError for words that are none.
         lead: leads an attempt in a worker of Ray (``jobs.handover.node.lead``); a function that its module has by
             name, since the worker imports it there.
+        join: the same for the further nodes of an attempt over several (``jobs.handover.node.join``); without it none
+            spans nodes.
     """
 
     name = "ray"
     look_s = 0.25
     chains = False
 
-    def __init__(self, options: EngineOptions, lead: Lead):
+    def __init__(self, options: EngineOptions, lead: Lead, join: Join | None = None):
         self._setup = Setup(
             address=resolve(options.ray_address, os.environ),
             lead=lead,
+            join=join,
             resources=custom(options.ray_resources),
             notice_s=options.notice,
         )

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from gpuherd.engines.cluster import Batch, EngineAway, EngineMissing, Placement, Refused, Sighting
 from gpuherd.engines.ray.address import Address
+from gpuherd.engines.world import Failure
 from gpuherd.errors import GpuherdError, UsageError
 
 Lead = Callable[..., int]
+Join = Callable[..., Failure | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,10 @@ class Setup:
     """What the process begins with.
 
     Attributes:
-        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…)``; a function that its
-            module has by name.
+        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a
+            function that its module has by name.
+        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None where
+            there is none.
         resources: custom resources of each parcel.
         notice_s: so long before the time of a parcel is up it is asked to make room.
         folder: for the files of a cluster of our own; None for a cluster that is there.
@@ -28,6 +32,7 @@ class Setup:
 
     address: Address
     lead: Lead
+    join: Join | None
     resources: Mapping[str, float]
     notice_s: float
     folder: Path | None = None

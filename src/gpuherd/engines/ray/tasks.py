@@ -21,11 +21,13 @@ from gpuherd.engines.ray import connecting
 from gpuherd.engines.ray.ends import end_of
 from gpuherd.engines.ray.messages import Lead, Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, waits_for, wanted
+from gpuherd.engines.ray.spanning import Span, free, in_bundle, reserve
 from gpuherd.engines.ray.worker import imports, work
 from gpuherd.errors import UsageError
 
 _TASK_CPUS = 1.0
 _ROOMS_AGAIN_S = 2.0
+_ONE_NODE = "there is no way here to lead a job over several nodes"
 _PROBE_S = 60.0
 _PROBED_NODES = 16
 # As the leader's grace for a job that is asked to make room, and a bit.
@@ -38,12 +40,10 @@ class Flight:
 
     stream: Any
     asked: Mapping[str, float]
-    nodes: int
+    span: Span | None = None
     node: str | None = None
-    code: int | None = None
     ended: Sighting | None = None
     cancelled: bool = False
-    asked_for: bool = False
 
 
 class Tasks:
@@ -61,11 +61,15 @@ class Tasks:
         """As ``Engine.check``; a cluster that can grow is believed to."""
         if self._cluster.folder is None:
             _probe(self._setup.lead)
+        found = {} if self._setup.join else {each: _ONE_NODE for each in placements if each.nodes > 1}
         if connecting.grows():
-            return {}
+            return found
         nodes = connecting.rooms()
-        found = {each: never(each, self._asked(each), nodes) for each in placements}
-        return {each: reason for each, reason in found.items() if reason is not None}
+        for each in placements:
+            reason = never(each, self._asked(each), nodes)
+            if reason is not None:
+                found.setdefault(each, reason)
+        return found
 
     def submit(self, batch: Batch) -> list[str]:
         """As ``Engine.submit``."""
@@ -75,9 +79,11 @@ class Tasks:
         handles = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            task = self._work.options(name=parcel.title, **options)
-            stream = task.remote(self._setup.lead, batch.command[-1], index, handle, turn_s)
-            self._flights[handle] = Flight(stream, asked, batch.placement.nodes)
+            span = self._span(handle, batch.placement.nodes, asked, options)
+            here = options if span is None else in_bundle(span, 0)
+            task = self._work.options(name=parcel.title, **here)
+            stream = task.remote(self._setup.lead, batch.command[-1], index, handle, turn_s, span)
+            self._flights[handle] = Flight(stream, asked, span)
             handles.append(handle)
         return handles
 
@@ -113,6 +119,11 @@ class Tasks:
         finally:
             self._cluster.leave()
 
+    def _span(self, handle: str, nodes: int, asked: Mapping[str, float], options: Mapping[str, Any]) -> Span | None:
+        if nodes == 1 or self._setup.join is None:
+            return None
+        return Span(reserve(handle, nodes, asked), self._setup.join, nodes, options)
+
     def _asked(self, placement: Placement) -> dict[str, float]:
         return wanted(placement, self._setup.resources, cpus=_TASK_CPUS)
 
@@ -131,6 +142,8 @@ class Tasks:
                 _take(flight)
                 if flight.ended is not None:
                     del by_stream[stream]
+                    if flight.span is not None:
+                        free(flight.span.group)
 
     def _sighting(self, handle: str, flight: Flight) -> Sighting:
         if flight.ended is not None:
@@ -141,7 +154,7 @@ class Tasks:
         if time.monotonic() >= self._rooms_at + _ROOMS_AGAIN_S:
             self._rooms, self._rooms_at = connecting.rooms(), time.monotonic()
         return Sighting(
-            handle=handle, phase=Phase.WAITING, reason=waits_for(flight.nodes, flight.asked, self._rooms)
+            handle=handle, phase=Phase.WAITING, reason=waits_for(1 if flight.span is None else flight.span.nodes, flight.asked, self._rooms)
         )
 
 

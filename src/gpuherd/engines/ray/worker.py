@@ -17,22 +17,40 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.stop import Stop
+from gpuherd.engines.world import Failure, Others, World
+
+if TYPE_CHECKING:
+    from gpuherd.engines.ray.spanning import Span
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BREAKPOINT = "PYTHONBREAKPOINT"
 
 
 def work(
-    lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None
+    lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None, span: Span | None = None
 ) -> Iterator[str | int]:
-    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code."""
+    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code.
+
+    ``span``: the group of an attempt over several nodes, whose first this is.
+    """
     yield os.uname().nodename
+    others: Others | None = None
+    if span is not None:
+        from gpuherd.engines.ray.spanning import Companions
+
+        others = Companions(span, manifest, index, handle)
     with asked_to_stop(turn_s) as stop:
-        code = lead(manifest, index, stop, handle=handle)
+        code = lead(manifest, index, stop, handle=handle, others=others)
     yield int(code)
+
+
+def join_in(join: Callable[..., Failure | None], manifest: str, index: int, world: World) -> Failure | None:
+    """The task on another node of an attempt over several."""
+    with asked_to_stop(None) as stop:
+        return join(manifest, index, world, stop)
 
 
 def imports(lead: Callable[..., int]) -> str:
