@@ -29,12 +29,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.engines.processes import ATTEMPT_VARIABLE, Lock, ProcessId, identify, locks_held, path_of
 from gpuherd.engines.tree import Traces, Tree
 from gpuherd.errors import GpuherdError
-from gpuherd.gpus.state import Gpu
+
+if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
+    from gpuherd.gpus.state import Gpu
 
 # $1 is the status file, the rest is the job's argv. Many attempts write into one status file, a line at a time: each
 # echo is one short write at the file's end, so that a kill leaves the line whole or absent and two never mix. (A file

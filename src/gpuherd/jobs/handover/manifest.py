@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,23 @@ class Order:
     def status(self) -> Path:
         """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
         return Path(self.ended).with_suffix(".status")
+
+    @property
+    def first_failure(self) -> Path:
+        """Where the first of several nodes that fails says how."""
+        return Path(self.ended).with_suffix(".first")
+
+    def on_node(self, rank: int) -> Order:
+        """The same for another of its nodes, 1 or more: with files and a tag of its own."""
+        there = f".node{rank}"
+        return replace(
+            self,
+            tag=f"{self.tag}{there}",
+            log=f"{self.log}{there}",
+            progress=f"{self.progress}{there}",
+            ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
+            result=None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
