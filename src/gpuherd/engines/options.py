@@ -169,7 +169,8 @@ def _check(options: EngineOptions | ClusterOptions) -> None:
         raise UsageError(f"engine={options.engine!r}; possible: {', '.join(ENGINES)}")
     for name in ("slurm_args", "setup", "ray_resources"):
         object.__setattr__(options, name, tuple(getattr(options, name)))
-    strange = foreign(options.engine)
+    ours = {each.name for each in fields(EngineOptions if isinstance(options, EngineOptions) else ClusterOptions)}
+    strange = foreign(options.engine) & ours
     for each in fields(options):
         if each.name in strange and getattr(options, each.name) != each.default:
             flag = f"--{each.name.replace('_', '-')}"

@@ -66,6 +66,7 @@ def _on_the_node(argv: Sequence[str], asked: Placement, setup: Sequence[str]) ->
     """The command behind a shell that becomes it, after the user's own lines."""
     hidden = [f"export {_VISIBLE}="] if asked.gpus == 0 else []
     several = _RENDEZVOUS if asked.nodes > 1 else ()
-    lines = [f"unset {' '.join(_EXIT_CODES)}", *hidden, *several, *setup, 'exec "$@"']
+    ours = "; ".join([f"unset {' '.join(_EXIT_CODES)}", *hidden, *several])
+    text = "\n".join([ours, *setup, 'exec "$@"']) if setup else f'{ours}; exec "$@"'
     # As in a script for sbatch: what sites define for their users ("module") they define for bash.
-    return ["/bin/bash" if setup else "/bin/sh", "-c", "\n".join(lines), "gpuherd-run", *argv]
+    return ["/bin/bash" if setup else "/bin/sh", "-c", text, "gpuherd-run", *argv]
