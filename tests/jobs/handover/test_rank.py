@@ -84,8 +84,8 @@ def test_words_of_srun() -> None:
 def test_nodes_of_slurm(tmp_path: Path) -> None:
     """Each learns its place, and the words are those of the job; only the first tells of progress."""
     script = (
-        'echo "$NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $PET_NODE_RANK ${GPUHERD_PROGRESS:+tells} $GPUHERD_ATTEMPT" '
-        f'"$@" >{tmp_path}/$NODE_RANK.said'
+        'echo "$NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $PET_NODE_RANK ${GPUHERD_PROGRESS:+tells}" '
+        f'"$GPUHERD_ATTEMPT" "$@" >{tmp_path}/$NODE_RANK.said'
     )
     job = order(tmp_path, ("/bin/sh", "-c", script, "sh", "a b", "--nodes=9"), nodes=2)
     assert lead(written(tmp_path, job, engine="slurm"), 0) == 0
@@ -133,7 +133,7 @@ def test_make_room_on_all(tmp_path: Path) -> None:
     assert all((tmp_path / f"{rank}.saved").exists() for rank in (0, 1))
 
 
-# --- where the engine starts the nodes one by one ----------------------------------------------------------------------
+# --- where the engine starts the nodes one by one -------------------------------------------------------------
 
 
 @dataclass
@@ -224,26 +224,35 @@ def test_node_that_is_lost(tmp_path: Path) -> None:
     assert end(job).interrupted and end(job).problem == "node 1 (n2): lost"
 
 
+_TRAINING = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def main():
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    if rank == 0:
+        gradient = model.module.weight.grad.tolist()
+        print("total", total.item(), "gradient", gradient, dist.get_world_size(), flush=True)
+    dist.barrier()
+
+dist.init_process_group("gloo")
+main()
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     """DDP over gloo, two processes on each of two nodes, started by nothing but ``torchrun --nproc-per-node 2``."""
     program = tmp_path / "train.py"
-    program.write_text(
-        "import os, torch\n"
-        "import torch.distributed as dist\n"
-        "from torch.nn.parallel import DistributedDataParallel\n"
-        "dist.init_process_group('gloo')\n"
-        "rank = dist.get_rank()\n"
-        "torch.manual_seed(0)\n"
-        "model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))\n"
-        "model(torch.full((1, 4), float(rank))).sum().backward()\n"
-        "total = torch.tensor([rank + 1.0])\n"
-        "dist.all_reduce(total)\n"
-        "if rank == 0:\n"
-        "    print('total', total.item(), 'gradient', model.module.weight.grad.tolist(), dist.get_world_size(), flush=True)\n"
-        "dist.destroy_process_group()\n"
-    )
+    program.write_text(_TRAINING)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program))
     job = order(tmp_path, torchrun, nodes=2, env={"OMP_NUM_THREADS": "1"})
     code = lead(written(tmp_path, job, engine="slurm"), 0)
