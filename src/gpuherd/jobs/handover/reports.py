@@ -37,6 +37,7 @@ class Claim:
         node, handle: where it runs, and the engine's word for it there.
         gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
         pid: its leader on the node.
+        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
     """
 
     at: float
@@ -45,6 +46,7 @@ class Claim:
     handle: str | None = None
     gpus: tuple[str, ...] = ()
     pid: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
