@@ -129,5 +129,5 @@ def read(path: Path) -> Manifest:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
         orders = tuple(Order(**{**order, "argv": tuple(order["argv"])}) for order in values.pop("orders"))
         return Manifest(**values, orders=orders)
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem

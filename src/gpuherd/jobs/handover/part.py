@@ -105,8 +105,10 @@ class Part:
                 thrown = problem
                 course.make_room()
                 course.follow(stop)
-        ended = self._finish(course, clock.mono() - began, peak.mb)
-        guardian.dismiss()
+        try:
+            ended = self._finish(course, clock.mono() - began, peak.mb)
+        finally:
+            guardian.dismiss()  # all has ended; where we can't tell it, it couldn't either
         if thrown is not None:
             raise thrown
         return ended
