@@ -39,7 +39,7 @@ def test_esd_put_into_the_queue_exported_and_run_by_bash_gives_what_esd_gives(
     tmp_path: Path, make_model: MakeModel, on: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = tmp_path / "m.csv"
-    models.write_text(f"model_id\n{make_model('a')}\n{make_model('b', seed=1)}\n")
+    models.write_text(f"model_id,base_model_relation,source_model\n{make_model('a')},,\n{make_model('b', seed=1)},,\n")
     fast = ["--check-interval=0.02", "--max-checks=1"]
     words = [*on, "esd", "--model-list", str(models), *fast, "--output-dir"]
     by_hand, by_us = tmp_path / "by hand", tmp_path / "by us"
