@@ -121,3 +121,8 @@ def test_a_ray_cluster() -> None:
     assert clusters.ray_cluster("n1:6379", {"nodes": 1, "gpus": 0.0, "cpus": 4.0}, None).status is Status.WARN
     assert clusters.ray_cluster("n1:6379", {"error": "versions differ"}, None).status is Status.FAIL
     assert clusters.ray_cluster("n1:6379", {}, "no answer within 60 s").status is Status.FAIL
+
+
+def test_a_queue_that_other_machines_may_see_is_told() -> None:
+    assert [each.status for each in clusters.queues_on(Path("/x"), "nfs4")] == [Status.WARN]
+    assert clusters.queues_on(Path("/x"), "xfs") == clusters.queues_on(Path("/x"), "") == []

@@ -18,6 +18,7 @@ from gpuherd.gpus.lease import Holder, LeaseFolder
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
+from gpuherd.jobs.mounts import kind_of
 
 _TORCH_TIMEOUT_S = 120.0
 
@@ -60,7 +61,8 @@ def steps(
 
 def _clusters(engine: str | None, ray_address: str | None) -> list[CheckResult]:
     if engine is None:
-        return [clusters.find_engines()]
+        here = Path.cwd()
+        return [clusters.find_engines(), *clusters.queues_on(here, kind_of(here))]
     found = clusters.find_ray(ray_address) if engine == "ray" else clusters.find_slurm(Programs())
     return [*found, clusters.find_folder(Path.cwd(), engine)]
 

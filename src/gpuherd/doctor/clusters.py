@@ -120,6 +120,15 @@ def folder_on(folder: Path, kind: str, engine: str) -> CheckResult:
     return CheckResult(name, Status.OK, detail)
 
 
+def queues_on(folder: Path, kind: str) -> list[CheckResult]:
+    """A word on the queues of runs here where other machines may see them; none where they don't."""
+    if not kind or not may_be_shared(kind):
+        return []
+    detail = f"{folder} is on {kind}, which other machines may see: a queue here is opened on one machine at a time"
+    remedy = "look at a run on the machine that works on it; or give it an --output-dir on a disk of its own"
+    return [CheckResult("queues", Status.WARN, detail, remedy)]
+
+
 def find_ray(word: str | None) -> list[CheckResult]:
     """Ray and the cluster that is meant by this --ray-address."""
     version = installed(["ray"])["ray"]
