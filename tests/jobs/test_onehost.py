@@ -77,8 +77,8 @@ def test_nothing_opens_it_while_another_machine_has_it(run: RunDirectory) -> Non
             attempt()
         assert str(told.value) == (
             f"gpuherd on n1 (pid 4711) works on {run.root}, and a queue is opened on one machine at a time: ask there "
-            f"(ssh n1 gpuherd status '{run.root}'), or have it end there (ssh n1 gpuherd drain '{run.root}') to go on here; "
-            "if n1 is gone, wait 60 seconds"
+            f"(ssh n1 gpuherd status '{run.root}'), or have it end there (ssh n1 gpuherd drain '{run.root}') to go on "
+            "here; if n1 is gone, wait 60 seconds"
         )
         assert told.value.exit_code is ExitCode.BUSY
     assert sorted(path.name for path in run.root.iterdir() if path.name.startswith(".queue.host")) == []
