@@ -36,7 +36,7 @@ In commands.txt a line above a command says what it needs:
   #gpuherd model=llama-3.1-70b dtype=bf16 batch=8         GPUs and memory by the model's plan
 
 In jobs.yaml twenty settings are drawn, the same ones each time, by
-  sweep: {samples: 20, parameters: {lr: {low: 1e-5, high: 1e-1, log: true}, layers: {low: 1, high: 8}, opt: [adam, sgd]}}
+  sweep: {samples: 20, parameters: {lr: {low: 1e-5, high: 1e-1, log: true}, opt: [adam, sgd]}}
 
 Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
 """
