@@ -31,7 +31,7 @@ def told(returned: JobReturn) -> dict[str, Any]:
         "num": None if returned.hydra_cfg is None else returned.hydra_cfg.hydra.job.num,
         "raised": f"{type(value).__name__}: {value}" if failed else None,
         "notes": getattr(value, "__notes__", []),
-        "value": None if failed else asdict(value),
+        "value": None if failed or value is None else asdict(value),
     }
 
 

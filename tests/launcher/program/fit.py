@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class Fit:
     gpus: str
     began: float
     ended: float
+    lock: object = None
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")  # type: ignore[untyped-decorator]
@@ -45,7 +47,9 @@ def fit(cfg: DictConfig) -> Fit:
     output = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     (output / "slope.txt").write_text(f"{slope:.6f}\n")
     time.sleep(50 * cfg.wait_a_step)
-    return Fit(loss, slope, gpus, began, time.monotonic())
+    while cfg.wait_for is not None and not Path(cfg.wait_for).exists():
+        time.sleep(0.02)
+    return Fit(loss, slope, gpus, began, time.monotonic(), threading.Lock() if cfg.locked else None)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def returned(planned: Planned, failure: Failure | None) -> JobReturn:
     except FileNotFoundError:
         return _failed(planned, failure)
     except Exception as problem:  # whatever the program's own classes raise
-        return _failed(planned, failure, f"what it returned can't be read: {problem}")
+        return _failed(planned, failure, None if failure else f"what it returned can't be read: {problem}")
     if failure is not None and result.status is JobStatus.COMPLETED:
         # It had returned, and died of something afterwards.
         return _failed(planned, failure)

@@ -46,7 +46,7 @@ def launch(
     run = RunDirectory(sweep_dir / FOLDER)
     run.create()
     planned = Planner(hydra_context, task_function, config, settings, run.root / "hydra").plan(job_overrides, first)
-    log.info(f"gpuherd: {len(planned)} jobs; their queue is in {run.root}")
+    log.info(f"gpuherd: {len(planned)} job{'' if len(planned) == 1 else 's'}; their queue is in {run.root}")
     failures = _work_off([each.job for each in planned], settings.run, run)
     returns = [returned(each, failures.get(each.job.name)) for each in planned]
     for each in planned:
