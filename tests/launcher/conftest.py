@@ -61,6 +61,13 @@ class Sweeps:
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
+    def end(self) -> None:
+        """Ends what still runs of them."""
+        for process in self.started:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+
     def times_begun(self) -> dict[str, int]:
         """How often each job has begun, by the name of its output folder."""
         return {log.parent.name: log.read_text().count(" on GPU ") for log in self.sweep_dir.glob("*/fit.log")}
@@ -74,7 +81,4 @@ def sweeps(tmp_path: Path, standin: Callable[..., Machine]) -> Iterator[Sweeps]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     found = Sweeps(tmp_path, env)
     yield found
-    for process in found.started:
-        with suppress(ProcessLookupError):
-            process.kill()
-        process.communicate()
+    found.end()

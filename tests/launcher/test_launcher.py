@@ -52,13 +52,6 @@ def test_options_that_mean_nothing_are_told_in_a_line(sweeps: Sweeps, word: str,
     assert sweeps.times_begun() == {}
 
 
-def test_gpus_are_not_the_programs_to_set(sweeps: Sweeps) -> None:
-    done = sweeps.run("program/fit.py", "--multirun", *AT_ONCE, "+hydra.job.env_set.CUDA_VISIBLE_DEVICES=0", "seed=1,2")
-    assert done.returncode == 1
-    assert "gpuherd: hydra.job.env_set.CUDA_VISIBLE_DEVICES can't be" in done.stderr
-    assert sweeps.times_begun() == {}
-
-
 def test_programs_that_do_not_sweep_do_not_pay(sweeps: Sweeps) -> None:
     program = (
         "import sys, runpy; sys.argv[:] = ['fit.py', 'hydra.run.dir=one'];"

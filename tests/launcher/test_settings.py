@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.settings import user_file
 from hydra_plugins.gpuherd_launcher._settings import OPTIONS, TARGET, GpuherdConf, Settings, read
 from hydra_plugins.gpuherd_launcher.configs import GpuherdConfigs, GpuherdSearchPath
 
@@ -27,6 +28,16 @@ def settings(*overrides: str) -> Settings:
 
 def test_nothing_said_is_what_gpuherd_does_by_itself() -> None:
     assert settings() == Settings(DispatchOptions(), JobOptions())
+
+
+def test_what_is_not_said_is_as_the_users_own_settings_have_it() -> None:
+    file = user_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("[defaults]\nmax_gpus = 2\ngpus_per_job = 2\ntimeout = '1h'\n")
+    assert settings("timeout=2h").run == DispatchOptions(max_gpus=2, gpus_per_job=2, timeout=7200)
+    file.write_text("[defaults]\nmax_gpu = 2\n")
+    with pytest.raises(UsageError, match="did you mean max_gpus"):
+        settings()
 
 
 def test_every_option_of_a_run_is_here() -> None:
@@ -100,7 +111,7 @@ def test_hydra_finds_the_config_and_nothing_else_there() -> None:
     assert source.list("", None) == ["hydra"]
     assert source.list("hydra", None) == ["launcher"]
     assert source.list("hydra/launcher", None) == ["gpuherd"]
-    assert source.load_config("hydra/launcher/gpuherd").config.engine == "local"
+    assert source.load_config("hydra/launcher/gpuherd").config._target_ == TARGET
     added: list[tuple[str, str]] = []
 
     class Path:

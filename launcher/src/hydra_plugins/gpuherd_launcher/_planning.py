@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -79,19 +78,20 @@ class Planner:
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
+        # Hydra has put what env_copy names there too.
         for name in _OURS:
             if name in config.hydra.job.env_set:
-                raise UsageError(f"hydra.job.env_set.{name} can't be: gpuherd sets it when it knows the job's GPUs")
+                raise UsageError(
+                    f"{name} can't be in hydra.job.env_set or env_copy: gpuherd sets it when it knows the job's GPUs"
+                )
         said = list(filter_overrides(overrides))
         identity = self._identity(config, said)
         task, returned = self._folder / f"{number}.task", self._folder / f"{number}-{identity}.return"
         _parcels.write(task, config)
-        copied = {name: os.environ[name] for name in config.hydra.job.env_copy if name in os.environ}
         # -P: a folder in which the program is started may have modules of any name.
         argv = (sys.executable, "-P", "-m", _WORKER, str(self._program), str(task), str(returned))
         job = replace(
-            self._settings.job.job(str(number), argv),
-            env={name: value for name, value in copied.items() if name not in _OURS},
+            self._settings.job.job(str(number), argv, gpus=self._settings.run.gpus_per_job),
             cwd=str(Path.cwd()),
             result=str(returned),
             title=printable(f"#{number} {' '.join(said)}".rstrip()),

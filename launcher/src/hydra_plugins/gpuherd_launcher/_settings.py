@@ -1,18 +1,21 @@
 """The options of ``hydra.launcher``: those that every command of gpuherd has, as a structured config.
 
-There is no second list: names, defaults and what words mean come from gpuherd's own option dataclasses. Values are read
-as the same words would be on the command line, so that ``timeout=2h`` and ``timeout: 7200`` both do.
+There is no second list: names and what words mean come from gpuherd's own option dataclasses. Values are read as the
+same words would be on the command line, so that ``timeout=2h`` and ``timeout: 7200`` both do.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, Optional, Union
 
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
+from gpuherd.flags import build
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.settings import load
 from gpuherd.options import Option
 
 TARGET = "hydra_plugins.gpuherd_launcher.launcher.GpuherdLauncher"
@@ -54,16 +57,14 @@ def option_of(name: str) -> Option:
 
 
 def _declared(name: str) -> tuple[str, Any, Any]:
-    declared = OPTIONS[name][1]
-    if declared.default is False:
-        return name, bool, field(default=False)
+    if OPTIONS[name][1].default is False:
+        return name, Optional[bool], field(default=None)  # noqa: UP045
     if option_of(name).many:
-        return name, list[Any], field(default_factory=list)
-    if option_of(name).parse is None:
-        return name, Optional[str], field(default=declared.default)  # noqa: UP045
-    return name, _WORD, field(default=declared.default)
+        return name, Optional[list[Any]], field(default=None)  # noqa: UP045
+    return name, Optional[str] if option_of(name).parse is None else _WORD, field(default=None)  # noqa: UP045
 
 
+# None is what was not said: then the user's own settings file counts, else gpuherd's default.
 GpuherdConf = make_dataclass("GpuherdConf", [("_target_", str, field(default=TARGET)), *map(_declared, OPTIONS)])
 GpuherdConf.__module__ = __name__  # it is pickled with the configs that are made of it
 
@@ -73,12 +74,13 @@ def read(said: Mapping[str, Any]) -> Settings:
 
     Raises UsageError for a value that means nothing, naming its key, and for options that don't go together.
     """
-    given: dict[type, dict[str, Any]] = {DispatchOptions: {}, JobOptions: {}}
+    given = {DispatchOptions: Namespace(), JobOptions: Namespace()}
     for name, value in said.items():
         origin, declared = OPTIONS[name]
         if value is not None:
-            given[origin][declared.name] = _value(name, value)
-    return Settings(DispatchOptions(**given[DispatchOptions]), JobOptions(**given[JobOptions]))
+            setattr(given[origin], declared.name, _value(name, value))
+    load().fill(given[DispatchOptions], DispatchOptions)
+    return Settings(build(DispatchOptions, given[DispatchOptions]), build(JobOptions, given[JobOptions]))
 
 
 def _value(name: str, value: Any) -> Any:
