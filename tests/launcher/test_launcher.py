@@ -174,3 +174,19 @@ def test_the_package_is_found_by_hydra_where_it_is_installed(sweeps: Sweeps, tmp
     done = sweeps.run("program/fit.py", "--multirun", *AT_ONCE, "seed=1,2")
     assert done.returncode == 0, done.stderr
     assert sweeps.times_begun() == {"0": 1, "1": 1}
+
+
+@pytest.mark.slow
+def test_a_second_launcher_in_the_folder_is_refused_and_changes_nothing(sweeps: Sweeps) -> None:
+    gate = sweeps.folder / "gate"
+    first = sweeps.start("multirun.py", "2", *AT_ONCE, "hydra.launcher.max_gpus=1", f"wait_for={gate}")
+    wait_until(lambda: len(sweeps.times_begun()) == 1)
+    second = sweeps.run("multirun.py", "2", *AT_ONCE, "optimizer=nesterov")
+    assert second.returncode == 1
+    assert f"gpuherd: another gpuherd (pid {first.pid}) works on" in second.stderr
+    gate.touch()
+    out, err = first.communicate(timeout=110)
+    assert first.returncode == 0, err
+    values = [json.loads(line)["value"] for line in out.splitlines() if line.startswith("{")]
+    assert all(value["loss"] > 8 for value in values)  # of adam's small steps
+    assert sweeps.times_begun() == {"0": 1, "1": 1}

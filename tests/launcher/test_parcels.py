@@ -54,3 +54,9 @@ def test_a_file_of_somebody_else_is_not_read(tmp_path: Path) -> None:
     os.chown(path, 12345, -1)
     with pytest.raises(_parcels.NotOurs):
         _parcels.read_one(path)
+
+
+def test_a_file_named_by_its_content_is_never_another(tmp_path: Path) -> None:
+    first, second = _parcels.write_named(tmp_path, "program", 1), _parcels.write_named(tmp_path, "program", 2)
+    assert (_parcels.read_one(first), _parcels.read_one(second)) == (1, 2)
+    assert _parcels.write_named(tmp_path, "program", 1) == first

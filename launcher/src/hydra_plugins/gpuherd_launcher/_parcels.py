@@ -6,10 +6,12 @@ whoever reads it, and that nobody else can write, is read.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,8 +31,23 @@ def write(path: Path, *things: Any, lasting: bool = False) -> None:
     Functions and classes of the program itself go by value, those of modules by name. ``lasting``: it survives a power
     cut. Raises what can't be pickled's own error, and OSError.
     """
-    # Before the file is begun: what can't be pickled leaves none.
-    pickled = b"".join(cloudpickle.dumps(thing) for thing in things)
+    _write(path, _pickled(things), lasting)
+
+
+def write_named(folder: Path, kind: str, *things: Any) -> Path:
+    """As ``write``, into a file that is named by what is in it; the path. No other content ever takes its place."""
+    pickled = _pickled(things)
+    path = folder / f"{kind}-{hashlib.sha256(pickled).hexdigest()[:16]}.pickle"
+    _write(path, pickled, lasting=False)
+    return path
+
+
+def _pickled(things: Sequence[Any]) -> bytes:
+    # Before any file is begun: what can't be pickled leaves none.
+    return b"".join(cloudpickle.dumps(thing) for thing in things)
+
+
+def _write(path: Path, pickled: bytes, lasting: bool) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # for its owner alone
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -2,7 +2,8 @@
 the queue.
 
 A job is known by its number, and by what its result depends on: the program's function, the composed config and the
-overrides. Options of Hydra itself, such as where jobs run, change no result.
+overrides. Options of Hydra itself, such as where jobs run, change no result. Its files are named by that, so that a
+second launcher in the folder, which will be refused, changes nothing of the first one's.
 """
 
 from __future__ import annotations
@@ -51,28 +52,27 @@ class Planner:
         self._config = config
         self._settings = settings
         self._folder = folder
-        self._program = folder / "program.pickle"
 
     def plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Planned]:
         """The jobs, of which the first has this number; all that they need is on disk. Raises UsageError."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._pack()
-            return [self._planned(tuple(overrides), first + at) for at, overrides in enumerate(job_overrides)]
+            program = self._pack()
+            return [self._planned(program, tuple(overrides), first + at) for at, overrides in enumerate(job_overrides)]
         except OSError as problem:
             raise UsageError(f"can't write in {self._folder}: {problem.strerror}") from None
 
-    def _pack(self) -> None:
-        """Writes what is the same for all jobs."""
+    def _pack(self) -> Path:
+        """Writes what is the same for all jobs, and returns where."""
         whole = (self._context, self._function, Singleton.get_state(), of_the_program())
         try:
-            _parcels.write(self._program, (list(sys.path), sys.argv[:1]), whole)
+            return _parcels.write_named(self._folder, "program", (list(sys.path), sys.argv[:1]), whole)
         except OSError:
             raise
         except Exception as problem:
             raise UsageError(f"the program can't be handed to another process: {problem}") from problem
 
-    def _planned(self, overrides: tuple[str, ...], number: int) -> Planned:
+    def _planned(self, program: Path, overrides: tuple[str, ...], number: int) -> Planned:
         """Composes a job and writes what it is given."""
         config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         with open_dict(config):
@@ -86,10 +86,10 @@ class Planner:
                 )
         said = list(filter_overrides(overrides))
         identity = self._identity(config, said)
-        task, returned = self._folder / f"{number}.task", self._folder / f"{number}-{identity}.return"
+        task, returned = (self._folder / f"{number}-{identity}.{kind}" for kind in ("task", "return"))
         _parcels.write(task, config)
         # -P: a folder in which the program is started may have modules of any name.
-        argv = (sys.executable, "-P", "-m", _WORKER, str(self._program), str(task), str(returned))
+        argv = (sys.executable, "-P", "-m", _WORKER, str(program), str(task), str(returned))
         job = replace(
             self._settings.job.job(str(number), argv, gpus=self._settings.run.gpus_per_job),
             cwd=str(Path.cwd()),
