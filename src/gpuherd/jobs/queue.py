@@ -331,7 +331,9 @@ class Queue(QueueFile):
     def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
         """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
         with self.transaction():
-            return interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+            changed = interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+            # Who means all that can be paused has not asked for what can't.
+            return changed if names else Changed(changed.jobs, remarks=changed.refused)
 
     def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
         """Takes ``pause`` back."""
