@@ -154,7 +154,9 @@ class Tasks:
         if time.monotonic() >= self._rooms_at + _ROOMS_AGAIN_S:
             self._rooms, self._rooms_at = connecting.rooms(), time.monotonic()
         return Sighting(
-            handle=handle, phase=Phase.WAITING, reason=waits_for(1 if flight.span is None else flight.span.nodes, flight.asked, self._rooms)
+            handle=handle,
+            phase=Phase.WAITING,
+            reason=waits_for(1 if flight.span is None else flight.span.nodes, flight.asked, self._rooms),
         )
 
 
