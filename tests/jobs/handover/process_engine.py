@@ -1,9 +1,9 @@
 """A small engine of the tests' own: real processes on this machine, and nothing of ours in it.
 
 It stands for what is outside: a scheduler that takes arrays, keeps their order, gives out places and GPUs, starts
-leaders on nodes, and ends them. A process for each batch (``python process_engine.py STATE BATCH.json``) does that and
-lives on when whoever submitted it dies; all it knows lies in a folder of files, so that anybody can ask. A test tells it
-what to do by files in that folder: see ``Orders``.
+leaders on nodes, and ends them. A process for each batch (``python process_engine.py STATE BATCH``) does that and lives
+on when whoever submitted it dies; all it knows lies in a folder of files, so that anybody can ask. A test tells it what
+to do by files in that folder: see ``Orders``.
 """
 
 from __future__ import annotations

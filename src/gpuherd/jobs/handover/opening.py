@@ -14,9 +14,8 @@ from gpuherd.engines.cluster import Engine
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs.durable import private_write
-from gpuherd.jobs.handover.picture import title_of
 from gpuherd.jobs.queuefile import QueueFile
-from gpuherd.jobs.rows import LOCAL
+from gpuherd.jobs.rows import LOCAL, engine_title
 from gpuherd.jobs.rundir import RunDirectory
 
 _FILE = "engine.json"
@@ -59,8 +58,11 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
     for engine, jobs in elsewhere.items():
         how = f"go on with --engine {engine}, or end them first: gpuherd cancel --dir {run.root} JOB ..."
         if engine != options.engine:
-            where = "run on this machine" if engine == LOCAL else f"are in the hands of {title_of(engine)}"
-            raise UsageError(f"{jobs} job{'s' if jobs > 1 else ''} of {run.root} {where}; {how}")
+            many = jobs > 1
+            where = f"{'are' if many else 'is'} in the hands of {engine_title(engine)}"
+            if engine == LOCAL:
+                where = f"{'run' if many else 'runs'} on this machine"
+            raise UsageError(f"{jobs} job{'s' if many else ''} of {run.root} {where}; {how}")
         before = recall(run)
         if before is not None and before.ray_address != options.ray_address:
             known = "the Ray of this machine" if before.ray_address is None else f"Ray at {before.ray_address}"
