@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.handover.orders import end, order, shell, written
+from tests.jobs.handover.orders import NODE, end, leader, order, shell, written
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.processes import tagged
@@ -28,20 +26,6 @@ from gpuherd.jobs.handover.node import environment, lead
 from gpuherd.jobs.handover.peak import most
 from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take, write_ended
 from gpuherd.jobs.handover.telling import INTERRUPTED
-
-NODE = [sys.executable, "-m", "gpuherd.jobs.handover.node"]
-
-
-@contextmanager
-def leader(manifest: str, index: int = 0, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """The command as an engine starts it."""
-    with subprocess.Popen(
-        [*NODE, manifest, str(index)], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 def alive(job: Order) -> bool:
