@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.engines.ray.parcels import Parcels
+from tests.patience import wait_until
 
 from gpuherd.engines.cluster import End, EngineMissing, Placement
 from gpuherd.engines.options import EngineOptions
@@ -40,7 +41,7 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     assert any("raylet" in process.name() for process in family)
     assert ours_in_tmp() != places
     engine.close()
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    wait_until(lambda: not [each for each in family if is_there(each)])
     assert ours_in_tmp() == places
     assert os.environ == environment
     assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
@@ -60,6 +61,13 @@ def test_words_are_refused_before_ray_is_touched() -> None:
         RayEngine(EngineOptions(engine="ray", ray_address="ray://head:10001"), lead)
     with pytest.raises(UsageError, match="NAME=AMOUNT"):
         RayEngine(EngineOptions(engine="ray", ray_address="head:6379", ray_resources=("licence",)), lead)
+
+
+def is_there(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def ours_in_tmp() -> set[str]:
