@@ -84,13 +84,11 @@ def main() -> None:
 
     node: dict[str, Any] = {"num_cpus": GPUS, "num_gpus": GPUS, "object_store_memory": _STORE_BYTES}
     head: dict[str, Any] = {**node, "include_dashboard": False}
-    port = 0
+    port = _free_port()
     if sys.argv[1:] == ["dashboard"]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         head |= {"include_dashboard": True, "dashboard_port": port}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    # By default all clusters of a machine want one port here, and the job server needs it.
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "dashboard_agent_listen_port": _free_port()})
     second = cluster.add_node(**node, resources={"licence": 2})
     print(json.dumps({"address": cluster.address, "url": f"http://127.0.0.1:{port}"}), flush=True)
     for line in sys.stdin:
@@ -103,6 +101,13 @@ def main() -> None:
                 _say_version(cluster.address, "1.2.3" if word == "other" else None)
         print("done", flush=True)
     cluster.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _say_version(address: str, version: str | None) -> None:

@@ -37,11 +37,12 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     engine.submit(jobs.batch)
     assert {each.end for each in jobs.to_the_end(engine).values()} == {End.OK}
     assert {jobs.log(number).strip() for number in range(4)} <= {"0", "1"}
-    family = psutil.Process().children(recursive=True)
+    assert engine._channel is not None
+    family = psutil.Process(engine._channel.pid).children(recursive=True)
     assert any("raylet" in process.name() for process in family)
     assert ours_in_tmp() != places
     engine.close()
-    wait_until(lambda: not [each for each in family if is_there(each)])
+    wait_until(lambda: not [each for each in family if is_there(each)], told=lambda: str(family))
     assert ours_in_tmp() == places
     assert os.environ == environment
     assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
