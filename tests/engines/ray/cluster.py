@@ -30,20 +30,37 @@ class TwoNodes:
     def __init__(self, *, dashboard: bool = False):
         # Ray's sockets lie below it, and a socket's path must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-test-", dir="/tmp"))
-        self._log = (self._folder / "log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, *(["dashboard"] if dashboard else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            bufsize=1,
-            env={**os.environ, "RAY_TMPDIR": str(self._folder), **self.variables},
-            start_new_session=True,
-        )
-        told = json.loads(self._hear())
+        # Ray gives a node 30 s to start, which a machine with much else to do may not keep.
+        for last in (False, False, True):
+            self._process = self._start(dashboard)
+            try:
+                told = json.loads(self._hear())
+                break
+            except AssertionError:
+                self._end()
+                if last:
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    raise
         self.address: str = told["address"]
         self.url: str = told["url"]
+
+    def _start(self, dashboard: bool) -> subprocess.Popen[str]:
+        with (self._folder / "log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", __file__, *(["dashboard"] if dashboard else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "RAY_TMPDIR": str(self._folder), **self.variables},
+                start_new_session=True,
+            )
+
+    def _end(self) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -71,10 +88,7 @@ class TwoNodes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            process.stdin.close()
-        self._log.close()
+        self._end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
