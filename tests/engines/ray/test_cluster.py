@@ -26,7 +26,7 @@ from gpuherd.jobs.handover.node import join, lead
 
 LONG = ["sh", "-c", "echo began; sleep 600"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def engine_of(cluster: TwoNodes, **options: object) -> RayEngine:

@@ -21,7 +21,7 @@ from gpuherd.standin.machine import Machine
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     tmp_path: Path, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
