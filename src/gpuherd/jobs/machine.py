@@ -49,7 +49,7 @@ class Machine:
     least_mb: float = math.inf
     # Where more may be promised: (minus the MB, UUID), in order, so that the emptiest come first.
     _open: list[tuple[int, str]] = field(default_factory=list)
-    # Those that are free, and those that will be in a moment: what a decision asks for most, without a look at the rest.
+    # Those that are free, and those that will be in a moment: what a decision asks for most.
     _free: dict[str, GpuView] = field(default_factory=dict)
     _returning: dict[str, GpuView] = field(default_factory=dict)
     # By GPUs and memory asked for. The one is emptied when a GPU of the machine changes, the other kept right.

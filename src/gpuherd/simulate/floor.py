@@ -20,8 +20,8 @@ _LEFT_OUT = "left out for a while, because jobs failed on it"
 
 
 class Floor:
-    """All GPUs. ``pool``: what the policy is told of them; ``slots``: by number; ``news``: how often one has become free
-    or was left out."""
+    """All GPUs. ``pool``: what the policy is told of them; ``slots``: by number; ``news``: how often one has become
+    free, or was left out."""
 
     def __init__(self, machines: Sequence[Machine], quiet: Quiet):
         self.slots = [
