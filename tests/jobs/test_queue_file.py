@@ -200,6 +200,28 @@ def test_counts_are_those_of_now_whoever_has_changed_the_queue(tmp_path: Path) -
         assert queue.counts().waiting == other.counts().waiting == 2
 
 
+def test_counts_that_need_not_be_exact_are_a_moment_old_where_counting_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Queue(tmp_path / "queue.sqlite") as queue:
+        queue.add([Job(name="a", argv=("true",))])
+        # It takes no time by this clock, so that every one is of now.
+        assert queue.counts(exact=False).waiting == 1
+        queue.add([Job(name="b", argv=("true",))])
+        assert queue.counts(exact=False).waiting == 2
+        monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.1) or now[-1])
+        queue.add([Job(name="c", argv=("true",))])
+        assert queue.counts(exact=False).waiting == 3
+        queue.add([Job(name="d", argv=("true",))])
+        assert queue.counts(exact=False).waiting == 3
+        assert queue.counts().waiting == 4
+        queue.add([Job(name="e", argv=("true",))])
+        now.append(now[-1] + 3.0)
+        assert queue.counts(exact=False).waiting == 5
+
+
 def test_counts_of_a_transaction_that_was_taken_back_are_forgotten(tmp_path: Path) -> None:
     with Queue(tmp_path / "queue.sqlite") as queue:
         with pytest.raises(KeyboardInterrupt), queue.transaction():

@@ -89,12 +89,8 @@ class Queue(QueueFile):
             submission.check_added(self._db, jobs)
             submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
             submission.check_circles(self._db, jobs)
-            if any(job.needs for job in jobs):
-                bad = self._db.execute(
-                    "SELECT DISTINCT n.id, n.state FROM needs JOIN jobs n ON n.id = needs.needed"
-                    " JOIN jobs j ON j.id = needs.job WHERE j.state = 'waiting' AND n.state IN ('failed', 'cancelled')"
-                ).fetchall()
-                for row in bad:
+            for job in jobs:
+                for row in submission.lost_needs(self._db, job):
                     interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
             self._note_round(time.time())
 

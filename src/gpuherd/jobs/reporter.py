@@ -168,7 +168,7 @@ class Reporter:
         if self._display is None:
             return
         now = clock.mono()
-        counts = self._queue.counts()
+        counts = self._queue.counts(exact=False)
         lines = tuple(_line(attempt, now) for attempt in running)
         costs = (attempt.record.queued.job.cost for attempt in running)
         self._display.snapshot(
