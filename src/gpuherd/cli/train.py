@@ -12,7 +12,7 @@ from gpuherd.posttrain.learning.options import TrainOptions
 DESCRIPTION = """\
 Trains a model as a YAML file says: PPO or GRPO on an environment, DPO on preferences, SFT on answers. GPUs are waited
 for, taken and given back as those of any job; with more than one, torchrun's processes share the work by DDP or FSDP.
-Whatever was killed goes on exactly with --resume.
+Whatever was killed goes on exactly with --resume. On a cluster it is one job, over several machines where you say so.
 
 examples:
   gpuherd train --config config.yaml
@@ -21,6 +21,7 @@ examples:
   gpuherd train --config config.yaml --device cpu --output outputs/try
   gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
   gpuherd train --resume --output outputs/try                 go on with what was stopped
+  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --engine slurm --partition gpu --time-limit 4h
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
 The words behind are settings over the file's, key=value. docs/train.md tells of every key.

@@ -80,7 +80,8 @@ class Batch:
         at_once: how many of them may run at once, None for any number.
         command: what each node is to run, as an argument list; the parcel's index in ``parcels`` is to be added as its
             last word. It leads the attempt, tells of it by files, and ends with 0 when the job has succeeded.
-        folder: absolute, on a file system that all nodes see; for scripts, and for what the engine itself prints.
+        folder: absolute, on a file system that all nodes see; for scripts, and for what the engine itself prints of a
+            parcel (``output``), which is shown where its job wrote no log.
     """
 
     name: str
@@ -90,6 +91,15 @@ class Batch:
     folder: Path
     after: tuple[str, ...] = ()
     at_once: int | None = None
+
+    def output(self, index: int | str) -> Path:
+        """The file for what the engine prints of this parcel; ``%a`` stands for the index in SLURM's words."""
+        return output_file(self.folder, self.name, index)
+
+
+def output_file(folder: Path, batch: str, index: int | str) -> Path:
+    """Where the engine prints what it has to say of a parcel."""
+    return folder / f"{batch}.{index}.out"
 
 
 @dataclass(frozen=True, slots=True)

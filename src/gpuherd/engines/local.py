@@ -29,12 +29,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.engines.processes import ATTEMPT_VARIABLE, Lock, ProcessId, identify, locks_held, path_of
 from gpuherd.engines.tree import Traces, Tree
 from gpuherd.errors import GpuherdError
-from gpuherd.gpus.state import Gpu
+
+if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
+    from gpuherd.gpus.state import Gpu
 
 # $1 is the status file, the rest is the job's argv. Many attempts write into one status file, a line at a time: each
 # echo is one short write at the file's end, so that a kill leaves the line whole or absent and two never mix. (A file
@@ -62,7 +65,8 @@ $GPUHERD_ATTEMPT exit $gpuherd_code $gpuherd_up" >>"$gpuherd_status"
 exit "$gpuherd_code"
 """
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
 _MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 
@@ -110,6 +114,8 @@ class Launch:
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
         ahead_fds: open files that may become its leases before it gets its go-ahead (``LocalProcess.assign``).
+        inherits_gpus: an engine has chosen the GPUs: CUDA_VISIBLE_DEVICES is what the inherited environment says, and
+            is not set where that says nothing; ``gpus`` is ().
         threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
     """
 
@@ -123,6 +129,7 @@ class Launch:
     gpus: tuple[Gpu, ...] = ()
     lease_fds: tuple[int, ...] = ()
     ahead_fds: tuple[int, ...] = ()
+    inherits_gpus: bool = False
     threads: int | None = None
 
 
@@ -141,7 +148,7 @@ class LocalProcess:
         status: Path,
         child: subprocess.Popen[bytes] | None,
         go_fd: int | None,
-        gpus: Sequence[Gpu] = (),
+        visible: str = "",
     ):
         self.identity = traces.leader
         self.traces = traces
@@ -149,12 +156,12 @@ class LocalProcess:
         self._status = status
         self._child = child
         self._go_fd = go_fd
-        self._gpus = gpus
+        self._visible = visible
         self._went = child is None
 
     def assign(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> None:
         """Other GPUs for a process that still waits for ``go``, with leases that it was given when it was started."""
-        self._gpus = gpus
+        self._visible = _cuda_names(gpus)
         self.traces = replace(self.traces, locks=_locks(lease_fds))
 
     def waits_for_go(self) -> bool:
@@ -169,7 +176,7 @@ class LocalProcess:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
                 since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-                os.write(self._go_fd, f"{since_boot_s:.2f} {_cuda_names(self._gpus)}\n".encode())
+                os.write(self._go_fd, f"{since_boot_s:.2f} {self._visible}\n".encode())
                 self._went = True
             os.close(self._go_fd)
             self._go_fd = None
@@ -253,7 +260,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         if identity is None:
             raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
         traces = Traces(launch.tag, identity, _locks(launch.lease_fds))
-        return LocalProcess(traces, launch.status, child, write_end, launch.gpus)
+        return LocalProcess(traces, launch.status, child, write_end, environment.get(_VISIBLE, ""))
     except BaseException:
         # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
         os.close(write_end)
@@ -339,12 +346,16 @@ def _seconds(words: list[str]) -> float | None:
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
     environment = {**inherited, **launch.env}
-    if launch.threads is not None and not any(name in environment for name in _THREAD_VARIABLES):
+    if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
-        environment |= dict.fromkeys(_THREAD_VARIABLES, str(launch.threads))
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))
+    environment.pop(_VISIBLE, None)
+    if not launch.inherits_gpus:
+        environment[_VISIBLE] = _cuda_names(launch.gpus)
+    elif _VISIBLE in inherited:
+        environment[_VISIBLE] = inherited[_VISIBLE]
     environment |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": _cuda_names(launch.gpus),
         ATTEMPT_VARIABLE: launch.tag,
         progress.VARIABLE: str(launch.progress),
     }

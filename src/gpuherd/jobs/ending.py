@@ -35,7 +35,11 @@ RECORD_AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """An attempt that has ended: ``at`` by the wall clock, ``mono`` by the machine's own (None after a reboot)."""
+    """An attempt that has ended: ``at`` by the wall clock, ``mono`` by the machine's own (None after a reboot).
+
+    ``has_result``: whether its result was there, where somebody has looked; ``told``: what others say of the end, after
+    its log; ``rest_s``: as in ``settle.Facts``.
+    """
 
     record: AttemptRecord
     exit: Exit
@@ -47,6 +51,9 @@ class Ended:
     paused_s: float = 0.0
     gpu_problem: str | None = None
     seen: Seen = field(default_factory=Seen)
+    has_result: bool | None = None
+    told: str = ""
+    rest_s: float = 0.0
 
 
 def ended(attempt: Attempt, found: Exit, *, at: float, now: float, gpu_problem: str | None, seen: Seen) -> Ended:
@@ -94,6 +101,12 @@ class _Settled:
     ended: Ended
     settlement: Settlement
     end: AttemptEnd
+
+
+def _has_result(ended: Ended) -> bool:
+    """Whether the job's result is there. A node that wrote it knows best: over a network we may see it late."""
+    result = ended.record.queued.job.result
+    return result is None or (ended.has_result is True) or Path(result).exists()
 
 
 def _ran_out_mb(settled: _Settled) -> int | None:
@@ -165,15 +178,16 @@ class Endings:
         return True
 
     def _settle(self, ended: Ended) -> _Settled:
-        record, job = ended.record, ended.record.queued.job
+        record = ended.record
         well = ended.exit.code == 0
-        log_tail = "" if well else tail(Path(record.log))
+        log_tail = "" if well else "\n".join(part for part in (tail(Path(record.log)), ended.told) if part)
         facts = Facts(
             exit=ended.exit,
             blameless=ended.blameless,
             cancelled_by=ended.cancelled_by,
             passed=ended.passed,
-            has_result=job.result is None or Path(job.result).exists(),
+            rest_s=ended.rest_s,
+            has_result=_has_result(ended),
             log_tail=log_tail,
             gpu_problem=ended.gpu_problem,
             seen=ended.seen,
@@ -204,10 +218,12 @@ class Endings:
         """What the end says of the job's family and of the GPUs."""
         ended, record = settled.ended, settled.ended.record
         family = record.queued.family
+        if record.handed is not None and ended.seen.peak_mb is None:
+            return  # nobody looked, and the GPUs are none of ours to judge
         if family is not None and record.gpus:
             well = settled.settlement.job is JobState.DONE and ended.seen.from_start
             self._queue.learn(family, ended.seen.peak_mb, well=well, ran_out_mb=_ran_out_mb(settled))
-        if not record.gpus:
+        if not record.gpus or record.handed is not None:
             return
         if settled.settlement.job is JobState.DONE:
             self._health.succeeded(record.gpus, started_at=record.started_at)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 
 from gpuherd.engines.processes import ProcessId, boot_id
-from gpuherd.jobs import interventions, mailbox, submission
+from gpuherd.jobs import chains, interventions, mailbox, submission
 from gpuherd.jobs.interventions import Changed
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory, learned
@@ -130,10 +130,10 @@ class Queue(QueueFile):
     def _record_start(self, start: StartRecord, run: int) -> None:
         attempt, handed = start.attempt, start.attempt.handed
         process = attempt.process or _NO_PROCESS
-        self._check_is_as_read(attempt.queued)
+        self._check_is_as_read(attempt.queued, None if handed is None else handed.engine)
         self._change(
             "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
-            " WHERE id = ? AND state = 'waiting' AND blocked = 0 AND held = 0",
+            " WHERE id = ? AND state = 'waiting' AND held = 0",
             (attempt.number, attempt.queued.id),
         )
         self._db.execute(
@@ -184,14 +184,16 @@ class Queue(QueueFile):
                     ),
                 )
 
-    def _check_is_as_read(self, queued: QueuedJob) -> None:
-        """The one change that another process may make meanwhile is to add the job again."""
+    def _check_is_as_read(self, queued: QueuedJob, engine: str | None) -> None:
+        """The one change that another process may make meanwhile is to add the job again.
+
+        ``engine``: what it is handed to; that may know of all that it needs, and keep the order itself.
+        """
         row = self._db.execute("SELECT spec, state, blocked FROM jobs WHERE id = ?", (queued.id,)).fetchone()
-        if (
-            row is not None
-            and row["state"] == JobState.WAITING
-            and (row["blocked"] or job_of(row["spec"]) != queued.job)
-        ):
+        if row is None or row["state"] != JobState.WAITING:
+            return
+        blocked = row["blocked"] and (engine is None or not chains.follows(self._db, queued.id, engine))
+        if blocked or job_of(row["spec"]) != queued.job:
             raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
 
     def record_end(self, end: AttemptEnd) -> tuple[str, ...]:
@@ -241,6 +243,9 @@ class Queue(QueueFile):
                 job,
             ),
         )
+        if end.job_state is JobState.WAITING:
+            # One that was handed over may have gone before what it needs had succeeded; now it may not.
+            self._db.execute(submission.COUNT_BLOCKED, (job,))
         if end.adapted is not None:
             self._db.execute(
                 "UPDATE jobs SET gpus = ?, memory_mb = ?, share = ? WHERE id = ?",
@@ -250,6 +255,16 @@ class Queue(QueueFile):
             self._unblock(job, end.ended_at)
         fate = _FATE.get(end.job_state)
         return () if fate is None else interventions.doom(self._db, job, fate)
+
+    def doom_hopeless(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
+        """Cancels the waiting jobs that need one which has failed or was cancelled. Returns for each of those its name,
+        how it ended, and the names of the jobs cancelled for it."""
+        with self.transaction():
+            doomed = []
+            for row in chains.ended_badly(self._db):
+                state = JobState(row["state"])
+                doomed.append((row["name"], state, interventions.doom(self._db, row["id"], _FATE[state])))
+            return tuple(doomed)
 
     def fail_waiting(self, job: int, reason: str) -> tuple[str, ...]:
         """A waiting job is given up without having run. Returns the names of jobs cancelled with it."""
@@ -282,6 +297,7 @@ class Queue(QueueFile):
             " WHERE state = 'waiting' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)",
             (now, job),
         )
+        chains.unblock(self._db, job, now)
 
     # --- what people ask ---------------------------------------------------------------------------------------
 

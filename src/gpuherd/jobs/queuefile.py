@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuherd.jobs import mailbox, rows
+from gpuherd.jobs import chains, mailbox, rows
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory
@@ -136,6 +136,35 @@ class QueueFile:
                 (unfinished, *kind, now, now + _LONGEST_BACK_OFF_S, most),
             ).fetchall()
         return self._queued(found)
+
+    def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[str, ...]], ...]:
+        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
+        not succeeded is in the hands of this engine. With each the engine's words for those others.
+
+        Which jobs are left out besides is as with ``head``.
+        """
+        unfinished = self.round()
+        if unfinished is None:
+            return ()
+        found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
+        jobs = self._queued(found)
+        return tuple((job, chains.handles(self._db, job.id, engine)) for job in jobs)
+
+    def open_batches(self) -> dict[str, tuple[int, ...]]:
+        """All attempts of each batch of which the engine still has one, in the batch's own order."""
+        found = self._db.execute(
+            "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running')"
+            " ORDER BY batch, place"
+        )
+        batches: dict[str, tuple[int, ...]] = {}
+        for row in found:
+            batches[row["batch"]] = (*batches.get(row["batch"], ()), row["id"])
+        return batches
+
+    def stranded(self) -> frozenset[int]:
+        """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin
+        there any more."""
+        return chains.stranded(self._db)
 
     def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
         """Jobs of the round that is open now: none of them could run before it was."""

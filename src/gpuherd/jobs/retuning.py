@@ -23,6 +23,7 @@ SETTABLE = (
     "order",
     "share",
     "yield_to_others",
+    "at_most",
 )
 _NO_LIMIT = ("none", "no")
 _ALL = "all"

@@ -7,12 +7,14 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.fulldisk import cannot_write
+from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
@@ -25,6 +27,9 @@ from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.handover.handover import Handover
 
 logger = logging.getLogger(__name__)
 
@@ -120,26 +125,47 @@ def _run(
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
-            with outward:
+            refuse_other_hands(queue, run, chosen)
+            with outward, opened(chosen) as engine:
                 settings = load()
-                dispatcher = Dispatcher(
-                    queue,
-                    run,
-                    chosen,
-                    reporter,
-                    jobs,
-                    serve=serve,
-                    lock=lock,
-                    settings=settings,
-                    load_settings=load,
-                    on_ready=on_ready,
-                    grace_s=grace_s,
-                )
+                worker: Dispatcher | Handover
+                if engine is None:
+                    worker = Dispatcher(
+                        queue,
+                        run,
+                        chosen,
+                        reporter,
+                        jobs,
+                        serve=serve,
+                        lock=lock,
+                        settings=settings,
+                        load_settings=load,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                else:
+                    from gpuherd.jobs.handover.handover import Handover
+
+                    worker = Handover(
+                        queue,
+                        run,
+                        chosen,
+                        engine,
+                        reporter,
+                        jobs,
+                        serve=serve,
+                        lock=lock,
+                        settings=settings,
+                        load_settings=load,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                    remember(run, chosen)
                 prepare(queue)
                 for warning in settings.warnings:
                     reporter.notice(warning)
                 try:
-                    return outward.ended(dispatcher.run())
+                    return outward.ended(worker.run())
                 finally:
                     write_metrics(queue, run)
         except sqlite3.OperationalError as problem:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpuherd.engines.cluster import output_file
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs.durable import atomic_write
 
@@ -82,6 +83,10 @@ class RunDirectory:
         """What the nodes are told of a batch that is handed to an engine beyond this machine."""
         return self.handover / f"{batch}.json"
 
+    def engine_output(self, batch: str, index: int) -> Path:
+        """What the engine itself printed of an attempt that was handed over."""
+        return output_file(self.handover, batch, index)
+
     def attempt_claim(self, attempt: int) -> Path:
         """By which an attempt that was handed over is taken, on its node or by us, once."""
         return self.handover / f"{attempt:08d}.claim"
@@ -89,6 +94,10 @@ class RunDirectory:
     def attempt_ended(self, attempt: int) -> Path:
         """Where the node tells how an attempt that was handed over has ended."""
         return self.handover / f"{attempt:08d}.ended"
+
+    def attempt_recalled(self, attempt: int) -> Path:
+        """A mark: we have told the engine to end an attempt that was handed over, to put its job back in the queue."""
+        return self.handover / f"{attempt:08d}.recalled"
 
     def attempt_log(self, job: str, number: int) -> Path:
         """The log of a job's ``number``-th attempt, counted from 1."""

@@ -25,6 +25,15 @@ class Blameless(StrEnum):
     NEVER_WENT = "gpuherd ended before it gave the go-ahead; it waits again"
     COPIED = "it runs in the folder of which this one is a copy; here it waits again"
     REBOOT = "the machine was restarted while it ran; it waits again"
+    # Of attempts that an engine beyond this machine had.
+    PREEMPTED = "the cluster gave its place to another job; it waits again"
+    TIME_UP = "its time on the cluster was up; it goes on in another turn"
+    MADE_ROOM = "the cluster asked it to make room; it waits again"
+    NODE_LOST = "its node was lost; it waits again"
+    NOT_BEGUN = "the cluster has ended it before it began; it waits again"
+    NOT_TAKEN = "the cluster does not know of it, and it never began; it waits again"
+    REFUSED = "the cluster takes no more jobs now; it waits again"
+    STRANDED = "what it was to follow has not succeeded; it waits again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +45,7 @@ class Facts:
         blameless: set when the end is our or the machine's doing.
         cancelled_by: who wanted the job to end for good, None for nobody.
         passed: the limit for which we ended it.
+        rest_s: seconds before a job that ended without fault of its own may go again.
         has_result: whether the job's result file is there (True for a job without one).
         log_tail: the last part of its output, "" after a success.
         gpu_problem: what the driver reports of one of its GPUs.
@@ -46,6 +56,7 @@ class Facts:
     blameless: Blameless | None = None
     cancelled_by: str | None = None
     passed: Passed | None = None
+    rest_s: float = 0.0
     has_result: bool = True
     log_tail: str = ""
     gpu_problem: str | None = None
@@ -85,7 +96,9 @@ def settle(queued: QueuedJob, facts: Facts, now: float) -> Settlement:
         reason = f"cancelled by {facts.cancelled_by}"
         return Settlement(AttemptState.REQUEUED, JobState.CANCELLED, reason, avoid=queued.avoid)
     if facts.blameless is not None:
-        return Settlement(AttemptState.REQUEUED, JobState.WAITING, facts.blameless.value, avoid=queued.avoid)
+        not_before = now + facts.rest_s if facts.rest_s else 0.0
+        reason = facts.blameless.value
+        return Settlement(AttemptState.REQUEUED, JobState.WAITING, reason, not_before=not_before, avoid=queued.avoid)
     diagnosis = classify(_ending(queued, facts))
     again = next_try(queued, diagnosis, facts.seen, now)
     if again is None:

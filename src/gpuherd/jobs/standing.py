@@ -53,6 +53,9 @@ class Standing:
         gpus: the GPUs that it may use, as it last saw them; () on the CPU.
         at_once: how many jobs can run side by side, None when it does not say.
         settings: the options that ``gpuherd set`` can change, as they are now.
+        handed: of attempts that wait in an engine beyond this machine what it says why, in its own words, by the number
+            of the attempt; those of which it says something.
+        away: a sentence on an engine that does not answer at the moment, and since when; None while it does.
     """
 
     pid: int
@@ -62,6 +65,8 @@ class Standing:
     gpus: tuple[GpuStanding, ...] = ()
     at_once: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    handed: Mapping[int, str] = field(default_factory=dict)
+    away: str | None = None
 
     def most_mb(self, gpus: int) -> int | None:
         """The most memory that a job could find on each of so many of these GPUs, None where there are fewer; MIG
@@ -127,6 +132,8 @@ def read(path: Path, pid: int) -> Standing | None:
             gpus=tuple(_gpu(each) for each in told["gpus"]),
             at_once=None if told.get("at_once") is None else int(told["at_once"]),
             settings=dict(told["settings"]),
+            handed={int(attempt): str(reason) for attempt, reason in told.get("handed", {}).items()},
+            away=None if told.get("away") is None else str(told["away"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

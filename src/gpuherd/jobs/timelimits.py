@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from gpuherd.jobs.job import Job
-from gpuherd.jobs.options import DispatchOptions
+if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
+    from gpuherd.jobs.job import Job
+    from gpuherd.jobs.options import DispatchOptions
 
 _LOOKS_A_LIMIT = 8
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 60.0

@@ -70,7 +70,15 @@ class Standing:
         limit_s = self.job.timeout_s or timeout
         place = rank(self.job.cost, arrived_s)
         return WaitingJob(
-            self.number, self.gpus, self.memory_mb, self.job.priority, self.avoid, self.share, place, limit_s
+            self.number,
+            self.gpus,
+            self.memory_mb,
+            self.job.priority,
+            self.avoid,
+            self.share,
+            place,
+            limit_s,
+            self.job.nodes,
         )
 
     def _with(self, *, ready_at: float | None = None, attempts: int | None = None) -> Standing:

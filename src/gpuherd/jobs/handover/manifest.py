@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Order:
         claim, ended: files by which it is taken (``reports.claim``) and told of.
         result: a file that must be there for a success, None for none.
         nodes: how many nodes it spans.
+        gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
         timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
         grace_s: between SIGTERM and SIGKILL.
         threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
@@ -60,11 +61,34 @@ class Order:
     cwd: str | None = None
     result: str | None = None
     nodes: int = 1
+    gpus: int | None = None
     timeout_s: float | None = None
     stage_timeout_s: float | None = None
     heartbeat_s: float | None = None
     grace_s: float = 10.0
     threads: int | None = None
+
+    @property
+    def status(self) -> Path:
+        """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
+        return Path(self.ended).with_suffix(".status")
+
+    @property
+    def first_failure(self) -> Path:
+        """Where the first of several nodes that fails says how."""
+        return Path(self.ended).with_suffix(".first")
+
+    def on_node(self, rank: int) -> Order:
+        """The same for another of its nodes, 1 or more: with files and a tag of its own."""
+        there = f".node{rank}"
+        return replace(
+            self,
+            tag=f"{self.tag}{there}",
+            log=f"{self.log}{there}",
+            progress=f"{self.progress}{there}",
+            ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
+            result=None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +115,19 @@ def to_json(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest), separators=(",", ":"))
 
 
+def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
+    """The manifest of a file and one of its orders. Raises as ``read``, and UsageError for an index that it lacks."""
+    manifest = read(path)
+    if not 0 <= index < len(manifest.orders):
+        raise UsageError(f"{path} holds {len(manifest.orders)} orders, and none with the index {index}")
+    return manifest, manifest.orders[index]
+
+
 def read(path: Path) -> Manifest:
     """The manifest of a file. Raises OSError, and UsageError for one that is none."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
         orders = tuple(Order(**{**order, "argv": tuple(order["argv"])}) for order in values.pop("orders"))
         return Manifest(**values, orders=orders)
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem

@@ -3,20 +3,29 @@
 An attempt is *claimed* before anything of it runs, by a hard link to a name that can be made only once: also over NFS
 one of two wins, whatever the other believes. Whoever follows the attempt can claim it too, and so make sure that it
 never begins (``void``). Its end is a second file, renamed into place. Nobody on a node opens the queue.
+
+Who reads may see a file late, and must not take that for an answer: a client of NFS may hold for up to a minute that a
+name is not there. ``present`` asks the server, by opening the folder. A name is only ever made once and what it names
+never changes, so that what was read once stays true. What must not be late, whether an attempt may still begin, is not
+read at all but claimed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs.durable import atomic_write
 
 _MOST_BYTES = 65536
+_NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +37,7 @@ class Claim:
         node, handle: where it runs, and the engine's word for it there.
         gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
         pid: its leader on the node.
+        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
     """
 
     at: float
@@ -36,6 +46,7 @@ class Claim:
     handle: str | None = None
     gpus: tuple[str, ...] = ()
     pid: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +57,10 @@ class Ended:
         at, ran_s: the end by the node's wall clock, and how long it ran by its own clock.
         started: whether the command itself ever ran; else ``problem`` says why not.
         code, signal: of its main process, as in ``engines.local.Exit``.
+        has_result: whether the job's result was there, as the node saw it, who wrote it (True for a job without one).
         limit, limit_s, stage: the limit for which the node ended it (words of ``timelimits.LimitKind``).
-        interrupted: the engine had asked it to make room or told it that its time is nearly up.
-        peak_mb: the most GPU memory that was seen, None where nobody looked.
+        interrupted: it was ended to make room, because its time is nearly up, or because its leader was lost.
+        peak_mb: the most memory that it was seen to use on one GPU, None where nobody looked.
     """
 
     at: float
@@ -57,35 +69,72 @@ class Ended:
     problem: str | None = None
     code: int | None = None
     signal: int | None = None
+    has_result: bool = True
     limit: str | None = None
     limit_s: float | None = None
     stage: str | None = None
     interrupted: bool = False
     peak_mb: int | None = None
 
+    @property
+    def well(self) -> bool:
+        """Whether the job has succeeded; also when it was told to end and had done its work."""
+        return self.started and self.code == 0 and self.has_result
+
 
 def take(path: Path, claim: Claim) -> bool:
-    """Claims an attempt; False when somebody has it already. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Claims an attempt; False when somebody has it already. Raises OSError, as on a file system without hard links."""
+    return once(path, json.dumps(asdict(claim)).encode())
+
+
+def once(path: Path, data: bytes) -> bool:
+    """Makes a file that is whole from the first moment and can be made only once; False when somebody has made it.
+
+    Raises OSError, as on a file system without hard links.
+    """
+    # A name that nobody else has, also where two nodes call themselves by one name.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, json.dumps(asdict(claim)).encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
-        with suppress(FileExistsError):
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
             path.hardlink_to(temporary)
-        # Over NFS the answer to a link may be lost though it was made: the number of names tells.
-        return temporary.stat().st_nlink == 2
+        except FileExistsError:
+            # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
+            return temporary.stat().st_nlink == 2
+        except OSError as problem:
+            if problem.errno in _NO_LINKS:
+                text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
+                raise OSError(problem.errno, text, str(path)) from problem
+            raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def present(folder: Path) -> frozenset[str]:
+    """The names in a folder of reports, as the server of a network file system has them now. Raises OSError.
+
+    Opening a folder makes a client of NFS ask whether it has changed, and drop what it holds to be not there; asking
+    for one file after the other would be answered out of its memory.
+    """
+    with os.scandir(folder) as entries:
+        return frozenset(entry.name for entry in entries)
 
 
 def read_claim(path: Path) -> Claim | None:
-    """Who has the attempt, None while nobody has it."""
-    values = _read(path)
-    return None if values is None else Claim(**{**values, "gpus": tuple(values["gpus"])})
+    """Who has the attempt, None while nobody has it. A claim that nobody can read is one all the same."""
+    data = _read(path)
+    if data is None:
+        return None
+    values = _known(data, {each.name for each in fields(Claim)})
+    with suppress(TypeError, ValueError):
+        return Claim(**{**values, "gpus": tuple(str(gpu) for gpu in values.get("gpus", ()))})
+    return Claim(at=0.0)
 
 
 def write_ended(path: Path, ended: Ended) -> None:
@@ -94,15 +143,30 @@ def write_ended(path: Path, ended: Ended) -> None:
 
 
 def read_ended(path: Path) -> Ended | None:
-    """How the attempt has ended, None while it has not."""
-    values = _read(path)
-    return None if values is None else Ended(**values)
+    """How the attempt has ended, None while it has not, or where the file is none of ours."""
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        return Ended(**_known(data, {each.name for each in fields(Ended)}))
+    except TypeError:
+        return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _known(data: bytes, names: Collection[str]) -> dict[str, Any]:
+    """What a file says, without words of a later version."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return {name: value for name, value in values.items() if name in names} if isinstance(values, dict) else {}
+
+
+def _read(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
-    except FileNotFoundError:
-        return None
-    return values if isinstance(values, dict) else None
+            return file.read(_MOST_BYTES)
+    except OSError as problem:
+        if problem.errno in _NOT_NOW:
+            return None
+        raise

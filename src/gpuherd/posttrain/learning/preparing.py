@@ -45,7 +45,12 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> Non
     folder.write(folder.config, as_yaml(config))
 
 
-_OURS = ("run.json", "run.log", "train.lock")  # what a start leaves that was killed before it wrote config.yaml
+# What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
+_OURS = (
+    "run.json", "run.log", "train.lock",
+    "attempts", "control.fifo", "failures.jsonl", "gpu_metrics.json", "handover", "logs", "queue.lock", "queue.sqlite",
+    "queue.sqlite-shm", "queue.sqlite-wal", "standing.json",
+)  # fmt: skip
 
 
 def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:

@@ -1,0 +1,147 @@
+"""SLURM's programs, run with a limit of time and read in the C locale."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuherd.engines.cluster import EngineAway, EngineMissing
+from gpuherd.engines.slurm.parse import SACCT_FORMAT, SQUEUE_FORMAT, job_number
+from gpuherd.engines.slurm.refusals import DISABLED, GET_SLURM, only_ended, refusal, said, unavailable
+from gpuherd.engines.slurm.site import NODES_FORMAT, PARTITIONS_FORMAT
+
+_ASK_S = 20.0
+_SUBMIT_S = 60.0
+# What the kernel takes as one argument is 128 KiB.
+_MOST_WORD = 100_000
+# Variables by which users change what SLURM's programs ask and print, and those of a job that we may be part of: sbatch
+# would take them for wishes. Those of sbatch itself are wishes, but for what would make another kind of job of ours.
+_OF_OTHERS = ("SLURM_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURMD_", "SRUN_")
+_NOT_OURS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SBATCH_REQUEUE"})
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER")
+# For programs that are only asked: no translations, and lists of an array's places whole, however long.
+_ASKING = {"LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    code: int
+    out: str
+    errors: str
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What SLURM's programs inherit, and with sbatch also the jobs."""
+    return {
+        name: value
+        for name, value in own.items()
+        if name in _KEPT or not (name.startswith(_OF_OTHERS) or name in _NOT_OURS)
+    }
+
+
+def user_name(number: int) -> str:
+    """What this machine calls a user."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except (KeyError, OverflowError):
+        return f"user {number}"
+
+
+class Programs:
+    """Each method is one program that is run once. All raise EngineMissing where it is not there, and EngineAway where
+    SLURM does not answer.
+    """
+
+    def sbatch(self, arguments: Sequence[str], script: str) -> str:
+        """Hands a script over; the job's number. Raises Refused."""
+        done = _run(["sbatch", *arguments], _SUBMIT_S, script)
+        number = job_number(done.out)
+        if done.code == 0 and number is not None:
+            return number
+        if done.code == 0:
+            raise EngineAway(f"sbatch told no number of a job: {said(done.out + done.errors) or 'nothing'}")
+        raise unavailable(done.errors) or refusal(done.errors)
+
+    def squeue(self, names: Sequence[str]) -> str:
+        """This user's jobs, at least those of these names; also those that have just ended."""
+        words = ["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={SQUEUE_FORMAT}"]
+        only = ",".join(names)
+        if len(only) <= _MOST_WORD:
+            words.append(f"--name={only}")
+        return _answer(words)
+
+    def sacct(self, *, handles: Sequence[str] = (), names: Sequence[str] = ()) -> str | None:
+        """What accounting knows of these jobs, or of all that had one of these names in the last week; None where it
+        is switched off.
+        """
+        words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
+        if names:
+            words += ["--starttime=now-7days", f"--user={os.getuid()}", f"--name={','.join(names)}"]
+        else:
+            words.append(f"--jobs={','.join(handles)}")
+        done = _run(words, _ASK_S)
+        if DISABLED in done.errors.lower():
+            return None
+        return _good(words, done)
+
+    def scancel(self, handles: Sequence[str]) -> None:
+        """Ends jobs; those that have ended are no error."""
+        done = _run(["scancel", *handles], _ASK_S)
+        if done.code == 0 or only_ended(done.errors):
+            return
+        raise unavailable(done.errors) or EngineAway(f"scancel: {said(done.errors)}")
+
+    def config(self) -> str:
+        """slurm.conf as the controller has it."""
+        return _answer(["scontrol", "show", "config"])
+
+    def nodes(self) -> str:
+        """Each node of each partition."""
+        return _answer(["sinfo", "--noheader", "--all", "--Node", f"--format={NODES_FORMAT}"])
+
+    def partitions(self) -> str:
+        """All partitions."""
+        return _answer(["sinfo", "--noheader", "--all", f"--format={PARTITIONS_FORMAT}"])
+
+    def accounts(self) -> str:
+        """This user's accounts; sacctmgr knows users by their names only."""
+        user = f"user={user_name(os.getuid())}"
+        return _answer(["sacctmgr", "--noheader", "--parsable2", "show", "associations", user, "format=Account"])
+
+    def qos(self) -> str:
+        """All qualities of service."""
+        return _answer(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name"])
+
+
+def _answer(words: Sequence[str]) -> str:
+    return _good(words, _run(words, _ASK_S))
+
+
+def _good(words: Sequence[str], done: _Done) -> str:
+    if done.code == 0:
+        return done.out
+    raise unavailable(done.errors) or EngineAway(f"{words[0]}: {said(done.errors) or f'exit code {done.code}'}")
+
+
+def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
+    if shutil.which(words[0]) is None:
+        raise EngineMissing(f"{words[0]} is not here; {GET_SLURM}")
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            env={**environment(os.environ), **({} if words[0] == "sbatch" else _ASKING)},
+            timeout=limit_s,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired as late:
+        raise EngineAway(f"SLURM does not answer: {words[0]} took more than {limit_s:g} s") from late
+    except OSError as problem:
+        raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
+    return _Done(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,174 @@
+"""SLURM as an engine: batches go to sbatch as arrays, and squeue and sacct tell how they stand."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from gpuherd.engines.cluster import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.slurm import parse, site, translate
+from gpuherd.engines.slurm.commands import Programs, user_name
+from gpuherd.engines.slurm.parse import Row
+from gpuherd.errors import CannotWrite
+
+# scancel is asked for so many at a time: each is a question to the controller.
+_CANCEL_AT_ONCE = 500
+# So many looks are waited for accounting to tell who has cancelled a job: it is told a moment after the controller.
+_LOOKS_FOR_A_NAME = 5
+# Exact numbers of jobs for sacct, up to so many; above, whole arrays are asked for.
+_MOST_EXACT = 1000
+
+
+class SlurmEngine:
+    """See ``cluster.Engine``. Raises UsageError for ``--slurm-args`` that can't be."""
+
+    name = "slurm"
+    look_s = 2.0
+    chains = True
+
+    def __init__(self, options: EngineOptions):
+        translate.checked(options.slurm_args)
+        self._options = options
+        self._programs = Programs()
+        self._accounting = True
+        self._looks: Counter[str] = Counter()
+
+    @cached_property
+    def _settings(self) -> site.Settings:
+        return site.settings(self._programs.config())
+
+    def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
+        """See ``cluster.Engine``; also raises UsageError for a partition that takes no jobs."""
+        programs, settings = self._programs, self._settings
+        there = site.Site(
+            partitions=site.partitions(programs.nodes(), programs.partitions()),
+            accounts=self._listed(programs.accounts) if "associations" in settings.enforced else None,
+            qos=self._listed(programs.qos) if "qos" in settings.enforced else None,
+        )
+        named = self._options.partition or os.environ.get("SBATCH_PARTITION")
+        return site.impossible(site.chosen(there, self._options, named), wanted, self._options.gpu_type)
+
+    def submit(self, batch: Batch) -> Sequence[str]:
+        """See ``cluster.Engine``. What is larger than the site's largest array goes as several; if a later one of them
+        is refused, EngineAway is raised: some of the batch is there, and is found by its name.
+        """
+        parts = translate.pieces(batch, self._settings.array_size)
+        throttle, side_by_side = translate.throttles(batch, len(parts))
+        handles: list[str] = []
+        jobs: list[str] = []
+        for number, part in enumerate(parts):
+            behind = jobs[number - side_by_side] if number >= side_by_side else None
+            words = translate.arguments(batch, part, self._options, throttle=throttle, behind=behind)
+            text = translate.script(batch, part, self._options)
+            _keep(batch.folder / f"{part.name}.sh", text)
+            try:
+                job = self._programs.sbatch(words, text)
+            except Refused as problem:
+                if not jobs:
+                    raise
+                raise EngineAway(f"SLURM has taken {len(handles)} of {len(batch.parcels)} jobs: {problem}") from problem
+            jobs.append(job)
+            handles += part.handles(job)
+        return handles
+
+    def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
+        """See ``cluster.Engine``. squeue is asked for all, X"""
+        if not tickets:
+            return {}
+        size = self._settings.array_size
+        places = {ticket: translate.named(ticket.batch, ticket.index, size) for ticket in tickets}
+        names = sorted({name for name, _ in places.values()})
+        rows = _found(places, parse.squeue(self._programs.squeue(names)))
+        # Accounting also knows who has cancelled a job.
+        unclear = [ticket for ticket in tickets if ticket not in rows or rows[ticket].end is End.CANCELLED]
+        recorded = self._recorded({ticket: places[ticket] for ticket in unclear})
+        sightings = {}
+        for ticket in tickets:
+            told = self._told(rows.get(ticket), recorded.get(ticket), places[ticket][1])
+            if told is not None:
+                sightings[ticket.attempt] = told
+        return sightings
+
+    def cancel(self, handles: Collection[str]) -> None:
+        """See ``cluster.Engine``."""
+        for words in parse.short_lists(list(handles), _CANCEL_AT_ONCE):
+            self._programs.scancel(words)
+
+    def close(self) -> None:
+        """Nothing of ours stays in SLURM but the jobs."""
+
+    def _recorded(self, places: Mapping[Ticket, tuple[str, int]]) -> dict[Ticket, Row]:
+        """What accounting tells of these."""
+        known = sorted({ticket.handle for ticket in places if ticket.handle is not None})
+        nameless = sorted({name for ticket, (name, _) in places.items() if ticket.handle is None})
+        if len(known) > _MOST_EXACT:
+            known = sorted({parse.place_of(handle)[0] for handle in known})
+        found: dict[Ticket, Row] = {}
+        for handles, names in ((known, []), ([], nameless)):
+            if self._accounting and (handles or names):
+                try:
+                    text = self._programs.sacct(handles=handles, names=names)
+                except (EngineAway, EngineMissing):
+                    # The database may be away for long while the controller works on.
+                    continue
+                self._accounting = text is not None
+                found.update(_found(places, parse.sacct(text or "")))
+        return found
+
+    def _told(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
+        if recorded is not None and not recorded.ended:
+            recorded = None
+        if row is None:
+            # What accounting takes for alive and the controller does not know is gone: its record is late, or wrong.
+            return None if recorded is None else recorded.sighting(place, by=_who(recorded.by))
+        if not row.ended:
+            return row.sighting(place)
+        sighting = row.sighting(place, by=None if recorded is None else _who(recorded.by))
+        if sighting.end is End.CANCELLED and sighting.by is None and self._accounting:
+            self._looks[sighting.handle] += 1
+            if self._looks[sighting.handle] <= _LOOKS_FOR_A_NAME:
+                return Sighting(handle=sighting.handle, phase=Phase.RUNNING, reason="cancelled", node=sighting.node)
+        return sighting
+
+    def _listed(self, ask: Callable[[], str]) -> frozenset[str] | None:
+        """What sacctmgr lists, None where it can't be asked."""
+        try:
+            return site.names(ask())
+        except (EngineAway, EngineMissing):
+            return None
+
+
+def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dict[Ticket, Row]:
+    """The row that speaks of each ticket: by its handle, or by the batch's name where we have not heard that."""
+    by_job: dict[str, list[Row]] = {}
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_job.setdefault(row.job, []).append(row)
+        by_name.setdefault(row.name, []).append(row)
+    found = {}
+    for ticket, (name, place) in places.items():
+        if ticket.handle is not None:
+            job, place = parse.place_of(ticket.handle)
+            candidates = by_job.get(job, [])
+        else:
+            candidates = by_name.get(name, [])
+        speaking = [row for row in candidates if row.speaks_of(place)]
+        if speaking:
+            found[ticket] = max(speaking, key=lambda row: int(row.job))
+    return found
+
+
+def _who(number: int | None) -> str | None:
+    return None if number is None else user_name(number)
+
+
+def _keep(path: Path, text: str) -> None:
+    """For people: the script as it was handed over. Raises CannotWrite."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem

@@ -1,0 +1,241 @@
+"""What a SLURM site has, out of what its programs print, and why a wish can never be had there. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuherd.engines.cluster import Placement
+from gpuherd.engines.options import EngineOptions
+from gpuherd.errors import UsageError, printable
+
+# Node, partition, state of the node, CPUs, memory in MB, generic resources.
+NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
+# Partition (with a star behind the default one), its state, the longest time.
+PARTITIONS_FORMAT = "%P|%a|%l"
+
+_GPU = re.compile(r"gpu(?::([^:(),=]+))?:(\d{1,9})(?:\(.*?\))?")
+_TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})")
+_TAKES_NONE = frozenset({"drain", "inact"})
+_DEFAULT_ARRAY = 1001
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node. Memory is MB (2^20 bytes); ``gpus``: how many of each type, "" where the site names no types."""
+
+    name: str
+    state: str
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int]
+
+    def count(self, gpu_type: str | None) -> int:
+        """Its GPUs of this type, of any for None."""
+        return sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """A partition. ``max_time_s``: None for no limit; ``state``: up, down, drain or inact."""
+
+    name: str
+    state: str
+    default: bool
+    max_time_s: float | None
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What of slurm.conf concerns us. ``array_size``: parcels that fit in one array; ``accounting``: whether sacct can
+    tell anything; ``enforced``: what users need, as ``associations`` or ``qos``.
+    """
+
+    array_size: int = _DEFAULT_ARRAY
+    accounting: bool = False
+    enforced: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """Partitions by name; the accounts that this user has and the QOS that there are, None where that is not known."""
+
+    partitions: Mapping[str, Partition]
+    accounts: frozenset[str] | None = None
+    qos: frozenset[str] | None = None
+
+
+def settings(text: str) -> Settings:
+    """Out of ``scontrol show config``."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    size = values.get("MaxArraySize", "")
+    enforced = values.get("AccountingStorageEnforce", "").lower().split(",")
+    return Settings(
+        # The largest index must be below it.
+        array_size=int(size) if size.isdigit() else _DEFAULT_ARRAY,
+        accounting=not values.get("AccountingStorageType", "").endswith(("none", "filetxt", "(null)")),
+        enforced=frozenset(word.strip() for word in enforced),
+    )
+
+
+def partitions(nodes: str, listed: str) -> dict[str, Partition]:
+    """Out of ``sinfo -N`` with NODES_FORMAT and ``sinfo`` with PARTITIONS_FORMAT, both with ``--all --noheader``."""
+    found: dict[str, dict[str, Node]] = {}
+    for line in nodes.splitlines():
+        fields = line.split("|", 5)
+        if len(fields) != 6:
+            continue
+        name, partition, state, cpus, memory, gres = fields
+        node = Node(
+            name=printable(name),
+            state=state.rstrip("*~#!%$@^-+"),
+            cpus=_number(cpus),
+            memory_mb=_number(memory),
+            gpus=gpus_of(gres),
+        )
+        found.setdefault(partition, {})[name] = node
+    result = {}
+    for line in listed.splitlines():
+        fields = line.split("|", 2)
+        if len(fields) != 3:
+            continue
+        word, state, most = fields
+        name = word.removesuffix("*")
+        result[name] = Partition(
+            name=printable(name),
+            state=state,
+            default=word.endswith("*"),
+            max_time_s=seconds_of(most),
+            nodes=tuple(found.get(name, {}).values()),
+        )
+    return result
+
+
+def names(text: str) -> frozenset[str]:
+    """The first field of each line of sacctmgr's output."""
+    return frozenset(line.partition("|")[0] for line in text.splitlines() if line.partition("|")[0])
+
+
+def gpus_of(gres: str) -> dict[str, int]:
+    """GPUs by type in a node's generic resources.
+
+    >>> gpus_of("gpu:a100:4(S:0-1),shard:8,gpu:v100:2"), gpus_of("gpu:8"), gpus_of("(null)")
+    ({'a100': 4, 'v100': 2}, {'': 8}, {})
+    """
+    counts: dict[str, int] = {}
+    for kind, number in _GPU.findall(gres):
+        counts[kind] = counts.get(kind, 0) + int(number)
+    return counts
+
+
+def seconds_of(text: str) -> float | None:
+    """A length of time as SLURM prints it; None for no limit.
+
+    >>> seconds_of("10:00"), seconds_of("1-00:00:00"), seconds_of("infinite")
+    (600.0, 86400.0, None)
+    """
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def chosen(site: Site, options: EngineOptions, named: str | None) -> tuple[Partition, ...]:
+    """The partitions that jobs go to.
+
+    Args:
+        named: ``--partition``, or what the user's environment says for sbatch; None for the site's own choice.
+
+    Raises UsageError for a partition, account, QOS or type of GPU that is not there, and for partitions that take no
+    jobs.
+    """
+    if named is None:
+        picked = tuple(each for each in site.partitions.values() if each.default) or tuple(site.partitions.values())
+    else:
+        words = named.split(",")
+        for word in words:
+            _known("partition", word, site.partitions)
+        picked = tuple(site.partitions[word] for word in words)
+    if picked and all(each.state in _TAKES_NONE for each in picked):
+        others = sorted(each.name for each in site.partitions.values() if each.state not in _TAKES_NONE)
+        which = ", ".join(f"{each.name} ({each.state})" for each in picked)
+        raise UsageError(f"SLURM's partition {which} takes no jobs now; others that do: {_some(others) or 'none'}")
+    if options.account is not None and site.accounts:
+        _known("account", options.account, site.accounts)
+    if options.qos is not None and site.qos:
+        _known("qos", options.qos, site.qos)
+    if options.gpu_type is not None:
+        there = {kind for each in picked for node in each.nodes for kind in node.gpus}
+        _known("gpu-type", options.gpu_type, there - {""})
+    return picked
+
+
+def impossible(
+    picked: Sequence[Partition], wanted: Collection[Placement], gpu_type: str | None
+) -> dict[Placement, str]:
+    """Why none of these partitions can ever give what is wanted, for those placements of which that is so."""
+    found = {}
+    for placement in wanted:
+        reasons = [_reason(each, placement, gpu_type) for each in picked]
+        if reasons and None not in reasons:
+            found[placement] = "; ".join(reason for reason in reasons if reason is not None)
+    return found
+
+
+def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> str | None:
+    """Why this partition can't, None if it can."""
+    where = f"SLURM's partition {partition.name}"
+    gpu_words = "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
+    asked: list[tuple[int, str, dict[str, int]]] = [
+        (wanted.gpus, gpu_words, {node.name: node.count(gpu_type) for node in partition.nodes}),
+        (wanted.cpus or 0, "CPUs", {node.name: node.cpus for node in partition.nodes}),
+        (wanted.memory_mb or 0, "MB of memory", {node.name: node.memory_mb for node in partition.nodes}),
+    ]
+    if not partition.nodes:
+        return f"{where} has no nodes"
+    for amount, words, having in asked:
+        best = max(having, key=lambda name: having[name])
+        if amount > having[best]:
+            return f"no node of {where} has {amount} {words}: the most is {having[best]} ({best})"
+    fitting = [each.name for each in partition.nodes if all(amount <= has[each.name] for amount, _, has in asked)]
+    if not fitting:
+        together = ", ".join(f"{amount} {words}" for amount, words, _ in asked if amount)
+        return f"no node of {where} has all at once: {together}"
+    if len(fitting) < wanted.nodes:
+        return f"{wanted.nodes} nodes are asked for, and {where} has {len(fitting)} that fit ({_some(fitting)})"
+    if partition.max_time_s is not None and wanted.time_s is not None:
+        # SLURM counts in minutes.
+        asked_min, most_min = math.ceil(wanted.time_s / 60), int(partition.max_time_s / 60)
+        if asked_min > most_min:
+            return (
+                f"{asked_min} minutes are asked for, and {where} grants at most {most_min} (--time-limit {most_min}m)"
+            )
+    return None
+
+
+def _known(what: str, word: str, there: Iterable[str]) -> None:
+    every = sorted(there)
+    if word in every:
+        return
+    near = difflib.get_close_matches(word, every, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    listed = f" There are: {_some(every)}" if every else " There is none"
+    whose = "you have no account" if what == "account" else f"there is no {what.replace('gpu-type', 'GPU of the type')}"
+    raise UsageError(f"--{what} {word}: {whose} {word} in SLURM{hint}{listed}")
+
+
+def _some(words: Sequence[str]) -> str:
+    shown = ", ".join(words[:_MOST_NAMES])
+    return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+
+
+def _number(text: str) -> int:
+    digits = text.rstrip("+")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else 0

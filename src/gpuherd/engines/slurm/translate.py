@@ -1,0 +1,215 @@
+"""A batch in SLURM's words: sbatch's arguments and the script that it is given. Pure.
+
+A batch is one array, and one job where it is a single parcel. An array can't be larger than the site allows; what is
+larger goes as several *pieces*, whose names tell which parcels they hold, so that they are found again by name.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuherd.engines.cluster import Batch, Placement
+from gpuherd.engines.options import EngineOptions
+from gpuherd.errors import UsageError, printable
+
+# What we must say ourselves, and why nobody else may.
+_OURS = {
+    "--array": "an array's indices are the jobs (--array-limit says how many run at once)",
+    "--job-name": "by its name a job is found again",
+    "--dependency": "what runs after what is in the jobs' needs",
+    "--requeue": "a job that is to run again is handed over again",
+    "--parsable": "it is given already",
+    "--wrap": "the script is written here",
+    "--wait": "nobody waits for sbatch itself",
+    "--test-only": "nothing would be handed over",
+    "--clusters": "set SLURM_CLUSTERS in the environment, so that every command of SLURM's asks the same cluster",
+    "--nodes": "the number of nodes is said by each job",
+    "--ntasks": "on each node there is one task, which starts the job's own processes",
+    "--ntasks-per-node": "on each node there is one task, which starts the job's own processes",
+    "--help": "it would hand nothing over",
+    "--version": "it would hand nothing over",
+}
+_SHORT = {
+    "-a": "--array",
+    "-J": "--job-name",
+    "-d": "--dependency",
+    "-W": "--wait",
+    "-M": "--clusters",
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-h": "--help",
+    "-V": "--version",
+}
+# sbatch keeps the time before the end in 16 bits.
+_MOST_NOTICE_S = 65535
+_MOST_COMMENT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a batch that one call of sbatch hands over: ``count`` parcels from the one at ``first`` on."""
+
+    batch: str
+    first: int
+    count: int
+    single: bool
+
+    @property
+    def name(self) -> str:
+        """The job's name. A batch's own name holds no plus sign."""
+        return f"{self.batch}+{self.first}" if self.first else self.batch
+
+    def handles(self, job: str) -> list[str]:
+        """SLURM's words for its parcels, in order, when sbatch has called it ``job``."""
+        return [job] if self.single else [f"{job}_{index}" for index in range(self.count)]
+
+
+def pieces(batch: Batch, largest: int) -> tuple[Piece, ...]:
+    """The batch in parts of at most ``largest`` parcels (SLURM's MaxArraySize; 0 or 1 where there are no arrays)."""
+    size, parcels = max(1, largest), len(batch.parcels)
+    starts = range(0, parcels, size)
+    return tuple(
+        Piece(batch.name, first, count, single=count == 1)
+        for first, count in ((first, min(size, parcels - first)) for first in starts)
+    )
+
+
+def named(batch: str, index: int, largest: int) -> tuple[str, int]:
+    """The name of the SLURM job that holds a batch's parcel, and the parcel's place in it."""
+    size = max(1, largest)
+    first = index // size * size
+    return (f"{batch}+{first}" if first else batch), index - first
+
+
+def throttles(batch: Batch, parts: int) -> tuple[int | None, int]:
+    """How the batch's ``at_once`` is kept by several arrays: what each may run at once (None for any number), and how
+    many of them may run side by side; the next then begins when an earlier one has ended.
+    """
+    if batch.at_once is None:
+        return None, parts
+    side_by_side = min(parts, batch.at_once)
+    return batch.at_once // side_by_side, side_by_side
+
+
+def arguments(
+    batch: Batch, piece: Piece, options: EngineOptions, *, throttle: int | None = None, behind: str | None = None
+) -> list[str]:
+    """The words for sbatch.
+
+    Args:
+        throttle: how many of this piece may run at once.
+        behind: the SLURM job whose end, good or bad, this piece waits for.
+
+    Raises UsageError for words of the user's that can't be.
+    """
+    asked = batch.placement
+    words = ["--parsable", "--no-requeue", f"--job-name={piece.name}", "--export=ALL", f"--chdir={batch.folder}"]
+    if not piece.single:
+        limit = "" if throttle is None or throttle >= piece.count else f"%{throttle}"
+        words.append(f"--array=0-{piece.count - 1}{limit}")
+    words += resources(asked, options)
+    after = [f"afterok:{':'.join(batch.after)}"] if batch.after else []
+    after += [f"afterany:{behind}"] if behind is not None else []
+    if after:
+        words.append(f"--dependency={','.join(after)}")
+    words += ["--kill-on-invalid-dep=yes", f"--signal=B:USR1@{notice_s(options.notice, asked.time_s)}"]
+    words += [f"--output={_output(batch, piece)}", f"--comment={_comment(batch, piece)}"]
+    return [*words, *checked(options.slurm_args)]
+
+
+def resources(asked: Placement, options: EngineOptions) -> list[str]:
+    """The words, for sbatch and srun alike, that say what is asked for and where."""
+    words = []
+    if asked.gpus:
+        words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
+    words += [f"--nodes={asked.nodes}", "--ntasks-per-node=1"]
+    if asked.cpus is not None:
+        words.append(f"--cpus-per-task={asked.cpus}")
+    if asked.memory_mb is not None:
+        words.append(f"--mem={asked.memory_mb}M")
+    if asked.time_s is not None:
+        words.append(f"--time={_minutes(asked.time_s)}")
+    for name in ("partition", "account", "qos", "constraint"):
+        value = getattr(options, name)
+        if value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def script(batch: Batch, piece: Piece, options: EngineOptions) -> str:
+    """What SLURM runs on the first node: the user's lines, then the command in the shell's place, so that signals for
+    the script reach it.
+    """
+    lines = ["#!/bin/bash", f"# {piece.name}: {piece.count} of gpuherd's jobs."]
+    if batch.placement.cpus is not None:
+        # Since SLURM 22.05 srun does not take it from sbatch.
+        lines.append(f"export SRUN_CPUS_PER_TASK={batch.placement.cpus}")
+    lines += options.setup
+    index = _index(piece)
+    if piece.first and not piece.single:
+        pattern = shlex.quote(str(batch.folder) + "/")
+        lines.append(f'exec >>{pattern}{shlex.quote(batch.name)}."{index}".out 2>&1')
+    lines.append(f'exec {shlex.join(batch.command)} "{index}"')
+    return "\n".join(lines) + "\n"
+
+
+def notice_s(wanted_s: float, time_s: float | None) -> int:
+    """Seconds before the end of the time at which a job is told: as wanted, but at most half of the time."""
+    most = _MOST_NOTICE_S if time_s is None else min(_MOST_NOTICE_S, time_s / 2)
+    return max(1, int(min(wanted_s, most)))
+
+
+def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
+    """The user's own words for sbatch or srun. Raises UsageError for one that is none, or that we must say ourselves."""
+    for word in words:
+        name = word.partition("=")[0]
+        if not word.startswith("-") or word in ("-", "--"):
+            raise UsageError(
+                f"--slurm-args {word!r} is no option of {program}, which would take it for what is to run; "
+                "write an option and its value in one word, like --slurm-args=--exclude=n3"
+            )
+        found = _meant(name)
+        if found is not None:
+            raise UsageError(f"--slurm-args {word!r}: {found} can't be given, {_OURS[found]}")
+    return tuple(words)
+
+
+def _meant(name: str) -> str | None:
+    """Which of our own options a word says, also abridged as sbatch would take it."""
+    if not name.startswith("--"):
+        return _SHORT.get(name[:2])
+    if name in _OURS:
+        return name
+    return next((ours for ours in _OURS if len(name) >= 5 and ours.startswith(name)), None)
+
+
+def _index(piece: Piece) -> str:
+    if piece.single:
+        return str(piece.first)
+    return f"$((SLURM_ARRAY_TASK_ID + {piece.first}))" if piece.first else "$SLURM_ARRAY_TASK_ID"
+
+
+def _output(batch: Batch, piece: Piece) -> str:
+    """Where SLURM itself writes. A per cent sign in the folder is none of its patterns."""
+    mark = "\0"
+    if piece.single:
+        path = str(batch.output(piece.first))
+    elif piece.first:
+        path = str(batch.folder / f"{piece.name}.{mark}.slurm")
+    else:
+        path = str(batch.output(mark))
+    return path.replace("%", "%%").replace(mark, "%a")
+
+
+def _comment(batch: Batch, piece: Piece) -> str:
+    first = batch.parcels[piece.first].title
+    text = first if piece.count == 1 else f"{first} and {piece.count - 1} more"
+    return printable(f"gpuherd: {text}")[:_MOST_COMMENT]
+
+
+def _minutes(seconds: float) -> int:
+    """SLURM counts in minutes."""
+    return max(1, math.ceil(seconds / 60))

@@ -1,0 +1,116 @@
+"""An open attempt in an engine's hands, and all that its follower knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuherd.engines.cluster import Phase, Sighting, Ticket
+from gpuherd.engines.progress import Progress
+from gpuherd.engines.progress import read as read_progress
+from gpuherd.jobs.handover.meaning import Known
+from gpuherd.jobs.handover.reports import Claim, Ended
+from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.settle import Blameless
+
+# So many looks of the engine in a row must find it gone before that is believed, over so many seconds.
+LOOKS = 3
+# An end that is known needs no further look, only time: the engine may be away.
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass(eq=False)
+class Followed:
+    """One of them.
+
+    Attributes:
+        record: as it stands in the queue.
+        handed: how it is found in the engine, with the handle as soon as that is known.
+        claim, ended, sighting: what was told of it.
+        unknown: at the last look the engine did not know it.
+        gone_since: since when (by ``clock.mono``) the engine calls it ended or does not know it, or its report waits
+            for the engine's word; None while nothing of that is so. ``gone_looks``: looks since then.
+        taken: our own claim came too late.
+        cancelled_by, recalled: as in ``meaning.Known``. ``called_off``: the engine has been told to end it.
+    """
+
+    record: AttemptRecord
+    handed: Handed
+    progress_file: Path
+    claim: Claim | None = None
+    ended: Ended | None = None
+    sighting: Sighting | None = None
+    unknown: bool = False
+    gone_since: float | None = None
+    gone_looks: int = 0
+    taken: bool = False
+    cancelled_by: str | None = None
+    recalled: Blameless | None = None
+    called_off: bool = False
+    paused: frozenset[PauseReason] = frozenset()
+
+    @property
+    def ticket(self) -> Ticket:
+        """By which the engine finds it."""
+        return Ticket(self.record.id, self.handed.batch, self.handed.index, self.handed.handle)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its node has taken it."""
+        return self.claim is not None and not self.claim.void
+
+    @property
+    def in_line(self) -> str | None:
+        """Why it waits in the engine, in the engine's words; None where that says nothing, or it does not wait."""
+        if self.has_begun or self.sighting is None or self.sighting.phase is not Phase.WAITING:
+            return None
+        return self.sighting.reason
+
+    def progress(self) -> Progress | None:
+        """What the job last told of itself."""
+        return read_progress(self.progress_file) if self.has_begun else None
+
+    def seen(self, sighting: Sighting | None, now: float) -> None:
+        """What a look of the engine has shown; None: it does not know it."""
+        self.unknown = sighting is None
+        if sighting is not None:
+            self.sighting = sighting
+        if self.ended is None and sighting is not None and sighting.phase is not Phase.ENDED:
+            self.gone_since, self.gone_looks = None, 0
+            return
+        self.wait_for_word(now)
+        self.gone_looks += 1
+
+    def heard(self, handle: str) -> bool:
+        """The engine's own word for it has come; whether that is new."""
+        if self.handed.handle is not None:
+            return False
+        self.handed = replace(self.handed, handle=handle)
+        return True
+
+    def wait_for_word(self, now: float) -> None:
+        """From now on it is waited for what is still on its way."""
+        if self.gone_since is None:
+            self.gone_since = now
+
+    def known(self, engine: str, now: float, patience_s: float) -> Known:
+        """All this, to be judged. ``patience_s``: how long a file may be on its way."""
+        return Known(
+            engine=engine,
+            claim=self.claim,
+            ended=self.ended,
+            sighting=self.sighting,
+            unknown=self.unknown,
+            late=self._is_late(now, patience_s),
+            taken=self.taken,
+            cancelled_by=self.cancelled_by,
+            recalled=self.recalled,
+        )
+
+    def _is_late(self, now: float, patience_s: float) -> bool:
+        if self.gone_since is None:
+            return False
+        if self.gone_looks >= LOOKS and now >= self.gone_since + patience_s:
+            return True
+        only_time = not self.unknown or self.ended is not None
+        return only_time and now >= self.gone_since + max(_LONGEST_WAIT_S, patience_s)

@@ -1,0 +1,121 @@
+"""Sees to it that no attempt goes on unnoticed when its leader has died (SIGKILL, a worker of Ray that is ended).
+
+A shell waits on a pipe whose other end only the leader has. It ends when the leader says that all is done. When the
+pipe ends without that word, it becomes ``python -m gpuherd.jobs.handover.guardian``, which ends the attempt's tree
+(SIGTERM, the grace, SIGKILL) and tells in the leader's place how it ended. So it costs a thousandth of a second and no
+memory worth the name while all goes well.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import gpuherd
+from gpuherd.engines.local import LocalProcess, adopt, read_exit
+from gpuherd.engines.processes import ATTEMPT_VARIABLE, ProcessId, boot_id
+from gpuherd.engines.tree import Traces
+from gpuherd.jobs import clock
+from gpuherd.jobs.handover.course import end_rest
+from gpuherd.jobs.handover.manifest import order_of
+from gpuherd.jobs.handover.reports import Ended, read_ended
+from gpuherd.jobs.handover.telling import has_result, tell
+
+# It outlives what an engine sends to all of a job's processes, but SIGKILL.
+_SCRIPT = """\
+trap '' HUP INT QUIT TERM USR1 USR2 ALRM
+read -r word
+[ "$word" = done ] || exec "$@"
+"""
+_PATIENCE_S = 60.0
+
+
+class Guardian:
+    """A guardian that watches over this process. Leaving the block without ``dismiss`` hands the attempt to it.
+
+    Args:
+        rank: this node's place among those of the attempt.
+        process: the attempt's main process here.
+    """
+
+    def __init__(self, manifest: str, index: int, rank: int, process: ProcessId):
+        words = [sys.executable, "-m", "gpuherd.jobs.handover.guardian", str(Path(manifest).absolute())]
+        words += [str(index), str(rank), str(process.pid), str(process.start_ticks)]
+        # It is to find us wherever it is started; and it is no part of a job that we may be a part of.
+        paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment.pop(ATTEMPT_VARIABLE, None)
+        self._child = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "gpuherd-guardian", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """The attempt has ended and all is told."""
+        if self._child.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._child.stdin.write(b"done\n")
+                self._child.stdin.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._child.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._child.stdin.close()
+        self._child.wait()
+
+
+def main(words: Sequence[str]) -> int:
+    """The command: manifest, index, rank, and the pid and start time of the attempt's main process."""
+    manifest, index, rank, pid, ticks = words
+    _, order = order_of(Path(manifest), int(index))
+    if int(rank) > 0:
+        order = order.on_node(int(rank))
+    identity = ProcessId(int(pid), int(ticks), boot_id())
+    process = adopt(identity, order.status, order.tag)
+    if process is not None:
+        _end(process, order.grace_s)
+        process.release()
+    end_rest(Traces(order.tag, identity))
+    if read_ended(Path(order.ended)) is not None:
+        return 0
+    found = read_exit(order.status, order.tag)
+    ended = Ended(
+        at=clock.wall(),
+        ran_s=found.ran_s or 0.0,
+        started=found.started,
+        problem="the process that led it was killed",
+        code=found.code,
+        signal=found.signal,
+        has_result=has_result(order),
+        interrupted=process is not None or not found.started,
+    )
+    tell(order, ended, _PATIENCE_S)
+    return 0
+
+
+def _end(process: LocalProcess, grace_s: float) -> None:
+    ended = select.poll()
+    ended.register(process.pidfd, select.POLLIN)
+    process.terminate()
+    if not ended.poll(1000 * grace_s):
+        process.kill()
+        ended.poll()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""A cluster of the tests' own, and runs that hand their jobs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobs.handover.process_engine import Orders, ProcessEngine, State
+from tests.patience import wait_until
+
+from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
+from gpuherd.jobs.control import Answer, Control, send
+from gpuherd.jobs.handover import opening
+from gpuherd.jobs.wishes import ControlKind
+
+
+class Cluster:
+    """The engine's folder, and what a test asks of it."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.orders = Orders(State(root))
+        self.engines: list[ProcessEngine] = []
+        self.settings: dict[str, Any] = {}
+
+    def engine(self, name: str = "slurm") -> ProcessEngine:
+        self.engines.append(ProcessEngine(self.root, name, **self.settings))
+        return self.engines[-1]
+
+    def handle(self, title: str) -> str:
+        """The latest of the job with this title."""
+        return next(
+            f"{batch['name']}_{batch['titles'].index(title)}"
+            for batch in reversed(self.orders.batches())
+            if title in batch["titles"]
+        )
+
+    def told(self, title: str) -> Mapping[str, Any]:
+        """What the engine says of the latest of the job with this title."""
+        return self.orders.state.parcel(self.handle(title))
+
+    def close(self) -> None:
+        """Ends what still runs there."""
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                with suppress(OSError):
+                    if f"PROCESS_ENGINE={self.root}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                        os.kill(int(process.name), signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster that ``--engine slurm`` and ``--engine ray`` find in place of the real ones."""
+    made = Cluster(tmp_path / "cluster")
+    monkeypatch.setattr(opening, "make", lambda options: made.engine(options.engine))
+    yield made
+    made.close()
+
+
+class Run:
+    """A run folder, a run in a thread, and what was told."""
+
+    def __init__(self, root: Path):
+        self.directory = RunDirectory(root)
+        self.events: list[Event] = []
+        self.outcome: Outcome | None = None
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, jobs: list[Job], engine: str = "slurm", **options: Any) -> Outcome:
+        wanted = DispatchOptions(engine=engine, **options)  # type: ignore[arg-type]
+        self.outcome = run_jobs(jobs, wanted, self.directory, on_event=self.events.append, grace_s=0.3)
+        return self.outcome
+
+    def start(self, jobs: list[Job], **options: Any) -> None:
+        self.outcome, self.error = None, None
+        self._thread = threading.Thread(target=self._run, args=(jobs,), kwargs=options)
+        self._thread.start()
+
+    def _run(self, jobs: list[Job], **options: Any) -> None:
+        try:
+            self(jobs, **options)
+        except BaseException as error:  # told by ``join``
+            self.error = error
+
+    def join(self) -> Outcome:
+        assert self._thread is not None
+        self._thread.join(100)
+        if self.error is not None:
+            raise self.error
+        assert self.outcome is not None, "it still runs"
+        return self.outcome
+
+    def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Answer:
+        return send(self.directory, Control(kind, jobs=jobs, settings=settings))
+
+    def told(self, kind: EventKind) -> list[str]:
+        return [event.text for event in self.events if event.kind is kind]
+
+    def wait_for(self, kind: EventKind, count: int = 1) -> None:
+        wait_until(lambda: len(self.told(kind)) >= count or self.error is not None, told=lambda: self.events)
+        assert self.error is None, self.error
+
+    def states(self) -> dict[str, str]:
+        with Queue(self.directory.queue, check=False) as queue:
+            return {name: str(state) for name, state in queue.states().items()}
+
+    def metrics(self) -> dict[str, Any]:
+        return json.loads(self.directory.gpu_metrics.read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path / "run")
+    yield made
+    if made._thread is not None and made._thread.is_alive():
+        made.ask(ControlKind.STOP)
+        made._thread.join(60)
+
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> MakeJob:
+    """``sh("a", "echo hello")``: a job that runs a script."""
+
+    def make(name: str, script: str = "true", **more: Any) -> Job:
+        return Job(name=name, argv=("/bin/sh", "-c", script), **{"gpus": 0, **more})
+
+    return make

@@ -1,0 +1,521 @@
+"""A real SLURM on this machine for as long as a test needs it: Debian's packages, its own folder, ports and keys.
+
+Each node is a slurmd in namespaces of its own (processes, host name, mounts; and a network, where they are to stand
+apart), so that a node can be killed as a whole, with all that runs on it, and nothing is left when a cluster ends.
+GPUs are character devices that SLURM hands out; nothing looks into them. Needs root.
+
+By hand: ``python -m tests.slurm.cluster up DIR [--nodes N] [--apart] [--no-accounting]``, then
+``export SLURM_CONF=DIR/etc/slurm.conf``; and ``python -m tests.slurm.cluster down DIR``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "unshare", "setpriv", "mknod")
+_ACCOUNTING = ("slurmdbd", "mariadbd", "sacctmgr")
+# Root has two accounts; nobody has one, and may end jobs of others, as an administrator does.
+_ACCOUNTS = """\
+Cluster - 'test'
+Parent - 'root'
+Account - 'lab'
+Account - 'theory'
+Parent - 'lab'
+User - 'root'
+User - 'nobody':AdminLevel='Operator'
+Parent - 'theory'
+User - 'root'
+"""
+_SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+_PATIENCE_S = 60.0
+
+# Runs as the first process of a node, in its namespaces: $1 the cluster's folder, $2 the node, $3 "apart" or "".
+_NODE = """
+mount --bind "$1/etc/hosts" /etc/hosts
+hostname "$2"
+if [ -n "$3" ]; then
+    touch "$1/run/$2.ready-for-a-network"
+    until [ -e "$1/run/$2.has-a-network" ]; do sleep 0.02; done
+fi
+slurmd -D -f "$1/etc/slurm.conf" -N "$2" &
+# The first process of a namespace takes the orphans in; a shell that waits also buries them.
+while true; do wait; sleep 1; done
+"""
+
+
+class Unavailable(Exception):
+    """This machine can't have a cluster; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a cluster is to be.
+
+    Attributes:
+        nodes, gpus: how many nodes, and (fake) GPUs on each.
+        cpus, memory_mb: what each node says that it has.
+        apart: each node in a network of its own, joined by a bridge.
+        accounting: with slurmdbd; else ``sacct`` says that it is switched off.
+        slurmd_timeout_s: after which a silent node is lost.
+        array_size: MaxArraySize.
+        min_job_age_s: how long the controller remembers a job that has ended.
+        more: further lines of slurm.conf.
+    """
+
+    nodes: int = 1
+    gpus: int = 8
+    cpus: int = 64
+    memory_mb: int = 64000
+    apart: bool = False
+    accounting: bool = True
+    slurmd_timeout_s: int = 300
+    array_size: int = 1001
+    min_job_age_s: int = 300
+    more: tuple[str, ...] = ()
+
+
+def why_not(*, accounting: bool = True) -> str | None:
+    """Why there can be no cluster here, None where there can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "a test cluster needs Linux and root"
+    missing = [each for each in (*PROGRAMS, *(_ACCOUNTING if accounting else ())) if shutil.which(each) is None]
+    if missing:
+        packages = "slurm-wlm slurmctld slurmd slurmdbd munge mariadb-server-core iproute2"
+        return f"{', '.join(missing)} not installed: apt-get install --no-install-recommends {packages}"
+    return None
+
+
+@dataclass
+class _Daemon:
+    """A process that the cluster started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+@dataclass
+class Cluster:
+    """A cluster that is up. ``environment`` is what its commands need; everything of it lies in ``folder``. ``tied``:
+    its processes end with this one, however that ends.
+    """
+
+    folder: Path
+    plan: Plan
+    ports: Mapping[str, int]
+    network: str | None = None
+    tied: bool = True
+    daemons: dict[str, _Daemon] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes."""
+        return tuple(f"n{number}" for number in range(1, self.plan.nodes + 1))
+
+    def address(self, node: str) -> str:
+        """The IP address of a node, or of the controller ("")."""
+        if self.network is None:
+            return "127.0.0.1"
+        return f"{self.network}.{node.removeprefix('n') if node else 254}"
+
+    def command(self, *words: str, check: bool = True) -> str:
+        """What a command of SLURM's prints."""
+        done = subprocess.run(
+            words,
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}\n{self.logs()}")
+        return done.stdout
+
+    def logs(self) -> str:
+        """The last lines of every log, for a test that has failed."""
+        parts = []
+        for path in sorted((self.folder / "log").iterdir()):
+            lines = path.read_text(errors="replace").splitlines()[-15:]
+            parts.append("\n".join([f"--- {path.name}", *lines]))
+        return "\n".join(parts)
+
+    def start_controller(self) -> None:
+        """Starts slurmctld and waits until it answers."""
+        self._start("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
+        self._wait(lambda: self.command("scontrol", "ping", check=False).find("is UP") >= 0, "slurmctld")
+
+    def stop_controller(self, sign: signal.Signals = signal.SIGTERM) -> None:
+        """Ends slurmctld, as for a restart; SIGKILL for a crash."""
+        self._stop("slurmctld", sign)
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's slurmd in namespaces of its own."""
+        for mark in ("ready-for-a-network", "has-a-network"):
+            (self.folder / "run" / f"{node}.{mark}").unlink(missing_ok=True)
+        apart = self.network is not None
+        spaces = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
+        if apart:
+            spaces.append("--net")
+        self._start(node, [*spaces, "bash", "-c", _NODE, "node", str(self.folder), node, "apart" if apart else ""])
+        if apart:
+            ready = self.folder / "run" / f"{node}.ready-for-a-network"
+            self._wait(ready.exists, f"{node}'s namespaces")
+            self._join(node)
+            (self.folder / "run" / f"{node}.has-a-network").touch()
+
+    def kill_node(self, node: str) -> None:
+        """As if its power had gone: no process of the node lives on, nothing tells the controller."""
+        self._stop(node, signal.SIGKILL)
+
+    def wait_for_nodes(self, *states: str) -> None:
+        """Waits until every node is in one of the states (default: ready for jobs)."""
+        wanted = states or ("idle", "mixed", "allocated")
+
+        def there() -> bool:
+            found = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
+            return len(found) == self.plan.nodes and all(state in wanted for state in found)
+
+        self._wait(there, f"nodes in state {' or '.join(wanted)}")
+
+    def stop(self) -> None:
+        """Ends all of it. Safe to call twice."""
+        for name in [*self.names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
+            self._stop(name, signal.SIGKILL)
+        if self.network is not None:
+            subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+    @property
+    def bridge(self) -> str:
+        """The bridge's name on this machine."""
+        return f"ghs{self.ports['slurmctld']}"
+
+    # --- up
+
+    def start(self) -> None:
+        """Writes the configuration and starts everything."""
+        for name in ("etc", "spool", "state", "log", "run", "dev", "db"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        for number in range(self.plan.gpus):
+            device = self.folder / "dev" / f"nvidia{number}"
+            done = subprocess.run(["mknod", "-m", "666", str(device), "c", "1", "3"], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise Unavailable(f"no device files can be made here: {done.stderr.strip()}")
+        self._write()
+        if self.network is not None:
+            self._ip("link", "add", self.bridge, "type", "bridge")
+            self._ip("addr", "add", f"{self.address('')}/24", "dev", self.bridge)
+            self._ip("link", "set", self.bridge, "up")
+        run, etc = self.folder / "run", self.folder / "etc"
+        key = etc / "munge.key"
+        key.write_bytes(random.randbytes(128))
+        key.chmod(0o400)
+        if self.plan.accounting:
+            database = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={self.folder / 'db'}"]
+            database += [f"--socket={run / 'my.sock'}", "--bind-address=127.0.0.1", "--skip-grant-tables"]
+            database += [f"--port={self.ports['database']}", "--innodb-flush-log-at-trx-commit=0"]
+            database += [f"--init-file={self._tables()}"]
+            self._start("mariadbd", [*database, "--innodb-buffer-pool-size=64M", f"--pid-file={run / 'my.pid'}"])
+        secrets = ["munged", "-F", "--force", f"--key-file={key}", f"--socket={run / 'munge.sock'}"]
+        self._start("munged", [*secrets, f"--pid-file={run / 'munged.pid'}", f"--seed-file={run / 'munge.seed'}"])
+        self._wait((run / "munge.sock").is_socket, "munged")
+        if self.plan.accounting:
+            self._wait((run / "my.sock").is_socket, "mariadbd")
+            self._start("slurmdbd", ["slurmdbd", "-D"])
+            self._wait(lambda: _answers(self.ports["slurmdbd"]), "slurmdbd")
+            (etc / "accounts").write_text(_ACCOUNTS)
+            self.command("sacctmgr", "-i", "load", str(etc / "accounts"))
+            self.command("sacctmgr", "-i", "add", "qos", "short")
+        for node in self.names:
+            self.start_node(node)
+        self.start_controller()
+        self.wait_for_nodes()
+        (self.folder / "cluster.json").write_text(
+            json.dumps(
+                {
+                    "processes": {each.name: [each.process.pid, _born(each.process.pid)] for each in self._alive()},
+                    "bridge": self.bridge if self.network is not None else None,
+                }
+            )
+        )
+
+    def _write(self) -> None:
+        folder, plan, ports = self.folder, self.plan, self.ports
+        host = os.uname().nodename
+        etc = folder / "etc"
+        lines = [
+            "ClusterName=test",
+            f"SlurmctldHost={host}({self.address('')})",
+            f"SlurmctldPort={ports['slurmctld']}",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={folder}/run/munge.sock",
+            "SlurmUser=root",
+            "SlurmdUser=root",
+            f"StateSaveLocation={folder}/state",
+            f"SlurmdSpoolDir={folder}/spool/%n",
+            f"SlurmctldPidFile={folder}/run/slurmctld.pid",
+            f"SlurmdPidFile={folder}/run/%n.pid",
+            f"SlurmctldLogFile={folder}/log/slurmctld.log",
+            f"SlurmdLogFile={folder}/log/%n.log",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "JobAcctGatherType=jobacct_gather/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core_Memory",
+            "DefMemPerCPU=100",
+            "GresTypes=gpu",
+            "SlurmdParameters=config_overrides",
+            "ReturnToService=2",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
+            "PriorityType=priority/basic",
+            "SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=10000",
+            f"MaxArraySize={plan.array_size}",
+            f"MinJobAge={plan.min_job_age_s}",
+            f"SlurmdTimeout={plan.slurmd_timeout_s}",
+            "KillWait=2",
+            "MessageTimeout=10",
+            "MpiDefault=none",
+            f"PlugStackConfig={folder}/etc/plugstack.conf",
+            *plan.more,
+        ]
+        if plan.accounting:
+            lines += [
+                "AccountingStorageType=accounting_storage/slurmdbd",
+                "AccountingStorageHost=127.0.0.1",
+                f"AccountingStoragePort={ports['slurmdbd']}",
+                f"AccountingStoragePass={folder}/run/munge.sock",
+                "AccountingStorageEnforce=associations,limits,qos",
+                "AccountingStorageTRES=gres/gpu",
+            ]
+            dbd = [
+                "AuthType=auth/munge",
+                f"AuthInfo=socket={folder}/run/munge.sock",
+                f"DbdHost={host}",
+                "DbdAddr=127.0.0.1",
+                f"DbdPort={ports['slurmdbd']}",
+                "SlurmUser=root",
+                "StorageType=accounting_storage/mysql",
+                "StorageHost=127.0.0.1",
+                f"StoragePort={ports['database']}",
+                "StorageUser=root",
+                "StorageLoc=accounting",
+                f"LogFile={folder}/log/slurmdbd.log",
+                f"PidFile={folder}/run/slurmdbd.pid",
+            ]
+            (etc / "slurmdbd.conf").touch(0o600)
+            (etc / "slurmdbd.conf").write_text("\n".join(dbd) + "\n")
+        for node in self.names:
+            lines.append(
+                f"NodeName={node} NodeHostname={node} NodeAddr={self.address(node)} Port={ports[node]} "
+                f"CPUs={plan.cpus} RealMemory={plan.memory_mb} Gres=gpu:fake:{plan.gpus} State=UNKNOWN"
+            )
+        everywhere = f"Nodes={','.join(self.names)}"
+        lines += [
+            f"PartitionName=main {everywhere} Default=YES PriorityTier=10 MaxTime=INFINITE",
+            f"PartitionName=scavenge {everywhere} PriorityTier=1 MaxTime=1-0",
+            f"PartitionName=urgent {everywhere} PriorityTier=50 PreemptMode=OFF",
+            f"PartitionName=closed {everywhere} State=DRAIN",
+            f"PartitionName=brief {everywhere} PriorityTier=10 MaxTime=0:10:00 GraceTime=2",
+        ]
+        (etc / "slurm.conf").write_text("\n".join(lines) + "\n")
+        devices = f"{folder}/dev/nvidia[0-{plan.gpus - 1}]"
+        (etc / "gres.conf").write_text(f"NodeName={','.join(self.names)} Name=gpu Type=fake File={devices}\n")
+        (etc / "plugstack.conf").touch()
+        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+        hosts = ["127.0.0.1 localhost", f"{self.address('')} {host}" if self.network else ""]
+        hosts += [f"{self.address(node)} {node}" for node in self.names]
+        (etc / "hosts").write_text("\n".join(hosts) + "\n")
+
+    def _tables(self) -> Path:
+        """SQL for the one table of the database's own that slurmdbd needs, for its stored procedures."""
+        path = self.folder / "etc" / "tables.sql"
+        mark = "CREATE TABLE IF NOT EXISTS proc "
+        lines = [line for line in _SYSTEM_TABLES.read_text().splitlines() if line.startswith(mark)]
+        path.write_text("\n".join(["CREATE DATABASE IF NOT EXISTS mysql;", "USE mysql;", *lines]) + "\n")
+        return path
+
+    def _join(self, node: str) -> None:
+        pid = self.daemons[node].process.pid
+        cable = f"{self.bridge}{node}"
+        self._ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        self._ip("link", "set", cable, "master", self.bridge, "up")
+        inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
+        for words in (
+            ["link", "set", "lo", "up"],
+            ["addr", "add", f"{self.address(node)}/24", "dev", "eth0"],
+            ["link", "set", "eth0", "up"],
+        ):
+            subprocess.run([*inside, *words], check=True, capture_output=True)
+
+    def _ip(self, *words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Unavailable(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
+        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **self.environment}
+        leash = ["setpriv", "--pdeathsig", "KILL"] if self.tied else []
+        with (self.folder / "log" / f"{name}.out").open("ab") as log:
+            process = subprocess.Popen(
+                [*leash, *words],
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.daemons[name] = _Daemon(name, process)
+
+    def _stop(self, name: str, sign: signal.Signals) -> None:
+        daemon = self.daemons.pop(name, None)
+        if daemon is None:
+            return
+        # The first process of a node's namespaces, with which all others of the node end.
+        first = _children(daemon.process.pid) if name in self.names else {}
+        with suppress(ProcessLookupError):
+            daemon.process.send_signal(sign)
+        daemon.process.wait(_PATIENCE_S)
+        while any(_born(pid) == born for pid, born in first.items()):
+            time.sleep(0.01)
+
+    def _alive(self) -> Iterator[_Daemon]:
+        return (each for each in self.daemons.values() if each.process.poll() is None)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            dead = [name for name, each in self.daemons.items() if each.process.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                raise RuntimeError(f"waited for {what}; ended: {dead}\n{self.logs()}")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+def prepare(folder: Path, plan: Plan, *, tied: bool = True) -> Cluster:
+    """A cluster with ports of its own, not yet started."""
+    reason = why_not(accounting=plan.accounting)
+    if reason is not None:
+        raise Unavailable(reason)
+    names = ["slurmctld", "slurmdbd", "database", *(f"n{number}" for number in range(1, plan.nodes + 1))]
+    network = f"10.{random.randint(100, 250)}.{random.randint(0, 250)}" if plan.apart else None
+    return Cluster(folder, plan, dict(zip(names, _free_ports(len(names)), strict=True)), network, tied)
+
+
+@contextmanager
+def cluster(plan: Plan) -> Iterator[Cluster]:
+    """A cluster in a folder of its own that every user of this machine can read; gone without a trace afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuherd-slurm-", dir="/tmp"))
+    try:
+        with prepare(folder, plan) as made:
+            made.start()
+            yield made
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def take_down(folder: Path) -> None:
+    """Ends a cluster that another process started, and removes its folder."""
+    known = json.loads((folder / "cluster.json").read_text())
+    for pid, born in known["processes"].values():
+        if _born(pid) == born:
+            os.kill(pid, signal.SIGKILL)
+    for pid, born in known["processes"].values():
+        deadline = time.monotonic() + _PATIENCE_S
+        while _born(pid) == born and time.monotonic() < deadline:
+            time.sleep(0.02)
+    if known["bridge"]:
+        subprocess.run(["ip", "link", "del", known["bridge"]], capture_output=True)
+    shutil.rmtree(folder)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below those that the kernel gives to clients, each free a moment ago."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randint(12000, 31000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            found.add(port)
+    return list(found)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _born(pid: int) -> str | None:
+    """When a process began, in the kernel's ticks; None for one that is gone or only waits to be buried."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _children(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and when each began."""
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {int(word): born for word in words if (born := _born(int(word))) is not None}
+
+
+def main() -> int:
+    """``up`` and ``down`` by hand."""
+    parser = argparse.ArgumentParser(prog="python -m tests.slurm.cluster", description=__doc__)
+    parser.add_argument("action", choices=("up", "down"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--apart", action="store_true", help="each node in a network of its own")
+    parser.add_argument("--no-accounting", action="store_true", help="without slurmdbd: sacct is switched off")
+    args = parser.parse_args()
+    folder = args.folder.absolute()
+    if args.action == "down":
+        take_down(folder)
+        return 0
+    plan = Plan(nodes=args.nodes, gpus=args.gpus, apart=args.apart, accounting=not args.no_accounting)
+    try:
+        prepared = prepare(folder, plan, tied=False)
+        prepared.start()
+    except Unavailable as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    except BaseException:
+        prepared.stop()
+        raise
+    print(f"export SLURM_CONF={prepared.environment['SLURM_CONF']}")
+    sys.stdout.flush()
+    os._exit(0)  # The daemons stay; they are not ours any more.
+
+
+if __name__ == "__main__":
+    sys.exit(main())

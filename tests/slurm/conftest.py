@@ -1,0 +1,145 @@
+"""One SLURM for all tests of a session that ask for it, and engines that talk to it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.patience import wait_until
+from tests.slurm.cluster import Cluster, Plan, Unavailable, cluster, why_not
+
+from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.slurm.engine import SlurmEngine
+
+
+class Hand:
+    """Hands batches to an engine and follows them, as a test's own little follower."""
+
+    def __init__(self, engine: SlurmEngine, folder: Path):
+        self.engine = engine
+        self.folder = folder
+        self.tickets: dict[int, Ticket] = {}
+        self._batches = 0
+
+    def over(
+        self,
+        *command: str,
+        count: int = 1,
+        after: tuple[str, ...] = (),
+        at_once: int | None = None,
+        placement: Placement | None = None,
+    ) -> list[int]:
+        """Hands a batch over; the numbers of its attempts. The command's last word is the index."""
+        self._batches += 1
+        first = len(self.tickets) + 1
+        batch = Batch(
+            name=f"{self.folder.name}-{self._batches}",
+            placement=placement or Placement(gpus=1),
+            parcels=tuple(Parcel(attempt=first + at, title=f"job {first + at}") for at in range(count)),
+            command=command,
+            folder=self.folder,
+            after=after,
+            at_once=at_once,
+        )
+        handles = self.engine.submit(batch)
+        assert len(handles) == count
+        for index, (parcel, handle) in enumerate(zip(batch.parcels, handles, strict=True)):
+            self.tickets[parcel.attempt] = Ticket(parcel.attempt, batch.name, index, handle)
+        return [parcel.attempt for parcel in batch.parcels]
+
+    def handle(self, attempt: int) -> str:
+        handle = self.tickets[attempt].handle
+        assert handle is not None
+        return handle
+
+    def look(self) -> dict[int, Sighting]:
+        return dict(self.engine.look(list(self.tickets.values())))
+
+    def sighting(self, attempt: int) -> Sighting:
+        return self.look()[attempt]
+
+    def until(self, condition: Callable[[dict[int, Sighting]], bool]) -> dict[int, Sighting]:
+        """Looks until it is true of what is seen; what is seen then."""
+        seen: dict[int, Sighting] = {}
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.look()
+            return condition(seen)
+
+        wait_until(there, every_s=0.1, told=lambda: str(seen))
+        return seen
+
+    def until_ended(self, *attempts: int) -> dict[int, Sighting]:
+        return self.until(lambda seen: all(seen[each].phase is Phase.ENDED for each in attempts or self.tickets))
+
+    def until_running(self, *attempts: int) -> dict[int, Sighting]:
+        return self.until(lambda seen: all(seen[each].phase is Phase.RUNNING for each in attempts))
+
+
+HandTo = Callable[..., Hand]
+
+
+@pytest.fixture(scope="session")
+def _session_cluster() -> Iterator[Cluster]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        with cluster(Plan()) as made:
+            yield made
+    except Unavailable as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture
+def slurm(_session_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The session's cluster: one node of 8 GPUs, with accounting. What a test starts there it ends."""
+    monkeypatch.setenv("SLURM_CONF", _session_cluster.environment["SLURM_CONF"])
+    return _session_cluster
+
+
+@pytest.fixture
+def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Plan], Cluster]]:
+    """``own_cluster(Plan(...))`` starts another one, for this test alone."""
+    made = []
+
+    def start(plan: Plan) -> Cluster:
+        reason = why_not(accounting=plan.accounting)
+        if reason is not None:
+            pytest.skip(reason)
+        context = cluster(plan)
+        try:
+            found = context.__enter__()
+        except Unavailable as problem:
+            pytest.skip(str(problem))
+        made.append(context)
+        monkeypatch.setenv("SLURM_CONF", found.environment["SLURM_CONF"])
+        return found
+
+    yield start
+    for context in made:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def hand() -> Iterator[HandTo]:
+    """``hand(partition="main")`` makes an engine, and what hands jobs to it. All of them are cancelled at the end."""
+    hands: list[Hand] = []
+
+    def make(**options: object) -> Hand:
+        # Where every node and user can read; its name makes those of the batches unlike any other's.
+        folder = Path(tempfile.mkdtemp(prefix="hand-", dir="/tmp"))
+        hands.append(Hand(SlurmEngine(EngineOptions(engine="slurm", **options)), folder))  # type: ignore[arg-type]
+        return hands[-1]
+
+    yield make
+    for each in hands:
+        with suppress(EngineAway):
+            each.engine.cancel([ticket.handle for ticket in each.tickets.values() if ticket.handle is not None])
+        shutil.rmtree(each.folder, ignore_errors=True)
