@@ -50,7 +50,9 @@ def plainly(free: list[int], jobs: Sequence[WaitingJob]) -> list[tuple[int, int]
 
 @settings(max_examples=25, deadline=None)
 @given(
-    crowded=st.lists(st.tuples(st.integers(0, MACHINES - 1), st.integers(1, EACH)), max_size=30, unique_by=lambda x: x[0]),
+    crowded=st.lists(
+        st.tuples(st.integers(0, MACHINES - 1), st.integers(1, EACH)), max_size=30, unique_by=lambda x: x[0]
+    ),
     asked=st.lists(st.sampled_from([1, 1, 1, 2, 4, 8]), max_size=40),
 )
 def test_decisions_on_ten_thousand_gpus_are_those_of_the_plain_rules(
@@ -99,7 +101,9 @@ def pool() -> Pool:
         max_size=20,
         unique_by=lambda job: job.id,
     ),
-    st.lists(st.sampled_from(["free", "ours", "ours till 100", "returning", "stranger", "shared"]), min_size=8, max_size=8),
+    st.lists(
+        st.sampled_from(["free", "ours", "ours till 100", "returning", "stranger", "shared"]), min_size=8, max_size=8
+    ),
     st.integers(1, 9),
 )
 def test_what_is_not_explained_is_decided_in_the_same_way(jobs: list[WaitingJob], kinds: list[str], most: int) -> None:

@@ -276,10 +276,7 @@ def test_pages(scene: Scene) -> None:
 def test_pages_of_waiting_jobs_are_parts_of_one_order_whatever_keeps_them(scene: Scene, order: str) -> None:
     """With GPUs and without, of two rounds, paused, and with needs that are not met."""
     scene.queue.submit(
-        [
-            job(f"job-{i:02}", gpus=i % 3, priority=i % 2, round=i // 12, cost=float(i * 7 % 5))
-            for i in range(24)
-        ]
+        [job(f"job-{i:02}", gpus=i % 3, priority=i % 2, round=i // 12, cost=float(i * 7 % 5)) for i in range(24)]
         + [job(f"after-{i}", needs=("job-00",), gpus=i) for i in range(3)]
     )
     scene.queue.pause(["job-05", "job-10", "job-22"], "someone", clock.mono())
@@ -289,9 +286,7 @@ def test_pages_of_waiting_jobs_are_parts_of_one_order_whatever_keeps_them(scene:
     file.keep_time(0.0, lambda: Standing(pid=os.getpid(), settings={"order": order}))
     with closing(sqlite3.connect(scene.run.queue)) as rows:
         longest = "rank DESC, " if order == "longest" else ""
-        found = rows.execute(
-            f"SELECT name FROM jobs ORDER BY blocked > 0 OR held, round, priority DESC, {longest}id"  # noqa: S608
-        )
+        found = rows.execute(f"SELECT name FROM jobs ORDER BY blocked > 0 OR held, round, priority DESC, {longest}id")
         expected = [name for (name,) in found]
     assert len(expected) == 27
     for offset in range(0, 27, 4):

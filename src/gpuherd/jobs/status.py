@@ -128,7 +128,8 @@ def _paused(reader: QueueReader, submission: int) -> int:
     if not (reader.has("jobs", "held") and reader.has("attempts", "paused")):
         return 0
     row = reader.one(
-        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND submission = ?)"
+        # The plus: by the index of those that are held, which are few, and not by that of all of a submission.
+        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND +submission = ?)"
         " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
         (submission,),
     )
@@ -139,7 +140,7 @@ def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
     """The first waiting jobs that are held, by name."""
     if not reader.has("jobs", "held"):
         return ()
-    query = "SELECT name FROM jobs WHERE held = 1 AND submission = ? ORDER BY id LIMIT ?"
+    query = "SELECT name FROM jobs WHERE held = 1 AND +submission = ? ORDER BY id LIMIT ?"
     return tuple(row["name"] for row in reader.rows(query, (submission, _HELD_NAMED)))
 
 

@@ -7,6 +7,7 @@ knows no jobs and no time.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from gpuherd.simulate.cluster import Machine
 
@@ -51,10 +52,13 @@ class Nodes:
         return None
 
     def emptiest(self, nodes: int, gpus: int, memory_mb: int | None) -> tuple[int, ...]:
-        """So many nodes that are large enough, those with the most GPUs free first."""
-        suits = [node for node in range(len(self.sizes)) if self._suits(node, gpus, memory_mb)]
-        suits.sort(key=lambda node: -len(self.free[node]))
-        return tuple(suits[:nodes])
+        """So many nodes that are large enough, those with the most GPUs free first, without those set aside."""
+        found: list[int] = []
+        for free in range(max(self.sizes), -1, -1):
+            for mb, by_free in self._by_free.items():
+                if mb >= (memory_mb or 0):
+                    found += islice((node for node in by_free[free] if self.sizes[node] >= gpus), nodes - len(found))
+        return tuple(found)
 
     def set_aside(self, nodes: Collection[int]) -> None:
         """``find`` passes them over from now on."""
