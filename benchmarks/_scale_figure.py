@@ -51,9 +51,8 @@ def picture(found: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         drawn.append(f'<text x="{_LEFT - 8}" y="{y(used) + 4}" text-anchor="end">{used:.0%}</text>')
     for at_most in range(0, most + 1, 500):
         drawn.append(f'<text x="{x(at_most)}" y="{y(0) + 18}" text-anchor="middle">{at_most}</text>')
-    drawn.append(
-        f'<text x="{x(most / 2)}" y="{_HEIGHT - 8}" text-anchor="middle">jobs in the cluster\'s hands (--at-most)</text>'
-    )
+    below = "jobs in the cluster's hands (--at-most)"
+    drawn.append(f'<text x="{x(most / 2)}" y="{_HEIGHT - 8}" text-anchor="middle">{below}</text>')
     for place, (look, points) in enumerate(found.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         path = " ".join(f"{x(at_most)},{y(used)}" for at_most, used in points)

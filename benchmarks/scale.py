@@ -50,9 +50,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         "unit": "ms of CPU",
         "queue": {str(size): _child("queue", str(size)) for size in jobs},
         "decision": {str(size): _child("decision", str(size)) for size in (8, 64, 512, 4096, 10_000)},
-        "one_machine": {
-            str(size): _child("one_machine", str(size)) for size in (8, 64, 512, *(() if quick else (4096,)))
-        },
+        "one_machine": {str(size): _child("one_machine", str(size)) for size in (8, 64, 512)},
         "reports": {str(size): _child("reports", str(size)) for size in few},
         "manifest": {str(size): _child("manifest", str(size)) for size in (1, 100, 1_000, 10_000)},
         "slurm_text": {str(size): _child("slurm_text", str(size)) for size in few},

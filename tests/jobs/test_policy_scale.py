@@ -37,9 +37,9 @@ def plainly(free: list[int], jobs: Sequence[WaitingJob]) -> list[tuple[int, int]
     """What starts, and on which machine: the rules for jobs that wait for our own GPUs, in the order of their ids."""
     left, kept, found = list(free), None, []
     for job in jobs:
-        fits = [(count, place) for place, count in enumerate(left) if count >= job.gpus and place != kept]
+        fits = [place for place, count in enumerate(left) if count >= job.gpus and place != kept]
         if fits:
-            count, place = min(fits)
+            place = min(fits, key=lambda place: (left[place], place))
             left[place] -= job.gpus
             found.append((job.id, place))
         elif job.gpus > 1 and kept is None:

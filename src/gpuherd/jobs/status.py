@@ -210,9 +210,7 @@ def _count(reader: QueueReader, where: str, values: tuple[object, ...]) -> int:
     return 0 if found is None else int(found[0])
 
 
-def _waiting(
-    reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int
-) -> Sequence[sqlite3.Row]:
+def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Sequence[sqlite3.Row]:
     """Waiting jobs in the order of ``_order``: those that could run from the indexes that the dispatcher goes by, which
     hold those with GPUs and those without apart."""
     order, where = _order(reader, JobState.WAITING, longest_first), "submission = ? AND state = 'waiting'"
