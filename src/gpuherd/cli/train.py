@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from gpuherd.cli.engine_key import fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
@@ -42,6 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs it. Returns its exit code."""
+    fill_from_yaml(args, TrainOptions, key_of(_file(args), args.overrides))
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
@@ -62,3 +64,13 @@ def run(args: argparse.Namespace) -> int:
         plan = None if training.plan is None else training.plan.to_dict()
         print(json.dumps({"exit_code": int(code), "plan": plan, "summary": training.summary}, indent=2))
     return code
+
+
+def _file(args: argparse.Namespace) -> str | None:
+    """The configuration that will be read: the one that is named, or that of the training that goes on."""
+    if hasattr(args, "config") or not hasattr(args, "output"):
+        return getattr(args, "config", None)
+    from gpuherd.posttrain.learning.folder import TrainDirectory
+
+    kept = TrainDirectory(args.output).config
+    return str(kept) if kept.exists() else None

@@ -171,7 +171,9 @@ def _check(options: EngineOptions | ClusterOptions) -> None:
         object.__setattr__(options, name, tuple(getattr(options, name)))
     strange = foreign(options.engine)
     for each in fields(options):
-        if each.name in strange and getattr(options, each.name) != each.default:
+        # One of the same name may mean another thing: what a job says of itself holds anywhere.
+        ours = each.name in strange and each.metadata["option"].group == "engine"
+        if ours and getattr(options, each.name) != each.default:
             flag = f"--{each.name.replace('_', '-')}"
             raise UsageError(f"{flag} is for --engine {_meant(each.name)}, and this is {options.engine}")
 

@@ -128,6 +128,8 @@ def attempt_row(row: sqlite3.Row) -> AttemptRow:
         paused_s=row["paused_s"],
         peak_mb=row["peak_mb"],
         shared_mb=row["shared_mb"],
+        engine=row["engine"],
+        node=row["node"],
     )
 
 

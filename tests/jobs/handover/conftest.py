@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,11 @@ from tests.jobs.handover.process_engine import Orders, ProcessEngine, State
 from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.control import Answer, Control, send
-from gpuherd.jobs.handover import opening
-from gpuherd.jobs.wishes import ControlKind
+from gpuherd.jobs.control import send
+from gpuherd.jobs.handover import handover, opening
+from gpuherd.jobs.wishes import Answer, Control, ControlKind
+
+_FOLLOWER = Path(__file__).parent / "follower.py"
 
 
 class Cluster:
@@ -59,6 +64,7 @@ class Cluster:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster that ``--engine slurm`` and ``--engine ray`` find in place of the real ones."""
     made = Cluster(tmp_path / "cluster")
+    monkeypatch.setattr(handover, "PATIENCE_S", 0.5)
     monkeypatch.setattr(opening, "make", lambda options: made.engine(options.engine))
     yield made
     made.close()
@@ -113,7 +119,8 @@ class Run:
             return {name: str(state) for name, state in queue.states().items()}
 
     def metrics(self) -> dict[str, Any]:
-        return json.loads(self.directory.gpu_metrics.read_text())
+        found: dict[str, Any] = json.loads(self.directory.gpu_metrics.read_text())
+        return found
 
 
 @pytest.fixture
@@ -123,6 +130,50 @@ def run(tmp_path: Path) -> Iterator[Run]:
     if made._thread is not None and made._thread.is_alive():
         made.ask(ControlKind.STOP)
         made._thread.join(60)
+
+
+class Follower:
+    """A follower in a process of its own (``follower.py``), to be killed."""
+
+    def __init__(self, run: Run, cluster: Cluster, folder: Path, grace_s: float = 0.3):
+        self._run = run
+        self._cluster = cluster
+        self._plan = folder / "plan.json"
+        self._out = folder / "follower.out"
+        self._grace_s = grace_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, jobs: list[Job], engine: str = "slurm", **options: Any) -> Follower:
+        plan = {
+            "root": str(self._run.directory.root),
+            "cluster": str(self._cluster.root),
+            "jobs": [asdict(job) for job in jobs],
+            "options": {"engine": engine, **options},
+            "grace_s": self._grace_s,
+        }
+        self._plan.write_text(json.dumps(plan))
+        with self._out.open("wb") as out:
+            words = [sys.executable, str(_FOLLOWER), str(self._plan)]
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        return self
+
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def wait_for(self, words: str) -> None:
+        wait_until(lambda: words in self.out(), told=self.out)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.join()
+
+    def join(self, within_s: float = 100) -> int:
+        assert self._process is not None
+        return self._process.wait(within_s)
 
 
 MakeJob = Callable[..., Job]

@@ -1,9 +1,9 @@
 """A small engine of the tests' own: real processes on this machine, and nothing of ours in it.
 
 It stands for what is outside: a scheduler that takes arrays, keeps their order, gives out places and GPUs, starts
-leaders on nodes, and ends them. A process for each batch (``python process_engine.py STATE BATCH.json``) does that and
-lives on when whoever submitted it dies; all it knows lies in a folder of files, so that anybody can ask. A test tells it
-what to do by files in that folder: see ``Orders``.
+leaders on nodes, and ends them. A process for each batch (``python process_engine.py STATE BATCH``) does that and lives
+on when whoever submitted it dies; all it knows lies in a folder of files, so that anybody can ask. A test tells it what
+to do by files in that folder: see ``Orders``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class State:
             folder.mkdir(parents=True, exist_ok=True)
 
     def parcel(self, handle: str) -> dict[str, Any]:
-        return json.loads((self.parcels / handle).read_text())
+        told: dict[str, Any] = json.loads((self.parcels / handle).read_text())
+        return told
 
     def end(self, handle: str) -> str | None:
         with suppress(OSError):
@@ -55,7 +56,8 @@ class State:
 
     def order(self, handle: str) -> dict[str, Any] | None:
         with suppress(OSError):
-            return json.loads((self.root / f"order.{handle}").read_text())
+            told: dict[str, Any] = json.loads((self.root / f"order.{handle}").read_text())
+            return told
         return None
 
 
@@ -245,7 +247,8 @@ class Scheduler:
         write(state.batches / f"{batch['name']}.json", json.dumps({**batch, "pid": os.getpid()}))
 
     def run(self) -> None:
-        waiting, running = list(self.parcels), []
+        waiting = list(self.parcels)
+        running: list[Parcel] = []
         while waiting or running:
             for parcel in tuple(waiting):
                 if self._is_ended_in_line(parcel):

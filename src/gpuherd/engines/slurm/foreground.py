@@ -7,7 +7,6 @@ terminal, where there is one, is the command's own.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.cluster import Placement
@@ -53,7 +52,7 @@ def srun(
 
 
 def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
-    """What srun inherits, and the command after it: GPUs are as SLURM gives them, and none where none were asked for."""
+    """What srun inherits, and the command after it. GPUs are as SLURM gives them, none where none were asked for."""
     found = {**commands.environment(own), _ORDER: "PCI_BUS_ID"}
     found.pop(_VISIBLE, None)
     if asked.gpus == 0:
@@ -67,11 +66,7 @@ def _on_the_node(argv: Sequence[str], asked: Placement, setup: Sequence[str]) ->
     """The command behind a shell that becomes it, after the user's own lines."""
     hidden = [f"export {_VISIBLE}="] if asked.gpus == 0 else []
     several = _RENDEZVOUS if asked.nodes > 1 else ()
-    lines = [f"unset {' '.join(_EXIT_CODES)}", *hidden, *several, *setup, 'exec "$@"']
+    ours = "; ".join([f"unset {' '.join(_EXIT_CODES)}", *hidden, *several])
+    text = "\n".join([ours, *setup, 'exec "$@"']) if setup else f'{ours}; exec "$@"'
     # As in a script for sbatch: what sites define for their users ("module") they define for bash.
-    return ["/bin/bash" if setup else "/bin/sh", "-c", "\n".join(lines), "gpuherd-run", *argv]
-
-
-def in_words(words: Sequence[str]) -> str:
-    """The same to look at: as it could be typed."""
-    return shlex.join(words)
+    return ["/bin/bash" if setup else "/bin/sh", "-c", text, "gpuherd-run", *argv]

@@ -163,7 +163,7 @@ def notice_s(wanted_s: float, time_s: float | None) -> int:
 
 
 def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
-    """The user's own words for sbatch or srun. Raises UsageError for one that is none, or that we must say ourselves."""
+    """The user's own words for sbatch or srun. Raises UsageError for what is no option, or is ours to say."""
     for word in words:
         name = word.partition("=")[0]
         if not word.startswith("-") or word in ("-", "--"):

@@ -5,6 +5,7 @@ told into the words of an end. What an end means for the job is decided where th
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +119,8 @@ class Collecting:
             seen=Seen(gpus=record.gpus, peak_mb=None if report is None else report.peak_mb),
             has_result=None if report is None else report.has_result,
             told=told,
-            rest_s=back_off_s(record.number) if over.rests else 0.0,
+            # Up to a whole second: those that were lost together go again together.
+            rest_s=math.ceil(at + back_off_s(record.number)) - at if over.rests else 0.0,
         )
 
 

@@ -64,6 +64,12 @@ class Following:
         return [each for each in self.open.values() if each.has_begun]
 
     @property
+    def gone(self) -> frozenset[str]:
+        """The engine's words for those that it calls ended or does not know, or of which an end was reported."""
+        gone = (each for each in self.open.values() if each.gone_since is not None or each.ended is not None)
+        return frozenset(each.handed.handle for each in gone if each.handed.handle is not None)
+
+    @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
         if self.touched:
@@ -146,9 +152,9 @@ class Following:
         self.touched.update(self.open)
         if records:
             begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
+            out = "1 job is" if len(records) == 1 else f"{len(records)} jobs are"
             self._tell.notice(
-                f"{len(records)} jobs are in the hands of {self._asking.title} from before ({begun_before} had begun);"
-                " they are followed again"
+                f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
             )
 
     def _look(self, now: float) -> None:

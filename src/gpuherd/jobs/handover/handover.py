@@ -30,7 +30,7 @@ from gpuherd.jobs.handover.collecting import Collecting
 from gpuherd.jobs.handover.folder import Folder
 from gpuherd.jobs.handover.following import Following
 from gpuherd.jobs.handover.handing import AGAIN_S, Handing
-from gpuherd.jobs.handover.picture import in_line_sentence, title_of
+from gpuherd.jobs.handover.picture import in_line_sentence
 from gpuherd.jobs.handover.sending import Sending
 from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.job import Job
@@ -46,6 +46,7 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.standing import Standing, StandingFile
 from gpuherd.jobs.stopping import Ask, StopSignals
 from gpuherd.jobs.supervisor import GRACE_S, Supervisor
+from gpuherd.jobs.whereabouts import engine_name
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,6 @@ class Handover:
         engine: what takes the jobs; the caller closes it.
         jobs: what was submitted, to see before the start that it can be had there at all.
         grace_s: seconds between SIGTERM and SIGKILL, on the nodes.
-        patience_s: seconds that a report may be on its way, beyond the grace.
 
     Raises JobCannotFit when none of the jobs could ever run there, and what ``Engine.check`` raises.
     """
@@ -82,7 +82,6 @@ class Handover:
         load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
         on_ready: Callable[[], None] = lambda: None,
         grace_s: float = GRACE_S,
-        patience_s: float = PATIENCE_S,
     ):
         self._queue = queue
         self._run = run
@@ -92,7 +91,7 @@ class Handover:
         self._on_ready = on_ready
         self._grace_s = grace_s
         self.options = options
-        self._title = title_of(engine.name)
+        self._title = engine_name(engine.name)
         self._asking = Asking(engine, self._tell, self._title)
         self._folder = Folder(run)
         self._endings = Endings(queue, run, self._tell, HealthBook(queue))
@@ -102,7 +101,7 @@ class Handover:
             self._tell,
             self._asking,
             self._folder,
-            Collecting(run, self._asking, self._folder, grace_s + patience_s),
+            Collecting(run, self._asking, self._folder, grace_s + PATIENCE_S),
             self._endings,
             self._note_change,
         )

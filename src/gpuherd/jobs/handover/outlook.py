@@ -10,15 +10,13 @@ from gpuherd.engines.options import LOCAL
 from gpuherd.jobs.handover.decision import placement_of
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.supervisor import GRACE_S
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 
 def would_ask(job: Job, options: DispatchOptions) -> Placement:
     """What the job asks of the engine at its first attempt."""
-    queued = QueuedJob(0, job, tries=0, attempts=0, not_before=0.0, avoid=frozenset(), ready_at=0.0)
-    return placement_of(queued, options, TimeLimits.of(job, options), GRACE_S)
+    return placement_of(job, job.gpus, options, TimeLimits.of(job, options), GRACE_S)
 
 
 def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:

@@ -8,17 +8,6 @@ from collections.abc import Iterable
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.handover.followed import Followed
 
-_TITLES = {"slurm": "SLURM", "ray": "Ray"}
-
-
-def title_of(engine: str) -> str:
-    """What people call the engine.
-
-    >>> title_of("slurm")
-    'SLURM'
-    """
-    return _TITLES.get(engine, engine)
-
 
 def in_line_sentence(followed: Iterable[Followed], title: str) -> str | None:
     """How many wait in the engine, and what it says most often why; None when none does."""

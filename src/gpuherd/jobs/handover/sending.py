@@ -27,7 +27,9 @@ from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 # Jobs that are looked at beyond those that can go, to say what waits.
 _BEYOND = 8
-# Fewer places than this part of all are filled only now and then: each hand-over is a question to the engine.
+# Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
+# are fewer places than this part of all.
+_SHORTLY_S = 1.0
 _FEW = 10
 
 
@@ -58,6 +60,7 @@ class Sending:
         self._endings = endings
         self._disk = disk
         self._grace_s = grace_s
+        self._again_at = 0.0
         self._refill_at = 0.0
         self.due_at: float | None = 0.0
         self.waits: Sequence[Wait] = ()
@@ -94,10 +97,14 @@ class Sending:
             handing.again_at, self.due_at = None, now
         if self.due_at is None or now < self.due_at:
             return
+        if now < self._again_at:
+            self.due_at = self._again_at
+            return
         self.due_at = None
         self._disk.look(now)
         while self._decide(handing, following, now):
-            pass
+            self._again_at = now + min(_SHORTLY_S, self._asking.engine.look_s)
+            self._refill_at = now + self._asking.engine.look_s
         if self._asking.away is not None:
             self.soon(self._asking.due_at)
         later = self._queue.next_not_before(clock.wall())
@@ -116,7 +123,7 @@ class Sending:
         at_most, option = self.options.at_most, "--at-most"
         if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
             at_most, option = self.options.max_concurrent, "--max-concurrent"
-        candidates = self._candidates(max(0, at_most - len(following.open)))
+        candidates = self._candidates(max(0, at_most - len(following.open)), following)
         jobs = {each.queued.id: each.queued for each in candidates}
         limits = Limits(
             at_most=at_most,
@@ -132,7 +139,6 @@ class Sending:
                 raise problem
         for group in decision.groups:
             outgoing = handing.hand_over(group)
-            self._refill_at = now + self._asking.engine.look_s
             following.add(outgoing.followed)
             self._refused(outgoing, following)
             if handing.again_at is not None or self._asking.away is not None:
@@ -142,11 +148,13 @@ class Sending:
         stuck = handing.again_at is not None or self._asking.away is not None
         return bool(decision.groups or decision.refused) and not stuck
 
-    def _candidates(self, places: int) -> list[Candidate]:
+    def _candidates(self, places: int, following: Following) -> list[Candidate]:
         wall, engine = clock.wall(), self._asking.engine
         found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
         if engine.chains and places:
-            found += [Candidate(*pair) for pair in self._queue.following(engine.name, places, wall)]
+            # What has ended there in some way, though we don't know yet in which, is nothing to follow.
+            pairs, gone = self._queue.following(engine.name, places, wall), following.gone
+            found += [Candidate(queued, after) for queued, after in pairs if gone.isdisjoint(after)]
         return found
 
     def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:

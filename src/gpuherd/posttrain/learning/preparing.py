@@ -12,7 +12,7 @@ from gpuherd.posttrain.learning.folder import FORMAT, KIND, TrainDirectory
 from gpuherd.posttrain.learning.reading import as_yaml, read_config
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
-_FREE = ("description", "tags", "output_dir", "distributed")
+_FREE = ("description", "tags", "output_dir", "distributed", "engine")
 _FREE_OF_TRAINING = (
     "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
     "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
