@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -223,7 +224,7 @@ def test_counts_that_need_not_be_exact_are_a_moment_old_where_counting_takes_lon
         assert queue.counts(exact=False).waiting == 1
         queue.add([Job(name="b", argv=("true",))])
         assert queue.counts(exact=False).waiting == 2
-        monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.1) or now[-1])
+        monkeypatch.setattr(time, "monotonic", _slow_clock(now))
         queue.add([Job(name="c", argv=("true",))])
         assert queue.counts(exact=False).waiting == 3
         queue.add([Job(name="d", argv=("true",))])
@@ -232,6 +233,16 @@ def test_counts_that_need_not_be_exact_are_a_moment_old_where_counting_takes_lon
         queue.add([Job(name="e", argv=("true",))])
         now.append(now[-1] + 3.0)
         assert queue.counts(exact=False).waiting == 5
+
+
+def _slow_clock(now: list[float]) -> Callable[[], float]:
+    """A tenth of a second goes by with every look at it."""
+
+    def look() -> float:
+        now.append(now[-1] + 0.1)
+        return now[-1]
+
+    return look
 
 
 def test_counts_of_a_transaction_that_was_taken_back_are_forgotten(tmp_path: Path) -> None:
