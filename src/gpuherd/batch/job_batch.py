@@ -44,6 +44,7 @@ class BatchOptions(DispatchOptions):
         1, help="further tries for jobs that don't say how many", parse=count, metavar="N", group="jobs"
     )
     dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="jobs")
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain JSON values."""

@@ -108,7 +108,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     with closing(DispatcherLock(directory.lock)):
         directory.write_run_record(run_record(args.file, options, jobs))
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
-        outcome = run_jobs(jobs, options, directory, display=shown)
+        outcome = run_jobs(jobs, options, directory, display=shown, enqueue_only=options.enqueue_only)
     print_outcome(console, outcome, directory)
     if args.json:
         _print_json(_outcome_entry(outcome, directory))

@@ -250,7 +250,15 @@ class ESDExperiment:
     def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
         rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
         with display(self.console) as shown:
-            return run_jobs(jobs, self.config, self.directory, rerun=rerun, before=self._begin, display=shown)
+            return run_jobs(
+                jobs,
+                self.config,
+                self.directory,
+                rerun=rerun,
+                before=self._begin,
+                display=shown,
+                enqueue_only=self.config.enqueue_only,
+            )
 
     def _begin(self) -> None:
         """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""

@@ -22,7 +22,7 @@ from gpuherd.jobs.options import foreign
 # What a run is about: the same again, or it is another run.
 OF_THE_LIST = ("model_list", "single_model", "base_model", "limit", "mode")
 # Neither kept nor changed: said anew each time. The record keeps of a webhook only its host.
-OF_THE_MOMENT = ("overwrite", "dry_run", "webhook", "output_dir")
+OF_THE_MOMENT = ("overwrite", "dry_run", "enqueue_only", "webhook", "output_dir")
 
 
 @dataclass(frozen=True, slots=True)

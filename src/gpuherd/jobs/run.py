@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.durable import atomic_write
@@ -44,6 +45,7 @@ def run_jobs(
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
     grace_s: float = GRACE_S,
+    enqueue_only: bool = False,
 ) -> Outcome:
     """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
 
@@ -61,6 +63,7 @@ def run_jobs(
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.live.display``).
         grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
+        enqueue_only: put the jobs into the queue and raise Enqueued: another call, or ``work_off``, runs them.
 
     Raises:
         CannotWrite: the folder can't be written.
@@ -76,6 +79,8 @@ def run_jobs(
         before()
         queue.submit(jobs, rerun)
 
+    if enqueue_only:
+        raise _enqueued(run, options, prepare)
     return _run(
         run,
         options,
@@ -104,6 +109,18 @@ def work_off(
     ``run_jobs``; NoSuchGpu comes at once, though no job may want a GPU for days.
     """
     return _run(run, options, display, on_event, serve=serve, on_ready=on_ready, grace_s=grace_s)
+
+
+def _enqueued(run: RunDirectory, options: GpuOptions, prepare: Callable[[Queue], None]) -> Enqueued:
+    """Puts the jobs into the queue; what to raise then."""
+    run.create()
+    with closing(DispatcherLock(run.lock)), Queue(run.queue) as queue:
+        try:
+            refuse_other_hands(queue, run, dispatch_options(options))
+            prepare(queue)
+            return Enqueued(run.root, queue.counts().waiting)
+        except sqlite3.OperationalError as problem:
+            raise cannot_write(run.queue, problem, "give the same command again") from problem
 
 
 def _run(

@@ -118,8 +118,8 @@ def _mismatch(address: str, text: str) -> str:
         return f"can't join the Ray cluster at {address}: {text}"
     (theirs, their_python), (ours, our_python) = versions[:2]
     return (
-        f"the Ray cluster at {address} runs Ray {theirs} with Python {their_python}, and here is Ray {ours} with Python "
-        f"{our_python}; use the cluster's versions here (pip install 'ray[default]=={theirs}')"
+        f"the Ray cluster at {address} runs Ray {theirs} with Python {their_python}, and here is Ray {ours} with "
+        f"Python {our_python}; use the cluster's versions here (pip install 'ray[default]=={theirs}')"
     )
 
 

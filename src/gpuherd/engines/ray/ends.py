@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 
 from ray import exceptions
+from ray.job_submission import JobDetails
 
 from gpuherd.engines.cluster import End
+from gpuherd.errors import ExitCode
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
-_NODE_IS_GONE = re.compile(r"node (?:it was running on |has )?(?:is dead|was terminated|died|has died)|node.{0,80} died")
+_MADE_ROOM = ExitCode.BUSY  # as a leader ends that was asked to
+_TIMEOUT = 124  # as the program ``timeout`` ends that has asked it
+_OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
 
 
 def end_of(error: BaseException) -> tuple[End, str]:
@@ -24,7 +28,9 @@ def end_of(error: BaseException) -> tuple[End, str]:
         return End.CANCELLED, "its placement group was removed in Ray"
     if isinstance(cause, exceptions.OutOfMemoryError):
         return End.OUT_OF_MEMORY, _first_line(str(cause))
-    if isinstance(cause, exceptions.NodeDiedError | exceptions.LocalRayletDiedError | exceptions.TaskUnschedulableError):
+    if isinstance(
+        cause, exceptions.NodeDiedError | exceptions.LocalRayletDiedError | exceptions.TaskUnschedulableError
+    ):
         return End.NODE_LOST, _first_line(str(cause))
     if isinstance(cause, exceptions.WorkerCrashedError):
         return End.FAILED, "Ray's worker died while it led the job"
@@ -33,21 +39,44 @@ def end_of(error: BaseException) -> tuple[End, str]:
     return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
 
 
-def end_of_job(status: str, error_type: str | None, message: str | None) -> tuple[End, str | None]:
+def end_of_leader(code: int, *, time_was_up: bool) -> tuple[End, str | None]:
+    """What the exit code of an attempt's leader says."""
+    if code == 0:
+        return End.OK, None
+    if code == _MADE_ROOM:
+        return (End.TIME_UP, "its time was up") if time_was_up else (End.PREEMPTED, "it has made room")
+    return End.FAILED, f"its leader ended with exit code {code}"
+
+
+def end_of_job(job: JobDetails) -> tuple[End, str | None]:
     """How a job of the job server ended."""
-    words = _COLOURS.sub("", message or "")
+    status, kind = str(job.status.value), str(getattr(job, "error_type", None))
+    words = _COLOURS.sub("", job.message or "")
     if status == "SUCCEEDED":
         return End.OK, None
     if status == "STOPPED":
         return End.CANCELLED, "stopped in Ray"
-    if error_type == "JOB_SUPERVISOR_ACTOR_START_TIMEOUT":
+    if "START_TIMEOUT" in kind:
         return End.NEVER, f"Ray has given up waiting for its resources: {_first_line(words)}"
-    if error_type == "JOB_SUPERVISOR_ACTOR_DIED":
-        lost = _NODE_IS_GONE.search(words) is not None
-        if not lost and re.search(r"out of memory|OOM|memory pressure", words):
+    if "ACTOR_DIED" in kind:
+        if re.search(r"out of memory|OutOfMemory|memory pressure", words):
             return End.OUT_OF_MEMORY, _first_line(words)
-        return (End.NODE_LOST if lost else End.FAILED), _first_line(words)
-    return End.FAILED, _last_line(words) or None
+        # Nothing but its node's end takes a supervisor away: it runs nothing but a shell's child.
+        return End.NODE_LOST, _first_line(words)
+    if job.driver_exit_code is None:
+        return End.FAILED, _last_line(words) or None
+    if job.driver_exit_code in (_MADE_ROOM, _TIMEOUT):
+        return end_of_leader(_MADE_ROOM, time_was_up=job.driver_exit_code == _TIMEOUT)
+    end, reason = end_of_leader(job.driver_exit_code, time_was_up=False)
+    last = said(words.partition("logs")[2])
+    return end, f"{reason}: {last}" if last else reason
+
+
+def said(log: str) -> str:
+    """The last line of what a job has printed, "" for what Ray alone has written into its log."""
+    lines = [line.strip() for line in _COLOURS.sub("", log).splitlines() if line.strip()]
+    own = [line for line in lines if not _OF_RAY.search(line)]
+    return own[-1][:_LONGEST] if own else ""
 
 
 def _first_line(text: str) -> str:

@@ -20,15 +20,17 @@ from ray.util.state.exception import RayStateApiException
 
 from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Refused, Sighting
 from gpuherd.engines.ray.channel import refused_token
-from gpuherd.engines.ray.ends import end_of_job
+from gpuherd.engines.ray.ends import end_of_job, said
 from gpuherd.engines.ray.messages import Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, wanted
 from gpuherd.errors import UsageError
 
-# Between Ray's SIGTERM to a job that is stopped and its SIGKILL; the job's own grace is shorter, and kept by its leader.
+# Between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace is shorter; its leader keeps it.
 _STOP_WAIT_S = 300
 _FOLDER = "gpuherd_folder"
 _MOST_NODES = 10_000
+# The server says of every job that waits that it may be for its resources or for its environment, and no more.
+_WAITS_FOR = "Ray has not started it yet: it waits for its resources, or is being set up"
 _WAITS = {JobStatus.PENDING: Phase.WAITING, JobStatus.RUNNING: Phase.RUNNING}
 
 
@@ -114,15 +116,14 @@ class JobServer:
         if phase is Phase.RUNNING:
             return Sighting(handle=handle, phase=phase, node=agent)
         if phase is Phase.WAITING:
-            return Sighting(handle=handle, phase=phase, reason=_first_sentence(job.message))
-        error = getattr(job, "error_type", None)
-        end, reason = end_of_job(str(job.status.value), None if error is None else str(error), job.message)
-        if end is not End.OK:
+            return Sighting(handle=handle, phase=phase, reason=_WAITS_FOR)
+        end, reason = end_of_job(job)
+        if end is End.FAILED:
             self._fetch(handle, job)
         return Sighting(handle=handle, phase=phase, reason=reason, end=end, node=agent)
 
     def _fetch(self, handle: str, job: JobDetails) -> None:
-        """What Ray has printed of a job that went wrong, into the batch's folder: once, and where that can be written."""
+        """What Ray has printed of a job that went wrong, into the batch's folder: once, where that can be written."""
         folder = (job.metadata or {}).get(_FOLDER)
         if folder is None or handle in self._fetched:
             return
@@ -130,7 +131,7 @@ class JobServer:
         with suppress(OSError, RuntimeError, requests.RequestException):
             text = self._client.get_job_logs(handle)
             target = Path(folder) / f"{handle}.ray.log"
-            if text.strip() and not target.exists():
+            if said(text) and not target.exists():
                 target.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def _grows(self) -> bool:
@@ -154,7 +155,9 @@ class JobServer:
                 "the cluster was started with another --dashboard-port"
             ) from problem
         except RuntimeError as problem:
-            raise Refused(f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True) from problem
+            raise Refused(
+                f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True
+            ) from problem
 
 
 def entrypoint(command: tuple[str, ...], index: int, turn_s: float | None) -> str:

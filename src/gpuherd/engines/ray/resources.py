@@ -88,7 +88,9 @@ def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[No
         had = f"the most that any of the Ray cluster's {_count(len(nodes))} has is {_words(most)}"
     else:
         had = f"no single one of the Ray cluster's {_count(len(nodes))} has all of that"
-    return f"it asks for {_words({name: asked[name] for name in names})} on one node, and {had}; ask for less by {flags}"
+    return (
+        f"it asks for {_words({name: asked[name] for name in names})} on one node, and {had}; ask for less by {flags}"
+    )
 
 
 def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str:

@@ -1,5 +1,5 @@
-"""A parcel over several nodes: a placement group with a bundle for each (STRICT_SPREAD: no two on one node), one task in
-each. The first leads the attempt and starts the others from its worker.
+"""A parcel over several nodes: a placement group with a bundle for each (STRICT_SPREAD: no two on one node), one task
+in each. The first leads the attempt and starts the others from its worker.
 
 Several GPUs of one node need no group: what a task asks for always comes from one node.
 """

@@ -225,7 +225,7 @@ class RoundsExperiment:
         phases = {each.step.name: each.step.phase.value for each in self.plan}
         with display(self.console) as shown:
             watcher = GpuWatcher(self.folder, phases, shown, self._gpus)
-            outcome = run_jobs(jobs, self.options, self.folder, display=watcher)
+            outcome = run_jobs(jobs, self.options, self.folder, display=watcher, enqueue_only=self.options.enqueue_only)
         memory = watcher.write()
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
         logger.info(

@@ -30,7 +30,7 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 _DIGITS, _LONGEST_PART = 8, 40
 # Where and how fast the answers come, not what they are. (A device map moves layers, and so at most the last bit.)
 NEUTRAL = frozenset(
-    {"device_map", "parallel", "allow_offload", "runs_dir", "run_id", "shards", "retries", "dry_run"}
+    {"device_map", "parallel", "allow_offload", "runs_dir", "run_id", "shards", "retries", "dry_run", "enqueue_only"}
     | {each.name for each in fields(DispatchOptions)}
 )
 GUIDING = tuple(each.name for each in fields(GuideOptions))

@@ -12,7 +12,7 @@ from gpuherd.jobs.options import foreign
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS, GUIDING, NEUTRAL, PATHS, GenerateConfig, settled
 
 # Said anew each time. (The record has no webhook: who knows its address may post there.)
-OF_THE_MOMENT = frozenset({"dry_run", "webhook", "runs_dir", "run_id"})
+OF_THE_MOMENT = frozenset({"dry_run", "enqueue_only", "webhook", "runs_dir", "run_id"})
 
 
 def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str, runs_dir: str) -> dict[str, Any]:
