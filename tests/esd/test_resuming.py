@@ -1,4 +1,4 @@
-"""What a run that goes on keeps of its options, where it goes on elsewhere. (All else: tests/cli/test_esd_resume.py.)"""
+"""What a run that goes on elsewhere keeps of its options. (All else: tests/cli/test_esd_resume.py.)"""
 
 from __future__ import annotations
 
