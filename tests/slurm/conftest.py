@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.patience import wait_until
-from tests.slurm.cluster import Cluster, Plan, Unavailable, cluster, why_not
+from tests.slurm.cluster import Cluster, Unavailable, cluster, why_not
+from tests.slurm.configuration import Plan
 
 from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Phase, Placement, Sighting, Ticket
 from gpuherd.engines.options import EngineOptions
