@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 # No path, name or setting that somebody wrote by hand is so long.
 _ENDLESS = re.compile(r"\S{1000,}")
@@ -62,6 +63,20 @@ class GpuherdError(Exception):
 
     def __str__(self) -> str:
         return one_line(super().__str__())
+
+
+class Enqueued(Exception):
+    """No error: the jobs are in the queue of their folder, as was asked, and nothing is started: the command ends here.
+
+    Attributes:
+        folder: the run folder.
+        waiting: how many jobs wait there now.
+    """
+
+    def __init__(self, folder: Path, waiting: int):
+        super().__init__(f"{waiting} jobs wait in {folder}")
+        self.folder = folder
+        self.waiting = waiting
 
 
 class UsageError(GpuherdError):

@@ -7,7 +7,7 @@ is answered with the nearest known one. Knows nothing of any one command.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -70,10 +70,14 @@ def spellings(name: str, spec: Option) -> tuple[list[str], list[str]]:
     return [shown], quiet
 
 
-def add_options(parser: argparse.ArgumentParser, config_type: type) -> None:
-    """Adds one flag for each option field of the dataclass. Absent flags leave no trace in the namespace."""
+def add_options(parser: argparse.ArgumentParser, config_type: type, only: Collection[str] | None = None) -> None:
+    """Adds one flag for each option field of the dataclass, or for those named in ``only``. Absent flags leave no trace
+    in the namespace.
+    """
     groups: dict[str, Any] = {}
     for field, spec in option_fields(config_type):
+        if only is not None and field.name not in only:
+            continue
         if spec.group not in groups:
             groups[spec.group] = parser if spec.group == "options" else parser.add_argument_group(spec.group)
         group = groups[spec.group]

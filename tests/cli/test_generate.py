@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from tests.qa.conftest import made_once
 from tests.qa.generation.conftest import begin_run
 
 from gpuherd.cli.main import run as in_process
+from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.processes import tagged
 from gpuherd.errors import ExitCode, MissingModel, UsageError
 from gpuherd.jobs.queue import Queue
@@ -180,8 +182,8 @@ def test_what_is_refused_before_anything_starts(model: Path, data: Path, tmp_pat
         in_process(words(model, Path("svmp"), runs))
     with pytest.raises(MissingModel):
         in_process(words(tmp_path / "nothing", data, runs))
-    with pytest.raises(UsageError, match="--device-map is for --engine transformers"):
-        in_process(words(model, data, runs, "--engine=vllm", "--device-map=cpu"))
+    with pytest.raises(UsageError, match="--device-map is for --backend transformers"):
+        in_process(words(model, data, runs, "--backend=vllm", "--device-map=cpu"))
     assert not runs.exists()
 
 
@@ -223,6 +225,34 @@ def test_a_run_goes_on_with_its_own_options(
             in_process([*resume, *more])
     with pytest.raises(NoSuchRun, match="did you mean half"):
         in_process(["generate", "--resume=hlaf", f"--runs-dir={tmp_path / 'runs'}"])
+
+
+def test_a_run_of_before_there_were_engines_goes_on(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record calls the backend an engine, and knows no cluster."""
+    begun = begin_run(
+        GenerateConfig(
+            model=str(model),
+            dataset=str(data),
+            runs_dir=str(tmp_path / "runs"),
+            run_id="old",
+            shards=2,
+            max_new_tokens=12,
+        )
+    )
+    begun.answer([1])
+    record = json.loads(begun.folder.run_json.read_bytes())
+    clusters = {each.name for each in dataclasses.fields(EngineOptions)}
+    config = {name: value for name, value in record["config"].items() if name not in {"backend", *clusters}}
+    begun.folder.run_json.write_text(json.dumps(record | {"config": config | {"engine": "transformers"}}))
+    resume = ["generate", "--resume=old", f"--runs-dir={tmp_path / 'runs'}", "--dry-run"]
+    for more in ([], ["--backend=transformers"]):
+        assert in_process([*resume, *more]) == ExitCode.OK
+        assert "16 of 32 are answered already" in capsys.readouterr().out
+    assert in_process(words(model, data, tmp_path / "runs", "--run-id=old", "--shards=2", "--dry-run")) == ExitCode.OK
+    with pytest.raises(UsageError, match="begun with --backend transformers; with another"):
+        in_process([*resume, "--backend=vllm"])
 
 
 @pytest.mark.slow

@@ -63,7 +63,9 @@ class Served:
     def stands_still(self, name: str) -> bool:
         """Whether its main process is stopped (T), or waits (D) for a child that was stopped between vfork and exec."""
         with Queue(self.run.queue, check=False) as queue:
-            return next(_state(each.process.pid) for each in queue.running() if each.queued.job.name == name) in "TD"
+            found = next(each.process for each in queue.running() if each.queued.job.name == name)
+        assert found is not None
+        return _state(found.pid) in "TD"
 
     def log(self, name: str) -> str:
         path = self.run.attempt_log(name, 1)
@@ -241,7 +243,7 @@ def test_a_job_that_a_dead_dispatcher_left_running_is_cancelled_here_and_the_oth
     process = subprocess.Popen([sys.executable, "-c", _LEFT_RUNNING, str(tmp_path / "run")])
     wait_until(lambda: served.state("b") == "running")
     with Queue(served.run.queue) as queue:
-        pids = {record.queued.job.name: record.process.pid for record in queue.running()}
+        pids = {record.queued.job.name: record.process.pid for record in queue.running() if record.process}
     # Recorded is not yet let go.
     wait_until(lambda: all(Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in pids.values()))
     process.kill()

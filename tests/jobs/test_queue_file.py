@@ -8,17 +8,19 @@ import stat
 import subprocess
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from tests.jobs.attempts import attempt_of
 
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.control import send
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs.records import AttemptEnd, AttemptState, Handed
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.schema import VERSION, connect, passing_through
 from gpuherd.jobs.status import attempts_of, opened
@@ -31,7 +33,15 @@ CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
 CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 """
+_SINCE_5 = {"attempts": ("engine", "batch", "place", "handle", "node"), "runs": ("host", "engine")}
 _V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
+
+
+def without_engines(db: sqlite3.Connection) -> None:
+    """Takes away what version 5 has beside version 4."""
+    for table, columns in _SINCE_5.items():
+        for column in columns:
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
 
 def old_file(path: Path) -> None:
@@ -103,12 +113,23 @@ def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def take_engines_away(db: sqlite3.Connection) -> None:
+    """Makes a file of version 5 one of version 4."""
+    for table, names in {
+        "attempts": ("engine", "batch", "place", "handle", "node"),
+        "runs": ("host", "engine"),
+    }.items():
+        for name in names:
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
+
+
 def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with Queue(path) as queue:
         queue.add([Job(name=name, argv=("true",), cost=cost) for name, cost in (("a", 1.0), ("b", None), ("c", 9.0))])
         queue.learn("f", 900)
     with sqlite3.connect(path) as db:
+        without_engines(db)
         db.execute("DROP TABLE family_ends")
         for index in ("jobs_by_rank", "jobs_of_kind", "jobs_of_kind_by_rank"):
             db.execute(f"DROP INDEX {index}")
@@ -122,6 +143,7 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
         db.executescript(f"DROP TABLE with_rank; {table};")
         db.executemany(f"INSERT INTO jobs ({columns}) VALUES ({','.join('?' * 21)})", kept)
         db.executescript(_INDEXES_OF_2)
+        take_engines_away(db)
         db.execute("PRAGMA user_version = 2")
     db.close()
     with Queue(path) as queue:
@@ -136,7 +158,9 @@ def test_a_dispatcher_of_version_3_at_work_goes_on_in_the_changed_file(tmp_path:
     with Queue(path):
         pass
     with sqlite3.connect(path, isolation_level=None) as old:
+        without_engines(old)
         old.execute("DROP TABLE family_ends")
+        take_engines_away(old)
         old.execute("PRAGMA user_version = 3")
         with Queue(path) as queue:
             queue.learn("f", 100, well=True)
@@ -244,3 +268,32 @@ def test_a_job_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
         queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
         changed = queue.cancel(["a", "b", "a"], "me")
         assert (changed.jobs, changed.refused) == (("a", "b"), ())
+
+
+def test_a_file_of_version_4_goes_on_with_what_runs(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as queue:
+        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",), needs=("a",))])
+        run = queue.begin_run(1.0, 1.0)
+        (queued,) = queue.head(9, time.time())
+        queue.record_start(attempt_of(queued, 1), run, wait_s=0.0, leased_mono=None)
+    with sqlite3.connect(path) as db:
+        without_engines(db)
+        db.execute("PRAGMA user_version = 4")
+    db.close()
+    with Queue(path) as queue:
+        (record,) = queue.running()
+        assert record.handed is None and record.process is not None
+        end = AttemptEnd(attempt=1, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0)
+        queue.record_ends([end])
+        (queued,) = queue.head(9, time.time())
+        run = queue.begin_run(3.0, 3.0, "slurm")
+        handed = replace(attempt_of(queued, 2), process=None, handed=Handed("slurm", "batch", 0))
+        queue.record_start(handed, run, wait_s=0.0, leased_mono=None)
+        queue.record_handles({2: "7_0"})
+        (record,) = queue.running()
+        assert (record.process, record.handed) == (None, Handed("slurm", "batch", 0, "7_0"))
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
+        assert db.execute("SELECT host, engine FROM runs ORDER BY id").fetchall()[0] == ("", "local")
+    db.close()

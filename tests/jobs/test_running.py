@@ -60,7 +60,9 @@ class Run:
 
     def pid(self, job: str) -> int:
         with Queue(self.directory.queue, check=False) as queue:
-            return next(record.process.pid for record in queue.running() if record.queued.job.name == job)
+            found = next(record.process for record in queue.running() if record.queued.job.name == job)
+        assert found is not None
+        return found.pid
 
 
 @pytest.fixture

@@ -442,7 +442,7 @@ def test_a_job_that_ended_while_no_dispatcher_was_there(scene: Scene) -> None:
     assert told["b"].reason == "has ended; how is told when a gpuherd works on it again"
     assert told["b"].attempt is not None and told["b"].attempt.run_s is None
     assert what(told["b"]) == told["b"].reason
-    assert lives.process.is_alive()
+    assert lives.process is not None and lives.process.is_alive()
 
 
 def test_a_waiting_job_tells_what_it_asks_for_and_what_of_that_was_learned(scene: Scene) -> None:

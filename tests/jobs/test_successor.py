@@ -55,8 +55,9 @@ class Folder:
 
     def process_state(self, job: str) -> str:
         with Queue(self.run.queue, check=False) as queue:
-            pid = next(record.process.pid for record in queue.running() if record.queued.job.name == job)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            process = next(record.process for record in queue.running() if record.queued.job.name == job)
+        assert process is not None
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def stands_still(self, job: str) -> bool:
         """Whether the main process is stopped (T), or waits (D) for a child that was stopped between vfork and exec."""

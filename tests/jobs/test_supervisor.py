@@ -37,12 +37,17 @@ def attempt(supervisor: Supervisor) -> Iterator[Attempt]:
 
 
 def state_of(attempt: Attempt) -> str:
-    return Path(f"/proc/{attempt.record.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return Path(f"/proc/{pid_of(attempt)}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def pid_of(attempt: Attempt) -> int:
+    assert attempt.record.process is not None
+    return attempt.record.process.pid
 
 
 def works(attempt: Attempt) -> bool:
     """Whether its command runs by now: before that the shell may stand still for a moment of its own (vfork)."""
-    pid = attempt.record.process.pid
+    pid = pid_of(attempt)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return any(Path(f"/proc/{child}/comm").read_text() == "sleep\n" for child in children)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.own_queue import open_folder
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
     from gpuherd.jobs.wishes import Answer
 
 START_WITHIN_S = 60.0
-# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones.
-_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM"})
-_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
+# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones,
+# and of the cluster. (Not all of SLURM's: others tell of the job in which somebody typed the command.)
+_KEPT = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", "SLURM_CONF", "SLURM_CLUSTERS"}
+)
+_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL", "SBATCH_", "RAY_")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
 # The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
@@ -65,7 +69,7 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
         CannotStartUp: it could not begin; the message says why.
         CannotWrite: the queue's folder can't be used.
     """
-    directory = open_folder() if run is None else run
+    directory = open_folder(engine=options.engine) if run is None else run
     pid = DispatcherLock.holder(directory.lock)
     if pid is not None:
         raise QueueBusy(f"pid {pid} works off {directory.root} already; gpuherd set changes its options")
@@ -117,18 +121,21 @@ def _pid_when_ready(pipe: int, raw: Path) -> int:
     return int(answer["pid"])
 
 
-def down(*, now: bool = False, run: RunDirectory | None = None, wait_s: float = 30.0) -> Answer | None:
+def down(
+    *, now: bool = False, engine: str = LOCAL, run: RunDirectory | None = None, wait_s: float = 30.0
+) -> Answer | None:
     """Ends the dispatcher of the queue, when there is one; None when there is none.
 
     Args:
         now: stops what runs and puts it back into the queue, and waits (``wait_s`` at most) until that is done; else
             what runs goes on to its end, nothing new is started, and the answer comes at once.
-        run: the queue's folder; the user's own if not given.
+        engine: that of the user's own queue.
+        run: the queue's folder; the user's own for the engine if not given.
     """
     from gpuherd.jobs.control import send
     from gpuherd.jobs.wishes import Control, ControlKind
 
-    directory = open_folder() if run is None else run
+    directory = open_folder(engine=engine) if run is None else run
     if DispatcherLock.holder(directory.lock) is None:
         return None
     answer = send(directory, Control(ControlKind.STOP if now else ControlKind.DRAIN))

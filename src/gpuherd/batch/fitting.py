@@ -39,6 +39,19 @@ def refuse_missing_folder(job: Job) -> None:
         raise UsageError(f"there is no folder {job.cwd}; make it, or name another by --cwd")
 
 
+def refuse_beyond_this_machine(nodes: int, host_memory_mb: int | None, what: str = "the job") -> None:
+    """Raises JobCannotFit for what spans several nodes, or asks for more main memory than there is here."""
+    if nodes == 1 and host_memory_mb is None:
+        return
+    from gpuherd.engines import allotment
+    from gpuherd.jobs.decision import Limits, WaitingJob, why_never
+
+    asked = WaitingJob(0, 0, nodes=nodes, host_memory_mb=host_memory_mb)
+    reason = why_never(asked, (), Limits(1, cpu_slots=1, host_memory_mb=allotment.memory_mb()))
+    if reason is not None:
+        raise JobCannotFit(f"{what} {reason}; nothing was started")
+
+
 def refuse_if_never(job: Job, machine: KnownMachine | None) -> None:
     """Raises JobCannotFit, with the reason, when the job could never run there; None is for what is not known."""
     reason = None if machine is None else _why_never(job, machine)
@@ -65,9 +78,10 @@ def _could_be_too_much(job: Job) -> bool:
 def _why_never(job: Job, machine: KnownMachine) -> str | None:
     if not _could_be_too_much(job):
         return None
-    from gpuherd.jobs.decision import Limits, WaitingJob, why_never
+    from gpuherd.jobs.capacity import as_first_asked
+    from gpuherd.jobs.decision import Limits, why_never
 
-    return why_never(WaitingJob(0, job.gpus, job.memory_mb), machine.gpus, Limits(machine.max_gpus, cpu_slots=1))
+    return why_never(as_first_asked(job), machine.gpus, Limits(machine.max_gpus, cpu_slots=1))
 
 
 def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.job_options import OF_A_MODEL, JobOptions, job_name
 from gpuherd.batch.model_use import Planner
+from gpuherd.engines.local import THREAD_VARIABLES
+from gpuherd.engines.options import LOCAL, ClusterOptions
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
@@ -56,7 +58,7 @@ def _as_for_submit(name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class CommandOptions:
     """What a command in the foreground needs, and how long to wait for it."""
 
     num_gpus: int | None = option(
@@ -69,6 +71,9 @@ class RunOptions:
     mem: int | None = option(
         None, help="memory that must be free on each, like 20GB", parse=size_mb, metavar="SIZE", group="job"
     )
+    nodes: int | None = _as_for_submit("nodes")
+    cpus: int | None = _as_for_submit("cpus")
+    host_mem: int | None = _as_for_submit("host_mem")
     model: str | None = _as_for_submit("model")
     dtype: str | None = _as_for_submit("dtype")
     batch: int | None = _as_for_submit("batch")
@@ -79,9 +84,16 @@ class RunOptions:
         None, help="what others are told of who has the GPUs (default: run)", parse=job_name, metavar="NAME"
     )
     wait: float | None = option(
-        None, help="give up after this time, like 10m, with exit code 75", parse=duration_s, metavar="TIME"
+        None,
+        help="give up after this time, like 10m, with exit code 75; in a cluster: when it has not begun by then",
+        parse=duration_s,
+        metavar="TIME",
     )
-    no_wait: bool = option(False, help="give up at once when too few GPUs can be free; the free test itself takes time")
+    no_wait: bool = option(
+        False,
+        help="give up at once when too few GPUs can be free; the free test itself takes time (SLURM: when it can't "
+        "begin at once)",
+    )
     quiet: bool = option(False, help="don't say what it waits for")
     dry_run: bool = option(False, help="look once, say what would happen, and start nothing")
     gpu_list: tuple[str | int, ...] = _as_for_jobs("gpu_list")
@@ -92,6 +104,21 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.wait is not None and self.no_wait:
             raise UsageError("give --wait TIME or --no-wait, not both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ClusterOptions, CommandOptions):
+    """The same, and where it runs."""
+
+    def __post_init__(self) -> None:
+        CommandOptions.__post_init__(self)
+        ClusterOptions.__post_init__(self)
+        if self.engine == LOCAL:
+            return
+        if self.gpu_list:
+            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}: use --gpu-type")
+        if self.mem is not None and self.model is None:
+            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs, which --gpu-type chooses")
 
     @property
     def gpus(self) -> int:
@@ -155,21 +182,38 @@ def find_program(word: str, path: str | None = None) -> str:
     raise CannotBecome(f"{word}: {where}", NOT_FOUND)
 
 
-def become(program: str, argv: Sequence[str], taken: Taken, inherited: Sequence[int]) -> None:
-    """Replaces this process by the command. Returns only by raising CannotBecome.
+def become(
+    program: str, argv: Sequence[str], taken: Taken, inherited: Sequence[int], threads: int | None = None
+) -> None:
+    """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
-    ``inherited``: the descriptors that we were given; of all others the command gets only the leases.
+    Args:
+        inherited: the descriptors that we were given; of all others the command gets only the leases.
+        threads: CPU threads that numeric libraries are told, unless the user has told them something.
     """
     environment = os.environ | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in taken.gpus),
     }
-    ours = {lease.fd for lease in taken.leases}
+    if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
+
+
+def replace_process(
+    program: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    inherited: Sequence[int],
+    keep: Collection[int] = (),
+) -> None:
+    """Replaces this process. Of descriptors that it was not given the other program gets those to ``keep``. Returns
+    only by raising CannotBecome."""
     for descriptor in open_descriptors():
         if descriptor not in inherited:
             # The driver library may have opened some that would stay open in the command.
             with suppress(OSError):
-                os.set_inheritable(descriptor, descriptor in ours)
+                os.set_inheritable(descriptor, descriptor in keep)
     # Python ignores these; what we become must not find them ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

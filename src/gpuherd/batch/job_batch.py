@@ -20,6 +20,7 @@ from gpuherd.batch.assemble import Content
 from gpuherd.batch.job_file import STDIN, read_jobs
 from gpuherd.batch.model_use import Planner
 from gpuherd.batch.own_queue import folder
+from gpuherd.engines.options import ENGINES, LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions, count
@@ -43,6 +44,7 @@ class BatchOptions(DispatchOptions):
         1, help="further tries for jobs that don't say how many", parse=count, metavar="N", group="jobs"
     )
     dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="jobs")
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -51,11 +53,13 @@ class BatchOptions(DispatchOptions):
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job of the file before a run. ``never``: why it can't run on this machine; ``done``: it need not run again."""
+    """A job of the file before a run. ``never``: why it can't run on this machine, or in the cluster; ``done``: it need
+    not run again; ``asks``: for what it would ask the cluster, None on this machine."""
 
     job: Job
     done: bool = False
     never: str | None = None
+    asks: str | None = None
 
     @property
     def state(self) -> str:
@@ -70,7 +74,7 @@ def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirect
     """
     if options.output_dir is not None:
         run = RunDirectory(options.output_dir)
-        if run.root.resolve() == folder().resolve():
+        if run.root.resolve() in {folder(engine).resolve() for engine in ENGINES}:
             # A batch makes its folder hold its own jobs and no others: all that was submitted would be cancelled.
             raise UsageError(f"{run.root} is your own queue, to which gpuherd submit adds; choose another --output-dir")
         return run
@@ -90,7 +94,7 @@ def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner |
     jobs = _jobs(path, options, known, planner)
     never = _with_dependents(jobs, _never(jobs, options))
     return tuple(
-        PlannedJob(job, done=_stays_done(job, states, known), never=reason)
+        PlannedJob(job, done=_stays_done(job, states, known), never=reason, asks=_asks(job, options))
         for job, reason in zip(jobs, never, strict=True)
     )
 
@@ -162,23 +166,30 @@ def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]
 
 
 def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
-    """For each job why it could never run on this machine, None when it could."""
+    """For each job why it could never run, None when it could: on this machine, or in the cluster that is asked."""
+    if options.engine != LOCAL:
+        from gpuherd.jobs.handover import outlook
+
+        return outlook.never(jobs, options)
     from gpuherd.engines import allotment
-    from gpuherd.jobs.capacity import limits
+    from gpuherd.jobs.capacity import as_first_asked, limits
     from gpuherd.jobs.gpuwatch import GpuWatch
-    from gpuherd.jobs.policy import WaitingJob, why_never
+    from gpuherd.jobs.policy import why_never
     from gpuherd.jobs.settings import load
 
-    if not any(job.gpus for job in jobs):
-        return [None] * len(jobs)
-    gpus = GpuWatch(options, "plan", load()).gpus
-    most = limits(options, gpus, allotment.cores())
-    reasons: dict[tuple[int, int | None], str | None] = {}
-    for job in jobs:
-        kind = (job.gpus, job.memory_mb)
-        if kind not in reasons:
-            reasons[kind] = why_never(WaitingJob(0, job.gpus, job.memory_mb), gpus, most)
-    return [reasons[job.gpus, job.memory_mb] for job in jobs]
+    gpus = GpuWatch(options, "plan", load()).gpus if any(job.gpus for job in jobs) else ()
+    most = limits(options, gpus, allotment.cores(), host_mb=allotment.memory_mb())
+    asked = [as_first_asked(job) for job in jobs]
+    reasons = {each: why_never(each, gpus, most) for each in set(asked)}
+    return [reasons[each] for each in asked]
+
+
+def _asks(job: Job, options: BatchOptions) -> str | None:
+    if options.engine == LOCAL:
+        return None
+    from gpuherd.jobs.handover.outlook import in_words, would_ask
+
+    return in_words(would_ask(job, options))
 
 
 def _with_dependents(jobs: Sequence[Job], never: Sequence[str | None]) -> list[str | None]:

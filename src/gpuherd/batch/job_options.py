@@ -92,6 +92,27 @@ class JobOptions:
     mem: int | None = option(
         None, help="free memory that it needs on each GPU, like 20GB", parse=size_mb, metavar="SIZE", group="job"
     )
+    nodes: int | None = option(
+        None,
+        help="machines of a cluster that it spans, with as many GPUs on each (default: 1)",
+        parse=number_from_1,
+        metavar="N",
+        group="job",
+    )
+    cpus: int | None = option(
+        None,
+        help="CPU cores that it gets on each node; on this machine the threads that numeric libraries are told",
+        parse=number_from_1,
+        metavar="N",
+        group="job",
+    )
+    host_mem: int | None = option(
+        None,
+        help="main memory that it gets on each node, like 64GB; on this machine it has to be there",
+        parse=size_mb,
+        metavar="SIZE",
+        group="job",
+    )
     share: bool = option(False, help="it may share its GPU with others that say so and how much --mem", group="job")
     priority: int | None = option(
         None, help="higher goes first (default: 0)", parse=whole_number, metavar="N", group="job"
@@ -206,6 +227,9 @@ class JobOptions:
             name=name,
             argv=argv,
             gpus=least,
+            nodes=self.nodes or 1,
+            cpus=self.cpus,
+            host_memory_mb=self.host_mem,
             gpus_at_most=most if most > least else None,
             memory_mb=memory_mb,
             share=self.share,

@@ -1,6 +1,6 @@
-"""Where the user's own queue is: the one that ``gpuherd submit`` adds to and ``gpuherd up`` works off.
+"""Where the user's own queues are, one for each engine: ``gpuherd submit`` adds to them, ``gpuherd up`` works one off.
 
-Knows its place and who may read it. What happens to its jobs is the business of ``gpuherd.jobs``.
+Knows their places and who may read them. What happens to its jobs is the business of ``gpuherd.jobs``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,29 @@ import os
 import stat
 from pathlib import Path
 
+from gpuherd.engines.options import ENGINES, LOCAL, EngineName
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.rundir import RunDirectory
 
 VARIABLE = "GPUHERD_QUEUE"
 
 
-def folder() -> Path:
-    """The folder of the user's own queue: GPUHERD_QUEUE, else gpuherd/queue in XDG_STATE_HOME (~/.local/state).
+def folder(engine: str = LOCAL) -> Path:
+    """The folder of the user's own queue: GPUHERD_QUEUE, else gpuherd/queue in XDG_STATE_HOME (~/.local/state). That of
+    a cluster's engine is beside it: ``queue-slurm``.
 
     Nothing is touched. Raises UsageError when there is no home folder to look in.
     """
+    base = _base()
+    return base if engine == LOCAL else base.with_name(f"{base.name}-{engine}")
+
+
+def in_use() -> tuple[EngineName, ...]:
+    """The engines for which the user has a queue already."""
+    return tuple(engine for engine in ENGINES if RunDirectory(folder(engine)).queue.exists())
+
+
+def _base() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).absolute()
@@ -32,12 +44,12 @@ def folder() -> Path:
         raise UsageError(f"there is no home folder for a queue; set {VARIABLE} to a folder") from None
 
 
-def open_folder(path: Path | None = None) -> RunDirectory:
-    """The queue's run folder, made for its owner alone if it is not there.
+def open_folder(path: Path | None = None, *, engine: str = LOCAL) -> RunDirectory:
+    """The queue's run folder (``path``, else the user's own for the engine), made for its owner alone if need be.
 
     Raises CannotWrite when it can't be made, belongs to someone else, or others may write in it.
     """
-    place = folder() if path is None else Path(path).absolute()
+    place = folder(engine) if path is None else Path(path).absolute()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.mkdir(mode=0o700, exist_ok=True)

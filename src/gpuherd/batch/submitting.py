@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from gpuherd.batch.fitting import look_at_machine, refuse_if_dispatcher_would, refuse_if_never, refuse_missing_folder
+from gpuherd.batch.fitting import (
+    look_at_machine,
+    refuse_beyond_this_machine,
+    refuse_if_dispatcher_would,
+    refuse_if_never,
+    refuse_missing_folder,
+)
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.batch.model_use import Planner
 from gpuherd.batch.own_queue import folder, open_folder
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.fulldisk import cannot_write
@@ -72,12 +79,14 @@ def make_job(
     return replace(job, identity=json.dumps([words, folder]))
 
 
-def check(job: Job, *, named: bool, run: RunDirectory | None = None) -> None:
+def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> None:
     """Raises what ``submit`` would raise for this job, and JobCannotFit after a look at the GPUs. Changes nothing."""
-    directory = RunDirectory(folder()) if run is None else run
+    directory = RunDirectory(folder(engine)) if run is None else run
     refuse_missing_folder(job)
-    refuse_if_never(job, look_at_machine())
-    refuse_if_dispatcher_would(job, directory)
+    if engine == LOCAL:
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
+        refuse_if_never(job, look_at_machine())
+        refuse_if_dispatcher_would(job, directory)
     if not directory.queue.exists():
         check_needs([job])
         return
@@ -86,22 +95,26 @@ def check(job: Job, *, named: bool, run: RunDirectory | None = None) -> None:
         raise _Undone
 
 
-def submit(job: Job, *, named: bool, run: RunDirectory | None = None) -> Submitted:
+def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> Submitted:
     """Adds the job to the queue and tells its dispatcher.
 
     Args:
         job: what ``make_job`` made.
         named: its name is its own; else it gets ``job-0001`` or the next.
-        run: the queue's folder; the user's own if not given.
+        engine: what is to run it; what a cluster can't ever give is refused by its dispatcher.
+        run: the queue's folder; the user's own for the engine if not given.
 
     Raises:
         UsageError: the name belongs to another job that is not over, ``needs`` names none, or its folder is not there.
-        JobCannotFit: the dispatcher at work has told that its GPUs are too few or too small.
+        JobCannotFit: the dispatcher at work has told that its GPUs are too few or too small; several nodes, or more
+            main memory than there is, on this machine.
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
-    directory = open_folder() if run is None else run
+    directory = open_folder(engine=engine) if run is None else run
     refuse_missing_folder(job)
-    refuse_if_dispatcher_would(job, directory)
+    if engine == LOCAL:
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
+        refuse_if_dispatcher_would(job, directory)
     try:
         found, job = _add(job, directory, named=named)
     except sqlite3.OperationalError as problem:

@@ -28,14 +28,15 @@ _PLAN = (
 )
 
 
-def print_plan(console: Console, planned: Sequence[PlannedJob]) -> None:
-    """The jobs that would run, those that can't and why, and the counts."""
+def print_plan(console: Console, planned: Sequence[PlannedJob], where: str | None = None) -> None:
+    """The jobs that would run, those that can't and why, and the counts. ``where``: an engine beyond this machine."""
     from rich.text import Text
 
     # A pipe gets every job, in full.
     width = window(console)
     shown = planned if width is None else planned[:MOST_ROWS]
-    table = fitted(_PLAN, [_words(each) for each in shown], width)
+    columns = _PLAN if where is None else (*_PLAN[:-1], Column(f"asks {where} for", 2, least=10), _PLAN[-1])
+    table = fitted(columns, [_words(each, there=where is not None) for each in shown], width)
     console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
     console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
     console.print()
@@ -54,9 +55,10 @@ def print_plan(console: Console, planned: Sequence[PlannedJob]) -> None:
     )
 
 
-def _words(planned: PlannedJob) -> tuple[str, ...]:
+def _words(planned: PlannedJob, *, there: bool) -> tuple[str, ...]:
     job = planned.job
-    return tuple(printable(word) for word in (job.name, gpus(job), memory(job), planned.state, command(job)))
+    asks = (planned.asks or "-",) if there else ()
+    return tuple(printable(word) for word in (job.name, gpus(job), memory(job), planned.state, *asks, command(job)))
 
 
 def print_outcome(console: Console, outcome: Outcome, run: RunDirectory) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
 
@@ -29,6 +30,7 @@ examples:
   gpuherd batch commands.txt --dry-run                    what would run, and what can't
   gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
   generate-commands | gpuherd batch - --shell
+  gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
   gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
 
 In commands.txt a line above a command says what it needs:
@@ -72,13 +74,13 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
 
     planned = plan(args.file, options, _planner(options))
     if args.json:
-        _print_json({"jobs": [_planned_entry(each) for each in planned]})
+        _print_json({"engine": options.engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
         from rich.console import Console
 
         from gpuherd.batch.tables import print_plan
 
-        print_plan(Console(highlight=False), planned)
+        print_plan(Console(highlight=False), planned, None if options.engine == LOCAL else options.engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
 
@@ -103,7 +105,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     with closing(DispatcherLock(directory.lock)):
         directory.write_run_record(run_record(args.file, options, jobs))
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
-        outcome = run_jobs(jobs, options, directory, display=shown)
+        outcome = run_jobs(jobs, options, directory, display=shown, enqueue_only=options.enqueue_only)
     print_outcome(console, outcome, directory)
     if args.json:
         _print_json(_outcome_entry(outcome, directory))
@@ -126,6 +128,10 @@ def _planned_entry(planned: PlannedJob) -> dict[str, Any]:
         "gpus": job.gpus,
         "gpus_at_most": job.gpus_at_most,
         "memory_mb": job.memory_mb,
+        "nodes": job.nodes,
+        "cpus": job.cpus,
+        "host_memory_mb": job.host_memory_mb,
+        "asks": planned.asks,
         "priority": job.priority,
         "needs": list(job.needs),
         "round": job.round,

@@ -22,6 +22,7 @@ SUMMARIES: Mapping[str, str] = {
     "posttrain": "train and compare policies in rounds: algorithms x data sets x models",
     "report": "one HTML page of a run's results",
     "batch": "run the commands of a file, each as a job",
+    "export": "write jobs as files for SLURM or a shell, to submit by hand",
     "run": "wait for free GPUs and run a command on them",
     "submit": "put a command into your own queue",
     "up": "work off your own queue in the background",

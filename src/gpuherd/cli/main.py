@@ -6,13 +6,14 @@ import argparse
 import errno
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from gpuherd import __version__
 from gpuherd.cli.commands import SUMMARIES
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
 from gpuherd.flags import Parser
 from gpuherd.report.log import configure_console
 
@@ -115,12 +116,31 @@ def run(argv: Sequence[str] | None = None) -> int:
         activate(args.simulate)
     try:
         return int(args.run(args))
+    except Enqueued as told:
+        _tell_enqueued(told, as_json=getattr(args, "json", False))
+        return ExitCode.OK
     except GpuherdError as problem:
         if getattr(args, "json", False):
             import json
 
             print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
         raise
+
+
+def _tell_enqueued(told: Enqueued, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps({"enqueued": told.waiting, "folder": str(told.folder)}), flush=True)
+        return
+    folder = shlex.quote(str(told.folder))
+    jobs = "1 job waits" if told.waiting == 1 else f"{told.waiting} jobs wait"
+    print(
+        printable(
+            f"{jobs} in {folder}, and nothing was started; the same command without --enqueue-only runs them, and"
+            f" gpuherd export --to slurm {folder} --output DIR writes them as files"
+        )
+    )
 
 
 def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Parser) -> None:

@@ -30,6 +30,18 @@ def command_words(args: argparse.Namespace) -> list[str]:
     return words
 
 
+def keep_simulation_here(args: argparse.Namespace) -> None:
+    """With ``--simulate`` jobs run here, whatever the settings say. Raises UsageError where a cluster was named."""
+    if args.simulate is None:
+        return
+    if getattr(args, "engine", None) not in (None, "local"):
+        raise UsageError(
+            f"--simulate pretends GPUs of this machine, and --engine {args.engine} would hand the jobs to a cluster, "
+            "which knows nothing of them; leave one of both out"
+        )
+    args.engine = "local"
+
+
 def load_for(args: argparse.Namespace, config_type: type) -> Settings:
     """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
     command line has said nothing. Raises UsageError for a file that is wrong.
@@ -37,5 +49,6 @@ def load_for(args: argparse.Namespace, config_type: type) -> Settings:
     from gpuherd.jobs.settings import load
 
     settings = load()
+    keep_simulation_here(args)
     settings.fill(args, config_type)
     return settings

@@ -16,8 +16,10 @@ from gpuherd.batch.model_use import ModelUse, Need, Planner
 from gpuherd.errors import printable
 
 if TYPE_CHECKING:
+    from gpuherd.engines.options import ClusterOptions, EngineOptions
     from gpuherd.gpus.state import Gpu
-    from gpuherd.jobs.options import GpuOptions
+    from gpuherd.jobs.options import DispatchOptions
+    from gpuherd.models.plan.card import Card
 
 _LONGEST_STEM = 60
 # A list may name thousands of models; the plan of each is in the table of a dry run.
@@ -26,9 +28,9 @@ _MOST_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class Having:
-    """GPUs that jobs may get, and how many a run has at once (None: all)."""
+    """GPUs that jobs may get, as free as when nobody uses them, and how many a run has at once (None: all)."""
 
-    gpus: Sequence[Gpu]
+    cards: Sequence[Card]
     most: int | None = None
 
 
@@ -50,13 +52,12 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None] = on_stderr)
     def plan(use: ModelUse) -> Need:
         nonlocal told
         from gpuherd.models.plan.asking import demand_for
-        from gpuherd.models.plan.demand import idle_cards
 
         if not seen:
             seen.append(look())
         words = asdict(use)
         said_mb = words.pop("memory_mb")
-        demand = demand_for(**words, cards=idle_cards(seen[0].gpus), most=seen[0].most)
+        demand = demand_for(**words, cards=seen[0].cards, most=seen[0].most)
         sentence = (
             demand.sentence if said_mb is None else f"{demand.sentence}; {said_mb} MB in place of that, as was said"
         )
@@ -78,12 +79,28 @@ def family_of(use: ModelUse, gpus: int, memory_mb: int) -> str:
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def of_a_run(options: GpuOptions, most: int | None) -> Having:
-    """The GPUs that a run with these options may use, ``most`` of them at once."""
+def of_gpus(gpus: Sequence[Gpu], most: int | None = None) -> Having:
+    """These GPUs, ``most`` of them at once."""
+    from gpuherd.models.plan.demand import idle_cards
+
+    return Having(idle_cards(gpus), most)
+
+
+def of_a_run(options: DispatchOptions, most: int | None) -> Having:
+    """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
+    if options.engine != "local":
+        return of_a_cluster(options)
     from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.settings import load
 
-    return Having(GpuWatch(options, "plan", load()).gpus, most)
+    return of_gpus(GpuWatch(options, "plan", load()).gpus, most)
+
+
+def of_a_cluster(options: EngineOptions | ClusterOptions) -> Having:
+    """The GPUs of one of its nodes. No driver is asked on this machine."""
+    from gpuherd.models.plan.cluster import node_cards
+
+    return Having(node_cards(options))
 
 
 def of_the_queue() -> Having:
@@ -96,6 +113,6 @@ def of_the_queue() -> Having:
     here = machine().gpus
     told = dispatchers_machine(RunDirectory(folder()))
     if told is None:
-        return Having(here)
+        return of_gpus(here)
     now = {gpu.uuid: gpu for gpu in here}
-    return Having([now.get(gpu.uuid, gpu) for gpu in told.gpus], told.max_gpus)
+    return of_gpus([now.get(gpu.uuid, gpu) for gpu in told.gpus], told.max_gpus)

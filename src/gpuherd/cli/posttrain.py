@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpuherd.cli.engine_key import fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
@@ -24,6 +25,7 @@ examples:
   gpuherd posttrain experiment.name=mine --config mine.yaml algos.PITA.lr=1e-5 --max-gpus 8
   gpuherd posttrain experiment.name=first --dry-run       the jobs as a tree, with GPUs and memory
   gpuherd posttrain --resume outputs/first/2026-11-22_04-30-00
+  gpuherd posttrain experiment.name=first --engine slurm --partition gpu --node-gpus 4xA100-80GB
   gpuherd posttrain --test-setup                          are GPUs found, and do jobs get one each?
   gpuherd --simulate 4x80GB posttrain experiment.name=try models=gpt2 --dry-run
 
@@ -51,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs it. Returns its exit code."""
+    fill_from_yaml(args, RoundsOptions, _engine_key(args))
     load_for(args, RoundsOptions)
     options = build(RoundsOptions, args)
 
@@ -63,11 +66,25 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.posttrain.rounds.experiment import as_json
     from gpuherd.posttrain.rounds.parallel import experiment_of
 
-    experiment = experiment_of(args.overrides, options, console=console, simulate=args.simulate is not None)
+    simulate = args.simulate is not None
+    experiment = experiment_of(args.overrides, options, console=console, simulate=simulate, engine_is_said=True)
     outcome = experiment.run()
     if args.json:
         print(as_json(experiment))
     return outcome.exit_code
+
+
+def _engine_key(args: argparse.Namespace) -> Any:
+    """What the configuration says of the engine; that of a run that goes on, where there is one."""
+    said = [word.partition("=")[2] for word in args.overrides if word.startswith("resume_from=")]
+    place = getattr(args, "resume", None) or (said[0] if said else None)
+    told = key_of(getattr(args, "config", None), args.overrides)
+    if told is not None or place is None:
+        return told
+    from gpuherd.posttrain.rounds.folder import RoundsDirectory
+    from gpuherd.posttrain.rounds.record import read_record
+
+    return read_record(RoundsDirectory(place)).settings.engine
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 
+from gpuherd.batch.fitting import refuse_beyond_this_machine
 from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.parsing import add_command, command_words, load_for
-from gpuherd.cli.planning import of_a_run, planner
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.cli.planning import of_a_cluster, of_a_run, planner
+from gpuherd.engines.options import LOCAL
+from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
 
 DESCRIPTION = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
-The GPUs are given back when it ends, however it ends.
+The GPUs are given back when it ends, however it ends. With --engine slurm it becomes SLURM's srun with the command;
+with --engine ray the command is a job of Ray's whose output is shown here, and Ctrl-C ends it.
 
 examples:
   gpuherd run -- python train.py                     on one free GPU
   gpuherd run --num-gpus 2 --mem 30GB -- torchrun --nproc-per-node 2 train.py
   gpuherd run --wait 10m -- python train.py          give up after 10 minutes, with exit code 75
   gpuherd run --gpu-list 4 5 --no-wait -- python train.py
+  gpuherd run --engine slurm --partition gpu --num-gpus 2 --cpus 8 --time-limit 1h -- python train.py
+  gpuherd run --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
+  gpuherd run --engine ray --ray-address 10.0.0.1:6379 -- python train.py
   gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
 
 Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run.
@@ -53,18 +62,43 @@ def run(args: argparse.Namespace) -> int:
     for warning in settings.warnings:
         tell(warning)
     try:
+        if options.engine != LOCAL:
+            return _elsewhere(options, argv, inherited, tell, as_json=args.json)
+        refuse_beyond_this_machine(options.nodes or 1, options.host_mem, "the command")
         program = find_program(argv[0])
         # A command in the foreground may have as many GPUs as there are.
         options = options.planned(planner(partial(of_a_run, options.gpu_options(), None), tell))
         if options.dry_run:
             return _dry_run(Waiter(options, tell, settings), options, argv, args.json)
-        become(program, argv, Waiter(options, tell, settings).take(), inherited)
+        become(program, argv, Waiter(options, tell, settings).take(), inherited, options.cpus)
     except CannotBecome as problem:
         if args.json:
             print(json.dumps({"error": str(problem), "exit_code": problem.code}))
         print(f"gpuherd: {problem}", file=sys.stderr)
         return problem.code
     raise AssertionError("unreachable")
+
+
+def _elsewhere(
+    options: RunOptions, argv: list[str], inherited: Sequence[int], tell: Callable[[str], None], *, as_json: bool
+) -> int:
+    from gpuherd.batch.elsewhere import asked, become_srun, follow, refuse_if_never, srun_words
+    from gpuherd.jobs.handover.outlook import in_words
+
+    options = options.planned(planner(partial(of_a_cluster, options), tell))
+    if not options.dry_run:
+        if options.engine == "slurm":
+            become_srun(options, argv, inherited)
+        return follow(options, argv, tell)
+    words = srun_words(options, argv) if options.engine == "slurm" else None
+    refuse_if_never(options)
+    if as_json:
+        told = {"argv": argv, "engine": options.engine, "asks": asdict(asked(options)), "becomes": words}
+        print(json.dumps(told, indent=2))
+    else:
+        how = "" if words is None else f", as {printable(shlex.join(words))}"
+        print(f"would ask {options.engine} for {in_words(asked(options))}{how}")
+    return ExitCode.OK
 
 
 def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool) -> int:

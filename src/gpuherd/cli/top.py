@@ -29,12 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows it until the user leaves. A user without a queue sees the GPUs."""
-    from gpuherd.batch.own_queue import folder
+    from gpuherd.batch.own_queue import folder, in_use
     from gpuherd.cli.run_folder import meant
     from gpuherd.jobs.rundir import RunDirectory
     from gpuherd.top import show
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal; for a pipe or a file use: gpuherd status")
-    show(RunDirectory(folder()) if args.folder is None else meant(args))
+    show(meant(args) if args.folder is not None or in_use() else RunDirectory(folder()))
     return ExitCode.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from gpuherd.cli.engine_key import fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
@@ -12,7 +13,7 @@ from gpuherd.posttrain.learning.options import TrainOptions
 DESCRIPTION = """\
 Trains a model as a YAML file says: PPO or GRPO on an environment, DPO on preferences, SFT on answers. GPUs are waited
 for, taken and given back as those of any job; with more than one, torchrun's processes share the work by DDP or FSDP.
-Whatever was killed goes on exactly with --resume.
+Whatever was killed goes on exactly with --resume. On a cluster it is one job, over several machines where you say so.
 
 examples:
   gpuherd train --config config.yaml
@@ -21,6 +22,7 @@ examples:
   gpuherd train --config config.yaml --device cpu --output outputs/try
   gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
   gpuherd train --resume --output outputs/try                 go on with what was stopped
+  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --engine slurm --partition gpu --time-limit 4h
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
 The words behind are settings over the file's, key=value. docs/train.md tells of every key.
@@ -41,6 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs it. Returns its exit code."""
+    fill_from_yaml(args, TrainOptions, key_of(_file(args), args.overrides))
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
@@ -61,3 +64,13 @@ def run(args: argparse.Namespace) -> int:
         plan = None if training.plan is None else training.plan.to_dict()
         print(json.dumps({"exit_code": int(code), "plan": plan, "summary": training.summary}, indent=2))
     return code
+
+
+def _file(args: argparse.Namespace) -> str | None:
+    """The configuration that will be read: the one that is named, or that of the training that goes on."""
+    if hasattr(args, "config") or not hasattr(args, "output"):
+        return getattr(args, "config", None)
+    from gpuherd.posttrain.learning.folder import TrainDirectory
+
+    kept = TrainDirectory(args.output).config
+    return str(kept) if kept.exists() else None

@@ -20,6 +20,7 @@ examples:
   gpuherd up --max-gpus 4
   gpuherd up --gpu-list 4 5 6 7 --yield requeue
   gpuherd up --foreground                          for systemd, or to look on
+  gpuherd up --engine slurm --partition gpu        your queue for SLURM, to which gpuherd submit --engine slurm adds
   gpuherd status                                   how it stands
   gpuherd set --max-gpus 2                         other options while it works
   gpuherd down
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     load_for(args, UpOptions)
     options = build(UpOptions, args)
-    directory = open_folder()
+    directory = open_folder(engine=options.engine)
     if options.foreground:
         from rich.console import Console
 

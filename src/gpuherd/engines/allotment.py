@@ -39,6 +39,15 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     return max(0, min(amounts)) if amounts else None
 
 
+def memory_mb(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """MB (2^20 bytes) of main memory that this process could ever have, used or not; None where nothing says it."""
+    amounts = [limit for folder in _folders("memory", proc, groups) if (limit := _group_limit(folder)) is not None]
+    machine = _field(proc / "meminfo", "MemTotal:")
+    if machine is not None:
+        amounts.append(machine * 1024)
+    return min(amounts) >> 20 if amounts else None
+
+
 def _folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
     """The folder of the group that this process is in, and of each group around it, for one controller.
 
@@ -76,6 +85,12 @@ def _group_room(folder: Path) -> int | None:
             cache = _field(stat, "total_inactive_file") or _field(stat, "inactive_file") or 0
             return int(limit) - int(used) + cache
     return None
+
+
+def _group_limit(folder: Path) -> int | None:
+    """Bytes that the group may have, None for any amount."""
+    words = [_text(folder / name).strip() for name in ("memory.max", "memory.limit_in_bytes")]
+    return min((int(word) for word in words if word.isdigit() and int(word) < NO_LIMIT), default=None)
 
 
 def _field(path: Path, name: str) -> int | None:

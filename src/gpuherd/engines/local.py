@@ -29,12 +29,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.engines.processes import ATTEMPT_VARIABLE, Lock, ProcessId, identify, locks_held, path_of
 from gpuherd.engines.tree import Traces, Tree
 from gpuherd.errors import GpuherdError
-from gpuherd.gpus.state import Gpu
+
+if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
+    from gpuherd.gpus.state import Gpu
 
 # $1 is the status file, the rest is the job's argv. Many attempts write into one status file, a line at a time: each
 # echo is one short write at the file's end, so that a kill leaves the line whole or absent and two never mix. (A file
@@ -63,7 +66,7 @@ exit "$gpuherd_code"
 """
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
 _MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 
@@ -343,9 +346,9 @@ def _seconds(words: list[str]) -> float | None:
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
     environment = {**inherited, **launch.env}
-    if launch.threads is not None and not any(name in environment for name in _THREAD_VARIABLES):
+    if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
-        environment |= dict.fromkeys(_THREAD_VARIABLES, str(launch.threads))
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))
     environment.pop(_VISIBLE, None)
     if not launch.inherits_gpus:
         environment[_VISIBLE] = _cuda_names(launch.gpus)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
@@ -11,6 +12,7 @@ from gpuherd.quantities import duration_s, size_mb
 
 EngineName = Literal["local", "slurm", "ray"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+LOCAL: EngineName = "local"
 _SLURM_ONLY = ("partition", "account", "qos", "constraint", "gpu_type", "array_limit", "slurm_args", "setup")
 _RAY_ONLY = ("ray_address", "ray_resources")
 
@@ -23,7 +25,10 @@ def _positive(word: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Which engine runs the jobs, and what they ask of it. Times are seconds, memory MB (2^20 bytes)."""
+    """Which engine runs the jobs, and what they ask of it. Times are seconds, memory MB (2^20 bytes).
+
+    Raises UsageError for an option that says nothing to the engine.
+    """
 
     engine: EngineName = option(
         "local",
@@ -31,15 +36,12 @@ class EngineOptions:
         choices=ENGINES,
         group="engine",
     )
-    partition: str | None = option(None, help="SLURM partition", metavar="NAME", group="engine")
-    account: str | None = option(None, help="SLURM account", metavar="NAME", group="engine")
-    qos: str | None = option(None, help="SLURM quality of service", metavar="NAME", group="engine")
-    constraint: str | None = option(None, help="SLURM node features", metavar="WORDS", group="engine")
-    gpu_type: str | None = option(
-        None, help="type of GPU, as SLURM calls it (--gres=gpu:TYPE:N)", metavar="TYPE", group="engine"
-    )
     cpus_per_job: int | None = option(
-        None, help="CPU cores that each job gets on each node", parse=_positive, metavar="N", group="engine"
+        None,
+        help="CPU cores that each job gets on each node, like 8",
+        parse=_positive,
+        metavar="N",
+        group="engine",
     )
     host_mem: int | None = option(
         None,
@@ -57,30 +59,52 @@ class EngineOptions:
     )
     notice: float = option(
         120.0,
-        help="so long before its time is up a job gets SIGTERM, to save what it has",
+        help="so long before its time is up a job gets SIGTERM, to save what it has, like 5m",
         parse=duration_s,
         metavar="TIME",
         group="engine",
     )
     at_most: int = option(
-        1000, help="most jobs in the cluster's queue at once", parse=_positive, metavar="N", group="engine"
+        1000, help="most jobs in the cluster's queue at once, like 200", parse=_positive, metavar="N", group="engine"
+    )
+    node_gpus: str | None = option(
+        None,
+        help="the GPUs of one of the cluster's nodes, like 4xA100-80GB: jobs that name a model are planned for them "
+        "(default: what the cluster says of them)",
+        metavar="GPUS",
+        group="engine",
+    )
+    partition: str | None = option(None, help="SLURM partition, like gpu", metavar="NAME", group="engine")
+    account: str | None = option(None, help="SLURM account, like physics", metavar="NAME", group="engine")
+    qos: str | None = option(None, help="SLURM quality of service, like short", metavar="NAME", group="engine")
+    constraint: str | None = option(None, help="SLURM node features, like 'a100|h100'", metavar="WORDS", group="engine")
+    gpu_type: str | None = option(
+        None,
+        help="type of GPU as SLURM calls it, like a100 for --gres=gpu:a100:N",
+        metavar="TYPE",
+        group="engine",
     )
     array_limit: int | None = option(
-        None, help="most jobs of one SLURM array that run at once", parse=_positive, metavar="N", group="engine"
+        None,
+        help="most jobs of one SLURM array that run at once, like 16",
+        parse=_positive,
+        metavar="N",
+        group="engine",
     )
     slurm_args: tuple[str, ...] = option(
-        (), help="further words for sbatch, like --slurm-args=--exclude=n3", many=True, metavar="WORD", group="engine"
+        (), help="further words for SLURM, like --slurm-args=--exclude=n3", many=True, metavar="WORD", group="engine"
     )
     setup: tuple[str, ...] = option(
         (),
-        help="shell lines that a SLURM script runs first, like 'module load cuda'",
+        help="shell lines that are run first on a SLURM node, like 'module load cuda'",
         many=True,
         metavar="LINE",
         group="engine",
     )
     ray_address: str | None = option(
         None,
-        help="a Ray cluster: HOST:PORT, or http://HOST:8265 for its job server (default: one on this machine)",
+        help="a Ray cluster, like 10.0.0.1:6379, or its job server, like http://10.0.0.1:8265 "
+        "(default: one on this machine)",
         metavar="ADDRESS",
         group="engine",
     )
@@ -89,12 +113,70 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise UsageError(f"engine={self.engine!r}; possible: {', '.join(ENGINES)}")
-        beyond = (each.name for each in fields(EngineOptions) if each.name != "engine")
-        foreign = {"local": tuple(beyond), "slurm": _RAY_ONLY, "ray": _SLURM_ONLY}[self.engine]
-        plain = {each.name: each.default for each in fields(EngineOptions)}
-        for name in foreign:
-            if getattr(self, name) != plain[name]:
-                meant = "slurm" if name in _SLURM_ONLY else "ray" if name in _RAY_ONLY else "slurm or --engine ray"
-                raise UsageError(f"--{name.replace('_', '-')} is for --engine {meant}, and this is {self.engine}")
+        _check(self)
+
+
+_DECLARED: Mapping[str, Field[Any]] = {each.name: each for each in fields(EngineOptions)}
+_CLUSTER = frozenset(_DECLARED) - {"engine"}
+
+
+def foreign(engine: str) -> frozenset[str]:
+    """Names of the options here that say nothing to this engine.
+
+    >>> sorted(foreign("slurm"))
+    ['ray_address', 'ray_resources']
+    """
+    of_others = {"local": _CLUSTER, "slurm": frozenset(_RAY_ONLY), "ray": frozenset(_SLURM_ONLY)}
+    return of_others.get(engine, frozenset())
+
+
+def as_for_jobs(name: str) -> Any:
+    """An option of ``EngineOptions`` as a field of another dataclass: the same spelling, default and help."""
+    known = _DECLARED[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The part of ``EngineOptions`` that is said of one command alone, which says itself what it needs.
+
+    Raises UsageError for an option that says nothing to the engine.
+    """
+
+    engine: EngineName = as_for_jobs("engine")  # noqa: RUF009 - a field, as for the others
+    time_limit: float | None = as_for_jobs("time_limit")
+    node_gpus: str | None = as_for_jobs("node_gpus")
+    partition: str | None = as_for_jobs("partition")
+    account: str | None = as_for_jobs("account")
+    qos: str | None = as_for_jobs("qos")
+    constraint: str | None = as_for_jobs("constraint")
+    gpu_type: str | None = as_for_jobs("gpu_type")
+    slurm_args: tuple[str, ...] = as_for_jobs("slurm_args")
+    setup: tuple[str, ...] = as_for_jobs("setup")
+    ray_address: str | None = as_for_jobs("ray_address")
+    ray_resources: tuple[str, ...] = as_for_jobs("ray_resources")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def engine_options(self) -> EngineOptions:
+        """The same for an engine."""
+        return EngineOptions(**{each.name: getattr(self, each.name) for each in fields(ClusterOptions)})
+
+
+def _check(options: EngineOptions | ClusterOptions) -> None:
+    if options.engine not in ENGINES:
+        raise UsageError(f"engine={options.engine!r}; possible: {', '.join(ENGINES)}")
+    for name in ("slurm_args", "setup", "ray_resources"):
+        object.__setattr__(options, name, tuple(getattr(options, name)))
+    strange = foreign(options.engine)
+    for each in fields(options):
+        # One of the same name may mean another thing: what a job says of itself holds anywhere.
+        ours = each.name in strange and each.metadata["option"].group == "engine"
+        if ours and getattr(options, each.name) != each.default:
+            flag = f"--{each.name.replace('_', '-')}"
+            raise UsageError(f"{flag} is for --engine {_meant(each.name)}, and this is {options.engine}")
+
+
+def _meant(name: str) -> str:
+    return "slurm" if name in _SLURM_ONLY else "ray" if name in _RAY_ONLY else "slurm or --engine ray"

@@ -125,6 +125,7 @@ class RunOptions:
     )
     mode: str = option("esd", help="kind of experiment: esd", metavar="MODE", group="running")
     dry_run: bool = option(False, help="show what would run and start nothing", group="running")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="running")
     retries: int = option(
         1,
         help="further tries for a model whose worker crashed or ran out of memory",

@@ -42,6 +42,7 @@ from gpuherd.esd.plan import (
 from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line, remove_strays
+from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
 from gpuherd.jobs.outcome import Failure, Outcome
@@ -249,7 +250,15 @@ class ESDExperiment:
     def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
         rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
         with display(self.console) as shown:
-            return run_jobs(jobs, self.config, self.directory, rerun=rerun, before=self._begin, display=shown)
+            return run_jobs(
+                jobs,
+                self.config,
+                self.directory,
+                rerun=rerun,
+                before=self._begin,
+                display=shown,
+                enqueue_only=self.config.enqueue_only,
+            )
 
     def _begin(self) -> None:
         """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""
@@ -297,7 +306,9 @@ class ESDExperiment:
         done = sum(line.state == "done" for line in lines)
         headline = f"{len(lines) - done} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
         refused = [f"{self._where(refusal)}: {refusal.reason}" for refusal in self.plan.refused]
-        print_plan(self.console, lines, refused, headline)
+        jobs = [self._job(planned) for planned in self.plan.models]
+        engine = outlook.lines([job.gpus for job in jobs], self.config)
+        print_plan(self.console, lines, refused, "\n".join([*engine, headline]))
 
     def _plan_lines(self) -> list[PlanLine]:
         jobs = [self._job(planned) for planned in self.plan.models]

@@ -12,15 +12,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.esd.config import CONVENTION, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.flags import option_fields, spellings
+from gpuherd.jobs.options import foreign
 
 # What a run is about: the same again, or it is another run.
 OF_THE_LIST = ("model_list", "single_model", "base_model", "limit", "mode")
 # Neither kept nor changed: said anew each time. The record keeps of a webhook only its host.
-OF_THE_MOMENT = ("overwrite", "dry_run", "webhook", "output_dir")
+OF_THE_MOMENT = ("overwrite", "dry_run", "enqueue_only", "webhook", "output_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ def resumed(earlier: EarlierRun, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{kind}; leave {_flag(name)} out, or take another --output-dir"
             )
     kept = {name: value for name, value in earlier.options.items() if name not in OF_THE_MOMENT}
+    # A run of before there were engines was one of this machine. Words for another engine are of no use to this one.
+    engine = given.get("engine", kept.setdefault("engine", LOCAL))
+    kept = {name: value for name, value in kept.items() if name not in foreign(engine)}
     changed = {name: value for name, value in given.items() if name not in OF_THE_LIST}
     return kept | changed | {"output_dir": str(earlier.root)}
 

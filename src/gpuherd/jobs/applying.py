@@ -102,6 +102,9 @@ def _sentence(kind: ControlKind, changed: Changed) -> str:
     parts += [clean(reason) for reason in changed.refused[:_NAMED]]
     if len(changed.refused) > _NAMED:
         parts.append(f"and {len(changed.refused) - _NAMED} more that it can't be done to")
+    parts += [clean(remark) for remark in changed.remarks[:_NAMED]]
+    if len(changed.remarks) > _NAMED:
+        parts.append(f"and so are {len(changed.remarks) - _NAMED} more")
     return "; ".join(parts) or "there was no job to do it to"
 
 

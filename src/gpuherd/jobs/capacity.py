@@ -12,10 +12,17 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.policy import Limits, WaitingJob, why_never
 
 
-def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int, ever: int | None = None) -> Limits:
+def limits(
+    options: DispatchOptions,
+    gpus: Sequence[Gpu] | None,
+    cores: int,
+    ever: int | None = None,
+    host_mb: int | None = None,
+) -> Limits:
     """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give.
 
     ``ever``: the most GPUs that the settings ever let the user hold (``allowance.most_ever``), None for no limit.
+    ``host_mb``: main memory in MB, None where it is not known.
     """
     return Limits(
         options.max_gpus,
@@ -24,16 +31,19 @@ def limits(options: DispatchOptions, gpus: Sequence[Gpu] | None, cores: int, eve
         cpu_only=gpus is not None and not gpus,
         max_concurrent=options.max_concurrent,
         longest_first=options.order == "longest",
+        host_memory_mb=host_mb,
     )
+
+
+def as_first_asked(job: Job) -> WaitingJob:
+    """The job as it is before anything was learned of it."""
+    return WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes, host_memory_mb=job.host_memory_mb)
 
 
 def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
     """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run here."""
-    first_of_kind = {(job.gpus, job.memory_mb, job.nodes): job for job in reversed(jobs)}
-    reasons = {
-        job.name: why_never(WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes), gpus, limits)
-        for job in first_of_kind.values()
-    }
+    first_of_kind = {as_first_asked(job): job for job in reversed(jobs)}
+    reasons = {job.name: why_never(asked, gpus, limits) for asked, job in first_of_kind.items()}
     if jobs and None not in reasons.values():
         raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")
 

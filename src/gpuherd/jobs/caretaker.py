@@ -7,7 +7,7 @@ grace, KILL, record. Nothing is started.
 from __future__ import annotations
 
 import select
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import clock
@@ -17,9 +17,10 @@ from gpuherd.jobs.health import HealthBook
 from gpuherd.jobs.leftovers import Leftovers
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.supervisor import Attempt, Supervisor
+from gpuherd.jobs.supervisor import GRACE_S, Attempt, Supervisor
 
 
 class _NobodyThere:
@@ -48,12 +49,22 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
     hands = _NobodyThere(run)
     for letter in queue.letters():
         apply(queue, letter, hands)
-    records = queue.running()
-    if not records or queue.copied:
+    running = queue.running()
+    if not running or queue.copied:
         return
-    supervisor = Supervisor(run, queue.tag, DispatchOptions())
     tell = Reporter(queue, run)
     endings = Endings(queue, run, tell, HealthBook(queue))
+    handed = [record for record in running if record.handed is not None]
+    if any(record.queued.cancelled_by is not None for record in handed):
+        from gpuherd.jobs.handover.caretaking import end_cancelled
+
+        end_cancelled(run, tell, endings, handed, GRACE_S)
+    _end_here(queue, run, endings, [record for record in running if record.handed is None])
+
+
+def _end_here(queue: Queue, run: RunDirectory, endings: Endings, records: Sequence[AttemptRecord]) -> None:
+    """Ends those of this machine that are to end."""
+    supervisor = Supervisor(run, queue.tag, DispatchOptions())
     now, at = clock.mono(), clock.wall()
     for record in records:
         found = supervisor.take_over(record, now, copied=False)

@@ -18,9 +18,8 @@ from gpuherd.jobs.failures import clean
 from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
-from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.retuning import retuned
+from gpuherd.jobs.retuning import changes
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.wishes import OF_JOBS, Answer, Control, ControlKind, priority_of
 
@@ -69,7 +68,7 @@ def check(control: Control) -> None:
     if control.kind is ControlKind.SET:
         if not control.settings:
             raise UsageError("set: say what to set, max_gpus=2 for example")
-        retuned(DispatchOptions(), control.settings)
+        changes(control.settings)
     elif control.kind is ControlKind.PRIORITY:
         priority_of(control.settings)
     elif control.settings:

@@ -84,7 +84,7 @@ class Deciding:
         self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
         self._reach = Reach()
-        self._cores = allotment.cores()
+        self._cores, self._host_mb = allotment.cores(), allotment.memory_mb()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
@@ -127,7 +127,7 @@ class Deciding:
         """How much at once, now."""
         gpus = self._desk.gpus if self._desk.is_open else None
         most, why = self._gpus_now()
-        bounds = limits(self.options, gpus, self._cores, self._most_ever)
+        bounds = limits(self.options, gpus, self._cores, self._most_ever, self._host_mb)
         return replace(
             bounds,
             # Jobs on GPUs wait for those that were taken away from the run, and don't go to the CPU.
@@ -236,6 +236,7 @@ class Deciding:
             rank=queued.rank,
             limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
             nodes=job.nodes,
+            host_memory_mb=job.host_memory_mb,
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:

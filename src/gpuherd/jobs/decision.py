@@ -30,6 +30,7 @@ class WaitingJob:
         rank: the higher goes first (``order.rank``). Read when ``Limits.longest_first``.
         limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
         nodes: how many machines it spans; more than one is for a cluster.
+        host_memory_mb: main memory that it needs; None where nothing is said.
     """
 
     id: int
@@ -41,6 +42,7 @@ class WaitingJob:
     rank: float = 0.0
     limit_s: float | None = None
     nodes: int = 1
+    host_memory_mb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Limits:
         longest_first: of one priority the job of the highest rank goes first; else the oldest.
         keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
         now: the moment of the decision, by the clock of ``GpuView.over_at``.
+        host_memory_mb: main memory of the machine, or what of it is ours at most; None where that is not known.
     """
 
     max_gpus: int
@@ -122,6 +125,7 @@ class Limits:
     most_ever: int | None = None
     keep_for: int = 1
     now: float = 0.0
+    host_memory_mb: int | None = None
 
     @property
     def most_gpus(self) -> int:
@@ -178,6 +182,8 @@ def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | Non
     """Why the job could never run with these GPUs of one machine, as a sentence, or None when it could."""
     if job.nodes > 1:
         return f"spans {job.nodes} nodes, and this is one machine; say --engine slurm or --engine ray"
+    if limits.host_memory_mb is not None and (job.host_memory_mb or 0) > limits.host_memory_mb:
+        return f"asks for {job.host_memory_mb} MB of main memory; there are {limits.host_memory_mb} MB to use"
     if job.gpus == 0:
         return None
     if limits.cpu_only:

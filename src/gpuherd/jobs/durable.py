@@ -43,6 +43,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def private_write(path: Path, data: bytes) -> None:
+    """Replaces ``path`` by ``data`` as ``atomic_write`` does, for its owner alone. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
 def remove_strays(folder: Path, before: float) -> None:
     """Removes what ``atomic_write`` left in ``folder`` when it was killed, if last written before this wall-clock time.
 

@@ -178,7 +178,7 @@ class Endings:
         return True
 
     def _settle(self, ended: Ended) -> _Settled:
-        record, job = ended.record, ended.record.queued.job
+        record = ended.record
         well = ended.exit.code == 0
         log_tail = "" if well else "\n".join(part for part in (tail(Path(record.log)), ended.told) if part)
         facts = Facts(

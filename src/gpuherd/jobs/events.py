@@ -12,6 +12,7 @@ from gpuherd.jobs.records import Counts
 class EventKind(StrEnum):
     """What happened."""
 
+    HANDED = "handed over"  # to an engine beyond this machine, which starts it when it can
     STARTED = "started"
     DONE = "done"
     FAILED = "failed"  # for good
@@ -50,7 +51,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunningLine:
-    """A running job as the display shows it. ``eta_s`` is None while nothing can be said; ``paused``: it is stopped."""
+    """A running job as the display shows it. ``eta_s`` is None while nothing can be said; ``paused``: it is stopped;
+    ``node``: where it runs, for one beyond this machine.
+    """
 
     title: str
     gpus: tuple[str, ...]
@@ -58,6 +61,7 @@ class RunningLine:
     progress: Progress | None
     eta_s: float | None
     paused: bool = False
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class RunSnapshot:
         waiting_for: a sentence on which job is next and why it waits, None when none waits.
         eta_s: seconds until all is done, None while nothing can be said.
         paused: running and waiting jobs that don't go on by themselves.
+        in_line: jobs that count as running and that an engine beyond this machine has not begun yet.
     """
 
     counts: Counts
@@ -76,3 +81,4 @@ class RunSnapshot:
     waiting_for: str | None
     eta_s: float | None
     paused: int = 0
+    in_line: int = 0

@@ -18,6 +18,7 @@ from gpuherd.jobs.rows import process_of
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import Page
 from gpuherd.jobs.status import status_of
+from gpuherd.jobs.whereabouts import InEngine
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _NOTHING = Page(limit=0)
@@ -47,7 +48,7 @@ class Figures:
     """All that is told of a queue.
 
     ``ended``: attempts that have ended, by state and class of failure ("" for none). ``gpu_s_by_state``: how long
-    these held GPUs, summed over GPUs. ``gpus`` by UUID.
+    these held GPUs, summed over GPUs. ``gpus`` by UUID. ``in_engine``: what an engine beyond this machine has now.
     """
 
     counts: Counts
@@ -59,6 +60,7 @@ class Figures:
     wait: Spread
     run: Spread
     gpus: Mapping[str, GpuFigures]
+    in_engine: InEngine | None = None
 
 
 def read_figures(run: RunDirectory, reader: QueueReader) -> Figures:
@@ -79,6 +81,7 @@ def read_figures(run: RunDirectory, reader: QueueReader) -> Figures:
         wait=_spread(reader, "wait_s", "1"),
         run=_spread(reader, "ended_mono - started_mono", "state = 'done' AND ended_mono IS NOT NULL"),
         gpus=gpus,
+        in_engine=told.in_engine,
     )
 
 
@@ -115,12 +118,14 @@ def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
     """For each GPU of each attempt that runs how long it has done so. One that is recorded as running, and has ended
     while no dispatcher was there, counts once its end is known.
     """
-    now = clock.mono()
+    now, wall = clock.mono(), clock.wall()
     for row in reader.rows("SELECT * FROM attempts WHERE state = 'running'"):
         process = process_of(row)
+        # Beyond this machine by the wall clock: there it goes on while this one is started anew.
+        ran_s = wall - row["started_at"] if process is None else now - row["started_mono"]
         if process is None or process.is_alive():
             for uuid in json.loads(row["gpus"]):
-                yield uuid, max(0.0, now - row["started_mono"])
+                yield uuid, max(0.0, ran_s)
 
 
 def _spread(reader: QueueReader, value: str, where: str) -> Spread:

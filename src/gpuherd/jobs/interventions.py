@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import PauseReason
-from gpuherd.jobs.rows import job_of, pause_reasons, spec_of
+from gpuherd.jobs.rows import LOCAL, engine_title, job_of, pause_reasons, spec_of
 from gpuherd.jobs.submission import COUNT_BLOCKED
 
 ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
@@ -21,11 +21,14 @@ ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Names of the jobs that were changed, of those that were changed along with them, and why others were not."""
+    """Names of the jobs that were changed, of those that were changed along with them, and why others were not.
+    ``remarks``: what should be known besides.
+    """
 
     jobs: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def cancel(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str) -> Changed:
@@ -78,9 +81,13 @@ def retry(db: sqlite3.Connection, rows: Sequence[sqlite3.Row], now: float) -> Ch
 
 
 def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: float) -> Changed:
-    """Waiting jobs are held; running ones are marked."""
+    """Waiting jobs are held; running ones are marked. What an engine beyond this machine has goes on there."""
     changed, refused = [], []
     for row in rows:
+        engine = _engine_of(db, row["id"]) if row["state"] == JobState.RUNNING else LOCAL
+        if engine != LOCAL:
+            refused.append(f"{row['name']} is in the hands of {engine_title(engine)} and goes on there")
+            continue
         if row["state"] == JobState.WAITING:
             db.execute("UPDATE jobs SET held = 1, reason = ? WHERE id = ?", (f"paused by {by}", row["id"]))
         elif row["state"] == JobState.RUNNING:
@@ -164,6 +171,12 @@ def mark_resumed(db: sqlite3.Connection, attempt: int, why: PauseReason, mono: f
         (" ".join(sorted(left)), since if left else None, over, attempt),
     )
     return True
+
+
+def _engine_of(db: sqlite3.Connection, job: int) -> str:
+    """Which engine has a running job."""
+    row = db.execute("SELECT engine FROM attempts WHERE job = ? AND state = 'running'", (job,)).fetchone()
+    return str(row["engine"])
 
 
 def _running_attempt(db: sqlite3.Connection, job: int) -> int:

@@ -1,6 +1,7 @@
 """A job's logs by its name: those of an attempt as they stand, or followed as they grow, over further attempts.
 
-Which attempts there are the queue knows; how a log is read, ``logtail``. Text is passed on as it was written.
+Which attempts there are the queue knows; how a log is read, ``logtail``. Text is passed on as it was written. Where a
+job that was handed to an engine wrote nothing, perhaps because it never began, what the engine itself printed is shown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import AttemptStatus
 from gpuherd.jobs.status import attempts_of, job_names, nearest_names, opened
+from gpuherd.jobs.whereabouts import engine_name
 
 _LOOK_S = 0.2
 _ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
@@ -49,11 +51,26 @@ def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: in
         found = _attempt(reader, job, attempt)
     if found is None:
         raise UsageError(f"job {clean(job)!r} has not been started yet, so it has no log; -f waits for it")
-    growing = _growing(found, last_lines, to_now=True)
+    path = log_of(run, found)
+    if found.in_line and found.handed is not None and not size(path):
+        raise UsageError(
+            f"job {clean(job)!r} waits in {engine_name(found.handed.engine)} and has not begun, so it has no log; "
+            "-f waits for it"
+        )
+    growing = _growing(path, last_lines, to_now=True)
     lines, begins = growing.rest(), True
     while lines or begins:
         yield _part(job, found, lines, growing, begins=begins)
         lines, begins = growing.rest(), False
+
+
+def log_of(run: RunDirectory, attempt: AttemptStatus) -> Path:
+    """The file in which an attempt's words are: its log, or the engine's own output where it wrote none."""
+    log, handed = Path(attempt.log), attempt.handed
+    if handed is None or size(log):
+        return log
+    of_engine = run.engine_output(handed.batch, handed.index)
+    return of_engine if size(of_engine) else log
 
 
 def follow(
@@ -72,12 +89,12 @@ def follow(
                 return
             time.sleep(look_s)
             current = _attempt(reader, job, None)
-        yield from _follow_attempt(reader, job, current, last_lines, look_s)
+        yield from _follow_attempt(run, reader, job, current, last_lines, look_s)
         while attempt is None:
             later = _later(reader, job, current.number)
             if later is not None:
                 current = later
-                yield from _follow_attempt(reader, job, current, None, look_s)
+                yield from _follow_attempt(run, reader, job, current, None, look_s)
             elif _state(reader, job) in _ENDED:
                 return
             else:
@@ -85,10 +102,10 @@ def follow(
 
 
 def _follow_attempt(
-    reader: QueueReader, job: str, attempt: AttemptStatus, last_lines: int | None, look_s: float
+    run: RunDirectory, reader: QueueReader, job: str, attempt: AttemptStatus, last_lines: int | None, look_s: float
 ) -> Iterator[Part]:
     """One attempt's lines until it has ended."""
-    growing, begins = _growing(attempt, last_lines), True
+    growing, begins = _growing(Path(attempt.log), last_lines), True
     while True:
         # In this order: what it wrote before its end was recorded is in the log by then.
         ended = _has_ended(reader, attempt)
@@ -96,15 +113,16 @@ def _follow_attempt(
         if lines:
             yield _part(job, attempt, lines, growing, begins=begins)
             begins = False
+        elif ended and begins and log_of(run, attempt) != growing.path:
+            growing = _growing(log_of(run, attempt), last_lines)
         elif ended:
             return
         else:
             time.sleep(look_s)
 
 
-def _growing(attempt: AttemptStatus, last_lines: int | None, *, to_now: bool = False) -> Growing:
+def _growing(path: Path, last_lines: int | None, *, to_now: bool = False) -> Growing:
     """``to_now``: what is written from now on is left, else a job that writes faster than we read would never end."""
-    path = Path(attempt.log)
     return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines), size(path) if to_now else None)
 
 
@@ -113,7 +131,7 @@ def _part(job: str, attempt: AttemptStatus, lines: list[str], growing: Growing, 
         job=job,
         attempt=attempt.number,
         state=attempt.state,
-        path=attempt.log,
+        path=str(growing.path),
         lines=lines,
         begins=begins,
         ended_line=growing.ended_line,

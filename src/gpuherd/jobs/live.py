@@ -142,7 +142,8 @@ def cells(line: RunningLine) -> tuple[str, str, str, str]:
     """A running job's GPU, title, progress and stage with time, as plain text."""
     told = line.progress
     time = "paused" if line.paused else stage_and_time(told, line.elapsed_s, line.eta_s)
-    return place(line.gpus), clean(line.title), bar(told), time
+    where = f"CPU of {clean(line.node)}" if line.node and not line.gpus else place(line.gpus)
+    return where, clean(line.title), bar(told), time
 
 
 def counts(snapshot: RunSnapshot) -> str:

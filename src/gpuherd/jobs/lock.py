@@ -9,7 +9,10 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from gpuherd.engines.processes import boot_id
 from gpuherd.errors import CannotWrite, QueueBusy
+from gpuherd.jobs.onehost import busy_there, machine_name, refuse_elsewhere
+from gpuherd.jobs.rundir import RunDirectory
 
 # Who only does what somebody asked of an idle queue is done in a moment, or after a job's grace.
 _PATIENCE_S = 20.0
@@ -28,7 +31,8 @@ class Role(StrEnum):
 
 
 class DispatcherLock:
-    """Held from construction to ``close``. Raises QueueBusy, naming the holder's pid, when another process holds it.
+    """Held from construction to ``close``. Raises QueueBusy, naming the holder's pid, when another process holds it,
+    QueueElsewhere when another machine works on the queue beside it, and CannotWrite.
 
     A dispatcher waits for one who only does something that was asked of the idle queue.
     """
@@ -38,23 +42,33 @@ class DispatcherLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
             raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
+        try:
+            self._wait(path, role)
+            # Where locks of one machine don't hold another off, this does.
+            refuse_elsewhere(RunDirectory(path.parent).queue)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        with suppress(OSError):  # a full disk: the lock is a lock without the pid too
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()} {role} {boot_id()} {machine_name()}\n".encode(), 0)
+
+    def _wait(self, path: Path, role: Role) -> None:
         before: Role | None = role
         since = time.monotonic()
-        while not _try(self._fd):
-            pid, held_as = _read(self._fd)
+        while not _try(self._fd, path):
+            pid, held_as, there = _read(self._fd)
             if held_as is not before:
                 before, since = held_as, time.monotonic()
             if time.monotonic() - since < _patience_s(role, held_as):
                 time.sleep(_LOOK_S)
                 continue
-            os.close(self._fd)
+            if there is not None:
+                raise busy_there(there, pid, path.parent)
             raise QueueBusy(
                 f"another gpuherd (pid {pid or 'unknown'}) works on {path.parent}; wait for it, stop it, or use another"
                 " folder"
             )
-        with suppress(OSError):  # a full disk: the lock is a lock without the pid too
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()} {role}\n".encode(), 0)
 
     def close(self) -> None:
         """Gives the lock back. The file stays: removing it would let two processes lock two files of one name."""
@@ -64,15 +78,20 @@ class DispatcherLock:
 
     @staticmethod
     def holder(path: Path) -> int | None:
-        """The pid of the dispatcher that holds the lock, None when none does or it is not known."""
+        """The pid of the dispatcher that holds the lock, None when none does or it is not known.
+
+        Raises QueueElsewhere for one on another machine.
+        """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            if _try(fd, shared=True):
+            if _try(fd, path, shared=True):
                 return None
-            pid, role = _read(fd)
+            pid, role, there = _read(fd)
+            if there is not None and role is Role.DISPATCHER:
+                raise busy_there(there, pid, path.parent)
             return pid if role is Role.DISPATCHER else None
         finally:
             os.close(fd)
@@ -85,17 +104,24 @@ def _patience_s(role: Role, held_as: Role | None) -> float:
     return _PATIENCE_S if (role, held_as) == (Role.DISPATCHER, Role.CONTROL) else _LOOKERS_S
 
 
-def _try(fd: int, *, shared: bool = False) -> bool:
+def _try(fd: int, path: Path, *, shared: bool = False) -> bool:
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as problem:
+        raise CannotWrite(
+            f"the file system of {path} gives no locks ({problem.strerror}); use a folder"
+            " on another one, or have it mounted with locks (Lustre: -o flock)"
+        ) from problem
     return True
 
 
-def _read(fd: int) -> tuple[int | None, Role | None]:
-    words = os.pread(fd, 64, 0).decode("ascii", "replace").split()
+def _read(fd: int) -> tuple[int | None, Role | None, str | None]:
+    """The holder's pid and role, and its machine's name when that is not this one."""
+    words = os.pread(fd, 512, 0).decode("utf-8", "replace").split()
     pid = int(words[0]) if words and words[0].isdigit() else None
     # A lock of an older gpuherd holds a pid alone: that of a dispatcher.
     role = Role(words[1]) if len(words) > 1 and words[1] in set(Role) else Role.DISPATCHER
-    return pid, role if pid is not None else None
+    there = words[3] if len(words) > 3 and words[2] != boot_id() else None
+    return pid, role if pid is not None else None, there

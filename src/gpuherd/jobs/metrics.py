@@ -60,6 +60,8 @@ def metrics(
         "gpu_hours": round(sum(busy.values()) / 3600, 6),
         "gpu_hours_by_outcome": _hours_by_outcome(attempts),
         "gpus": _gpus(attempts, busy, runtime),
+        "attempts_by_engine": dict(Counter(attempt.engine for attempt in attempts)),
+        "attempts_by_node": dict(Counter(attempt.node for attempt in attempts if attempt.node is not None)),
     }
 
 
@@ -118,12 +120,14 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: float) -> dict[str, Any]:
     starts = Counter(uuid for a in attempts for uuid in a.gpus)
+    # What is not ours runs on while nobody of ours is there: a share of our own time would mean nothing.
+    elsewhere = {uuid for a in attempts if a.node is not None for uuid in a.gpus}
     return {
         label: {
             "uuid": uuid,
             "attempts": starts[uuid],
             "busy_seconds": round(busy[uuid], 3),
-            "busy_share": round(min(1.0, busy[uuid] / runtime), 4) if runtime > 0 else None,
+            "busy_share": round(min(1.0, busy[uuid] / runtime), 4) if runtime > 0 and uuid not in elsewhere else None,
         }
         for label, uuid in _by_label(attempts)
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from gpuherd.engines.options import EngineOptions
+from gpuherd.engines import options as engine_options
+from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.options import option
 from gpuherd.quantities import duration_s, size_or_none_mb
@@ -14,6 +15,13 @@ Order = Literal["age", "longest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 YieldTo = Literal["ignore", "pause", "requeue"]
 YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
+# What chooses among the GPUs of this machine, and what is done to jobs on them.
+_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
+
+
+def foreign(engine: str) -> frozenset[str]:
+    """Names of options that say nothing to this engine."""
+    return engine_options.foreign(engine) | (frozenset() if engine == LOCAL else _HERE)
 
 
 def gpu_names(word: str) -> str:
@@ -118,7 +126,7 @@ def port(word: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DispatchOptions(GpuOptions, EngineOptions):
+class DispatchOptions(EngineOptions, GpuOptions):
     """All that can be said of a run of jobs: which engine, which GPUs, and how the dispatcher behaves."""
 
     max_concurrent: int | None = option(
@@ -174,6 +182,7 @@ class DispatchOptions(GpuOptions, EngineOptions):
     def __post_init__(self) -> None:
         GpuOptions.__post_init__(self)
         EngineOptions.__post_init__(self)
+        self._refuse_what_is_meant_for_here()
         if self.order not in ORDERS:
             raise UsageError(f"order={self.order!r}; possible: {', '.join(ORDERS)}")
         if self.yield_to_others not in YIELDS:
@@ -186,3 +195,12 @@ class DispatchOptions(GpuOptions, EngineOptions):
                 raise UsageError(f"{name}={value}; it must be above 0")
         if self.min_disk < 0:
             raise UsageError(f"min_disk={self.min_disk}; the least is 0")
+
+    def _refuse_what_is_meant_for_here(self) -> None:
+        if self.engine == LOCAL:
+            return
+        for each in fields(self):
+            if each.name in _HERE and getattr(self, each.name) not in (each.default, []):
+                flag = each.metadata["option"].flag or each.name.replace("_", "-")
+                hint = "; the cluster chooses GPUs (--gpu-type, --constraint)" if each.name == "gpu_list" else ""
+                raise UsageError(f"--{flag} is for this machine's GPUs, and the engine is {self.engine}{hint}")

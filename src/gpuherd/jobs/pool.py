@@ -44,7 +44,7 @@ class Pool:
         self._by_free: list[list[int]] = [[]]
         # (MB that may still be promised, place of the machine, UUID), in order.
         self._open: list[tuple[int, int, str]] = []
-        self._never: dict[tuple[int, int | None, int, int, bool, int | None], str | None] = {}
+        self._never: dict[tuple[object, ...], str | None] = {}
         self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
         self._least_mb = math.inf
         for view in views:
@@ -117,7 +117,8 @@ class Pool:
 
     def why_never(self, job: WaitingJob, limits: Limits) -> str | None:
         """Why the job could never run on any of the machines, or None when it could."""
-        kind = (*self._kind(job), job.nodes, limits.max_gpus, limits.cpu_only, limits.most_ever)
+        wishes = (*self._kind(job), job.nodes, job.host_memory_mb)
+        kind = (*wishes, limits.max_gpus, limits.cpu_only, limits.most_ever)
         if kind not in self._never:
             largest = sorted(self.machines, key=lambda machine: -len(machine.views)) or [Machine("", 0)]
             reasons = [why_never(job, [view.gpu for view in machine.views.values()], limits) for machine in largest]

@@ -55,6 +55,12 @@ def _lines(figures: Figures, folder: str) -> Iterator[str]:
     }
     yield from _metric("jobs", "gauge", "Jobs of the queue by state.", [({"state": s}, n) for s, n in by_state.items()])
     yield from _metric("jobs_paused", "gauge", "Jobs that were told to pause.", [({}, figures.paused)])
+    if figures.in_engine is not None:
+        there, at = figures.in_engine, {"engine": figures.in_engine.engine}
+        by_phase = [({**at, "phase": "in_line"}, there.in_line), ({**at, "phase": "begun"}, there.jobs - there.in_line)]
+        yield from _metric(
+            "jobs_in_engine", "gauge", "Running jobs that an engine beyond this machine has, by phase.", by_phase
+        )
     if figures.eta_s is not None:
         yield from _metric(
             "remaining_seconds", "gauge", "Time until all jobs are done, estimated.", [({}, figures.eta_s)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +23,7 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory, learned
 from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.needs import check_needs
+from gpuherd.jobs.onehost import machine_name
 from gpuherd.jobs.queuefile import QueueFile
 from gpuherd.jobs.records import (
     AttemptEnd,
@@ -99,11 +99,12 @@ class Queue(QueueFile):
         """Writes down that a dispatcher for this engine begins; returns the run's number."""
         # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
         self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
+        self._hold.keep()
         with self.transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
             cursor = self._db.execute(
                 "INSERT INTO runs (pid, boot, started_at, started_mono, host, engine) VALUES (?,?,?,?,?,?)",
-                (os.getpid(), boot_id(), now, mono, platform.node(), engine),
+                (os.getpid(), boot_id(), now, mono, machine_name(), engine),
             )
         return int(cursor.lastrowid or 0)
 
@@ -330,7 +331,9 @@ class Queue(QueueFile):
     def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
         """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
         with self.transaction():
-            return interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+            changed = interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+            # Who means all that can be paused has not asked for what can't.
+            return changed if names else Changed(changed.jobs, remarks=changed.refused)
 
     def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
         """Takes ``pause`` back."""

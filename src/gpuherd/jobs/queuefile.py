@@ -19,10 +19,11 @@ from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.mailbox import Letter, Reply
+from gpuherd.jobs.onehost import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.reach import BEYOND, MOST_KINDS
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
-from gpuherd.jobs.schema import connect, passing_through
+from gpuherd.jobs.schema import connect, make, passing_through
 
 if TYPE_CHECKING:
     from gpuherd.jobs.eta import Waiting
@@ -46,12 +47,19 @@ class QueueFile:
         tag: names this queue in the environment of its jobs' processes.
         copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
 
-    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is.
+    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is. QueueElsewhere
+    while another machine works on it (``onehost``), also from what changes it.
     """
 
     def __init__(self, path: str | Path, *, check: bool = True):
         self.path = Path(path)
-        self._db = connect(self.path, check=check)
+        make(self.path)
+        self._hold = Hold(self.path)
+        try:
+            self._db = connect(self.path, check=check)
+        except BaseException:
+            self._hold.release()
+            raise
         self._depth = 0
         self._counted: tuple[tuple[int, int], Counts] | None = None
         # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
@@ -62,6 +70,7 @@ class QueueFile:
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
         self._db.close()
+        self._hold.release()
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +86,7 @@ class QueueFile:
         if self._depth:
             yield
             return
+        self._hold.check()
         self._db.execute("BEGIN IMMEDIATE")
         self._depth = 1
         try:
@@ -133,8 +143,8 @@ class QueueFile:
         return self._queued(found)
 
     def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[str, ...]], ...]:
-        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has not
-        succeeded is in the hands of this engine. With each the engine's words for those others.
+        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
+        not succeeded is in the hands of this engine. With each the engine's words for those others.
 
         Which jobs are left out besides is as with ``head``.
         """
@@ -144,6 +154,17 @@ class QueueFile:
         found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
         jobs = self._queued(found)
         return tuple((job, chains.handles(self._db, job.id, engine)) for job in jobs)
+
+    def open_batches(self) -> dict[str, tuple[int, ...]]:
+        """All attempts of each batch of which the engine still has one, in the batch's own order."""
+        found = self._db.execute(
+            "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running')"
+            " ORDER BY batch, place"
+        )
+        batches: dict[str, tuple[int, ...]] = {}
+        for row in found:
+            batches[row["batch"]] = (*batches.get(row["batch"], ()), row["id"])
+        return batches
 
     def stranded(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin

@@ -8,14 +8,17 @@ gpuherd are read as they are, with what they don't hold yet as NULL. What the ro
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, QueueUnreadable, UsageError
+from gpuherd.jobs.onehost import refuse_elsewhere
 from gpuherd.jobs.schema import APPLICATION, VERSION, keep_aside_command, told
 
 _PATIENCE_S = 5.0
+_ELSEWHERE_EVERY_S = 5.0
 
 
 class QueueReader:
@@ -24,12 +27,15 @@ class QueueReader:
     Raises:
         UsageError: there is no queue at this path.
         QueueUnreadable: the file is damaged, no queue, of a newer gpuherd, or this user may not read it.
+        QueueElsewhere: another machine works on it (``onehost``); also raised by queries.
     """
 
     def __init__(self, path: Path):
         self.path = path
         if not path.exists():
             raise _none(path)
+        self._looks_next = 0.0
+        self._refuse_elsewhere()
         try:
             self._db = _open(path)
         except sqlite3.Error as problem:
@@ -50,6 +56,7 @@ class QueueReader:
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         """The rows of a query. Raises QueueUnreadable when the file turns out to be damaged."""
+        self._refuse_elsewhere()
         try:
             return self._db.execute(query, values).fetchall()
         except UnicodeEncodeError:
@@ -81,6 +88,12 @@ class QueueReader:
         """The column for a SELECT, or NULL under its name where the file has none."""
         prefix = f"{alias}." if alias else ""
         return f"{prefix}{name}" if self.has(table, name) else f"NULL AS {name}"
+
+    def _refuse_elsewhere(self) -> None:
+        """Again and again: somebody may begin on another machine while a log is followed on this one."""
+        if time.monotonic() >= self._looks_next:
+            self._looks_next = time.monotonic() + _ELSEWHERE_EVERY_S
+            refuse_elsewhere(self.path)
 
     def _refuse_strangers(self) -> None:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])

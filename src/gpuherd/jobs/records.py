@@ -205,6 +205,7 @@ class AttemptEnd:
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
     """A finished or running attempt as the metrics see it. Seconds and MB; ``ended_at`` is None while it runs.
+    ``engine``: what ran it; ``node``: where, for one beyond this machine that has begun.
 
     ``run_s`` holds ``paused_s``, in which the processes were stopped by us. ``shared_mb``: as in AttemptRecord.
     """
@@ -223,6 +224,8 @@ class AttemptRow:
     paused_s: float = 0.0
     peak_mb: int | None = None
     shared_mb: int | None = None
+    engine: str = "local"
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

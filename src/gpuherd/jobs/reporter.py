@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+from gpuherd.engines.progress import Progress
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
@@ -21,16 +22,30 @@ from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import last_lines
 from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, PauseReason
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Settlement
-from gpuherd.jobs.supervisor import Attempt
 
 logger = logging.getLogger("gpuherd.jobs")
 
 # Kinds that the tables of jobs and attempts don't hold, so that the diary must.
 _DIARY = frozenset({EventKind.ADOPTED, EventKind.CANCELLED, EventKind.NOTICE, EventKind.REQUEUED})
 _LEVELS = {EventKind.FAILED: logging.ERROR, EventKind.RETRY: logging.WARNING, EventKind.CANCELLED: logging.WARNING}
+
+
+class Shown(Protocol):
+    """A running attempt as far as it is shown: one of this machine, or in an engine's hands."""
+
+    @property
+    def record(self) -> AttemptRecord:
+        """What the queue says of it."""
+
+    @property
+    def paused(self) -> frozenset[PauseReason]:
+        """Why its processes are stopped now."""
+
+    def progress(self) -> Progress | None:
+        """What the job last told of itself."""
 
 
 class Display(Protocol):
@@ -163,13 +178,13 @@ class Reporter:
             # The queue has it too; a full disk must not end the run.
             logger.warning("can't write %s: %s", self._run.failures, problem.strerror)
 
-    def show(self, running: Sequence[Attempt], waiting_for: str | None, at_once: int) -> None:
-        """Gives the display the whole picture. ``at_once``: how many jobs can run side by side."""
+    def show(self, running: Sequence[Shown], waiting_for: str | None, at_once: int, in_line: int = 0) -> None:
+        """Gives the display the whole picture. ``at_once``: how many jobs can run side by side; ``in_line``: how many
+        besides those that run wait in an engine beyond this machine."""
         if self._display is None:
             return
-        now = clock.mono()
         counts = self._queue.counts()
-        lines = tuple(_line(attempt, now) for attempt in running)
+        lines = tuple(_line(attempt) for attempt in running)
         costs = (attempt.record.queued.job.cost for attempt in running)
         self._display.snapshot(
             RunSnapshot(
@@ -178,11 +193,12 @@ class Reporter:
                 waiting_for=waiting_for,
                 eta_s=time_left(
                     self._pace,
-                    self._those_waiting(counts.waiting),
+                    self._those_waiting(counts.waiting + in_line),
                     [Running(line.elapsed_s, cost, line.eta_s) for line, cost in zip(lines, costs, strict=True)],
                     at_once,
                 ),
                 paused=self._queue.held() + sum(line.paused for line in lines),
+                in_line=in_line,
             )
         )
 
@@ -195,12 +211,18 @@ class Reporter:
         return self._waiting[1]
 
 
-def _line(attempt: Attempt, now: float) -> RunningLine:
-    elapsed = max(0.0, now - attempt.record.started_mono)
+def _line(attempt: Shown) -> RunningLine:
+    record = attempt.record
+    if record.handed is None:
+        elapsed = max(0.0, clock.mono() - record.started_mono)
+    else:
+        # It may have begun before this machine was started, whose own clock says nothing of that.
+        elapsed = max(0.0, clock.wall() - record.started_at)
     progress = attempt.progress()
     eta = None
     if progress is not None and progress.total and 0 < progress.done <= progress.total:
         eta = elapsed * (progress.total - progress.done) / progress.done
+    node = None if record.handed is None else record.handed.node
     return RunningLine(
-        clean(attempt.record.title), attempt.record.labels, elapsed, progress, eta, paused=bool(attempt.paused)
+        clean(record.title), record.labels, elapsed, progress, eta, paused=bool(attempt.paused), node=node
     )

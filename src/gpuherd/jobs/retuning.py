@@ -23,6 +23,7 @@ SETTABLE = (
     "order",
     "share",
     "yield_to_others",
+    "at_most",
 )
 _NO_LIMIT = ("none", "no")
 _ALL = "all"
@@ -35,15 +36,21 @@ def retuned(options: DispatchOptions, settings: Mapping[str, str]) -> DispatchOp
     >>> retuned(DispatchOptions(), {"gpus": "4,5", "max-checks": "3"}).gpu_ids
     ('4', '5')
     """
-    changes: dict[str, Any] = {}
+    return replace(options, **changes(settings))
+
+
+def changes(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Values by field name out of such words; whether the run's engine has such options is not asked. Raises as
+    ``retuned``."""
+    found: dict[str, Any] = {}
     known = _spellings()
     for word, value in settings.items():
         name = word.strip().lstrip("-").replace("-", "_")
         if name not in known:
             raise UsageError(_unknown(word, name, tuple(known)))
         field_name, spec = known[name]
-        changes[field_name] = _parse(word, field_name, spec, value)
-    return replace(options, **changes)
+        found[field_name] = _parse(word, field_name, spec, value)
+    return found
 
 
 def dispatch_options(options: GpuOptions) -> DispatchOptions:

@@ -23,6 +23,7 @@ FAMILIES = (
     " FROM families LEFT JOIN family_ends USING (name)"
 )
 LOCAL = "local"
+_TITLES = {"slurm": "SLURM", "ray": "Ray"}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -80,6 +81,15 @@ def handed_of(attempt: sqlite3.Row) -> Handed | None:
     return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
 
 
+def engine_title(engine: str) -> str:
+    """What people call an engine.
+
+    >>> engine_title("slurm")
+    'SLURM'
+    """
+    return _TITLES.get(engine, engine)
+
+
 def round_opened(text: str | None) -> tuple[int | None, float]:
     """A round and since when it is open, from the value of ``round`` in ``meta``; (None, 0.0) where there is none."""
     number, _, at = (text or "").partition(" ")
@@ -128,6 +138,8 @@ def attempt_row(row: sqlite3.Row) -> AttemptRow:
         paused_s=row["paused_s"],
         peak_mb=row["peak_mb"],
         shared_mb=row["shared_mb"],
+        engine=row["engine"],
+        node=row["node"],
     )
 
 

@@ -7,12 +7,15 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
+from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
 from gpuherd.jobs.fulldisk import cannot_write
+from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.metrics import metrics
@@ -25,6 +28,9 @@ from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.handover.handover import Handover
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,7 @@ def run_jobs(
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
     grace_s: float = GRACE_S,
+    enqueue_only: bool = False,
 ) -> Outcome:
     """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
 
@@ -56,6 +63,7 @@ def run_jobs(
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.live.display``).
         grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
+        enqueue_only: put the jobs into the queue and raise Enqueued: another call, or ``work_off``, runs them.
 
     Raises:
         CannotWrite: the folder can't be written.
@@ -71,6 +79,8 @@ def run_jobs(
         before()
         queue.submit(jobs, rerun)
 
+    if enqueue_only:
+        raise _enqueued(run, options, prepare)
     return _run(
         run,
         options,
@@ -101,6 +111,18 @@ def work_off(
     return _run(run, options, display, on_event, serve=serve, on_ready=on_ready, grace_s=grace_s)
 
 
+def _enqueued(run: RunDirectory, options: GpuOptions, prepare: Callable[[Queue], None]) -> Enqueued:
+    """Puts the jobs into the queue; what to raise then."""
+    run.create()
+    with closing(DispatcherLock(run.lock)), Queue(run.queue) as queue:
+        try:
+            refuse_other_hands(queue, run, dispatch_options(options))
+            prepare(queue)
+            return Enqueued(run.root, queue.counts().waiting)
+        except sqlite3.OperationalError as problem:
+            raise cannot_write(run.queue, problem, "give the same command again") from problem
+
+
 def _run(
     run: RunDirectory,
     options: GpuOptions,
@@ -120,26 +142,47 @@ def _run(
     with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
         try:
             reporter = Reporter(queue, run, display, outward.and_to(on_event))
-            with outward:
+            refuse_other_hands(queue, run, chosen)
+            with outward, opened(chosen) as engine:
                 settings = load()
-                dispatcher = Dispatcher(
-                    queue,
-                    run,
-                    chosen,
-                    reporter,
-                    jobs,
-                    serve=serve,
-                    lock=lock,
-                    settings=settings,
-                    load_settings=load,
-                    on_ready=on_ready,
-                    grace_s=grace_s,
-                )
+                worker: Dispatcher | Handover
+                if engine is None:
+                    worker = Dispatcher(
+                        queue,
+                        run,
+                        chosen,
+                        reporter,
+                        jobs,
+                        serve=serve,
+                        lock=lock,
+                        settings=settings,
+                        load_settings=load,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                else:
+                    from gpuherd.jobs.handover.handover import Handover
+
+                    worker = Handover(
+                        queue,
+                        run,
+                        chosen,
+                        engine,
+                        reporter,
+                        jobs,
+                        serve=serve,
+                        lock=lock,
+                        settings=settings,
+                        load_settings=load,
+                        on_ready=on_ready,
+                        grace_s=grace_s,
+                    )
+                    remember(run, chosen)
                 prepare(queue)
                 for warning in settings.warnings:
                     reporter.notice(warning)
                 try:
-                    return outward.ended(dispatcher.run())
+                    return outward.ended(worker.run())
                 finally:
                     write_metrics(queue, run)
         except sqlite3.OperationalError as problem:

@@ -95,6 +95,10 @@ class RunDirectory:
         """Where the node tells how an attempt that was handed over has ended."""
         return self.handover / f"{attempt:08d}.ended"
 
+    def attempt_recalled(self, attempt: int) -> Path:
+        """A mark: we have told the engine to end an attempt that was handed over, to put its job back in the queue."""
+        return self.handover / f"{attempt:08d}.recalled"
+
     def attempt_log(self, job: str, number: int) -> Path:
         """The log of a job's ``number``-th attempt, counted from 1."""
         return self.logs / f"{safe_name(job)}.{number}.log"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from gpuherd.engines.progress import Progress
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.records import AttemptState, Counts, PauseReason
+from gpuherd.jobs.records import AttemptState, Counts, Handed, PauseReason
 from gpuherd.jobs.standing import Standing
+from gpuherd.jobs.whereabouts import InEngine
 
 # What people look for first comes first.
 SHOWN_FIRST = (JobState.RUNNING, JobState.FAILED, JobState.WAITING, JobState.CANCELLED, JobState.DONE)
@@ -22,6 +23,8 @@ class AttemptStatus:
 
     ``run_s`` goes on while it runs, and is None when its process has ended and nobody has recorded how.
     ``paused``: why its processes are stopped now, () while they run; ``paused_s``: how long they were, in all.
+    ``handed``: how an engine beyond this machine has it, None for one on this machine; else ``pid`` is None. While it
+    is in the engine's line (``in_line``), ``run_s`` is None, and ``wait_s`` goes on.
     ``progress`` and ``eta_s`` are None unless it runs and has told something; ``peak_mb`` where nobody measured it.
     """
 
@@ -30,7 +33,7 @@ class AttemptStatus:
     state: AttemptState
     gpus: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
-    pid: int
+    pid: int | None
     log: str
     started_at: float
     ended_at: float | None
@@ -44,11 +47,18 @@ class AttemptStatus:
     paused_s: float
     progress: Progress | None = None
     eta_s: float | None = None
+    handed: Handed | None = None
+
+    @property
+    def in_line(self) -> bool:
+        """Whether an engine beyond this machine has it, and has not begun it yet."""
+        return self.state is AttemptState.RUNNING and self.handed is not None and self.handed.node is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus:
-    """A job and how it stands. ``reason``: why it waits, or how it failed, or why it was cancelled.
+    """A job and how it stands. ``reason``: why it waits, also in an engine's line, or how it failed, or why it was
+    cancelled.
 
     ``gpus`` is how many it asks for now, ``memory_mb`` how much on each, ``learned`` why that is not what it declared,
     ``paused`` that it was told to wait (or stands still while running).
@@ -91,6 +101,7 @@ class RunStatus:
         counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
         held: names of waiting jobs that are paused, the first few: they come last, and may not be on the page.
         dispatcher: who works on it, None for nobody.
+        in_engine: what of the running jobs an engine beyond this machine has; None for none.
         jobs: the page that was asked for, running first, then failed, waiting, cancelled, done.
         matching: how many jobs the page is taken from.
         eta_s: seconds until all is done by the mean length of jobs so far, None while nothing can be said.
@@ -105,6 +116,7 @@ class RunStatus:
     matching: int
     eta_s: float | None
     held: tuple[str, ...] = ()
+    in_engine: InEngine | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

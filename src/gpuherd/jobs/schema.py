@@ -209,9 +209,8 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
     ``check`` looks through the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable;
     never changes a file it can't use.
     """
+    make(path)
     try:
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(path, timeout=_LOCK_WITHIN_S, isolation_level=None, cached_statements=256)
     except (sqlite3.Error, OSError) as problem:
         raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
@@ -232,6 +231,15 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def make(path: Path) -> None:
+    """Makes an empty file for a queue if there is none, for its owner alone. Raises QueueUnreadable."""
+    try:
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as problem:
+        raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
 
 
 def told(problem: sqlite3.Error) -> str:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuherd.engines.options import LOCAL, EngineName
 from gpuherd.errors import UsageError
 from gpuherd.gpus.policy_file import parse, read_policy
 from gpuherd.jobs import quiet_hours
-from gpuherd.jobs.options import DispatchOptions, count, gpu_names, positive_int
+from gpuherd.jobs.options import DispatchOptions, count, foreign, gpu_names, positive_int
 from gpuherd.jobs.quiet_hours import QuietHours
 from gpuherd.options import Option
 from gpuherd.quantities import duration_s
@@ -69,10 +70,24 @@ class Settings:
     path: Path | None = None
 
     def fill(self, args: Namespace, config_type: type) -> None:
-        """Puts defaults where the command line (``gpuherd.flags``) has said nothing of an option of this dataclass."""
-        for declared in fields(config_type):
-            if "option" in declared.metadata and declared.name in self.defaults and not hasattr(args, declared.name):
-                setattr(args, declared.name, self.defaults[declared.name])
+        """Puts defaults where the command line (``gpuherd.flags``) has said nothing of an option of this dataclass.
+
+        Those of another engine than the one that is meant are left out: who has a partition in the file can still say
+        ``--engine local``.
+        """
+        names = [declared.name for declared in fields(config_type) if "option" in declared.metadata]
+        if "engine" in names and not hasattr(args, "engine"):
+            args.engine = self.engine
+        strange = foreign(getattr(args, "engine", LOCAL))
+        for name in names:
+            if name in self.defaults and name not in strange and not hasattr(args, name):
+                setattr(args, name, self.defaults[name])
+
+    @property
+    def engine(self) -> EngineName:
+        """What runs jobs where nothing else is said."""
+        name: EngineName = self.defaults.get("engine", LOCAL)
+        return name
 
 
 NO_SETTINGS = Settings()

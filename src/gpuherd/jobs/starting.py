@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.local import CannotStart
 from gpuherd.jobs import clock
 from gpuherd.jobs.events import EventKind
-from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.fulldisk import may_pass
+from gpuherd.jobs.givingup import give_up
 from gpuherd.jobs.gpudesk import GpuDesk
-from gpuherd.jobs.outcome import Failure
 from gpuherd.jobs.policy import Start
 from gpuherd.jobs.queue import Overtaken, Queue
 from gpuherd.jobs.records import QueuedJob, StartRecord
@@ -182,13 +182,6 @@ class Starter:
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
         """A job fails without an attempt; later, where the disk is full."""
-        job = queued.job
-        try:
-            cancelled = self._queue.fail_waiting(queued.id, reason)
-        except sqlite3.OperationalError as problem:
-            if not may_pass(problem):
-                raise
+        problem = give_up(self._queue, self._tell, queued, failure, reason)
+        if problem is not None:
             self._later(problem)
-            return
-        self._tell.given_up(Failure(job.name, job.title or job.name, failure, clean(reason), queued.attempts, None))
-        self._tell.cancelled(cancelled, job.name)

@@ -25,10 +25,11 @@ from gpuherd.jobs.learning import Ask, asks_for
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, Counts, PauseReason
-from gpuherd.jobs.rows import FAMILIES, family_memory, pause_reasons, process_of, queued, round_opened
+from gpuherd.jobs.rows import FAMILIES, LOCAL, family_memory, handed_of, pause_reasons, process_of, queued, round_opened
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, Page, RunStatus
 from gpuherd.jobs.waitreason import WaitFacts, why_it_waits
+from gpuherd.jobs.whereabouts import InEngine, why_in_line
 from gpuherd.jobs.wording import time_left as job_time_left
 
 # The mean length of jobs is taken over so many of the latest.
@@ -82,6 +83,7 @@ def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
         paused=_paused(reader, submission),
         held=_held(reader, submission),
         dispatcher=dispatcher,
+        in_engine=_in_engine(reader),
         jobs=jobs,
         matching=matching,
         eta_s=_time_left(reader, counts, dispatcher),
@@ -177,6 +179,17 @@ def _is_in_lock(lock: Path, pid: int) -> bool:
 # --- jobs -----------------------------------------------------------------------------------------------------
 
 
+def _in_engine(reader: QueueReader) -> InEngine | None:
+    """What an engine beyond this machine has: never more than one at a time."""
+    if not reader.has("attempts", "engine"):
+        return None
+    row = reader.one(
+        "SELECT max(engine), count(*), count(*) - count(node) FROM attempts WHERE state = 'running' AND engine <> ?",
+        (LOCAL,),
+    )
+    return InEngine(*row) if row is not None and row[1] else None
+
+
 def _page(reader: QueueReader, page: Page, submission: int, longest_first: bool) -> tuple[list[sqlite3.Row], int]:
     """The rows of the page, and how many there are in all."""
     rows: list[sqlite3.Row] = []
@@ -237,7 +250,9 @@ def _job(
     reason = row["reason"]
     if state is JobState.RUNNING and attempt is not None:
         reason = "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
-        if not facts.dispatcher and attempt.run_s is None:
+        if attempt.handed is not None and attempt.in_line:
+            reason = why_in_line(attempt.handed, attempt.id, facts.standing)
+        elif not facts.dispatcher and attempt.run_s is None:
             reason = "has ended; how is told when a gpuherd works on it again"
         if reader.has("jobs", "cancelled_by") and row["cancelled_by"]:
             reason = f"is being cancelled by {row['cancelled_by']}"
@@ -306,10 +321,17 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     known = row.keys()
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
+    handed, wait_s = handed_of(row), row["wait_s"]
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
     process = process_of(row)
-    if running and (process is None or process.is_alive()):
+    if running and process is not None and process.is_alive():
         run_s = max(0.0, clock.mono() - row["started_mono"])
+    if running and handed is not None:
+        # By the wall clock: it goes on while this machine is started anew, whose own clock then begins again.
+        since_s = max(0.0, clock.wall() - row["started_at"])
+        run_s, wait_s = (None, wait_s + since_s) if handed.node is None else (since_s, wait_s)
+    elif handed is not None and handed.node is None and state is not AttemptState.DONE:
+        run_s = None  # it ended in the engine's line
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0
     if "paused_s" in known:
@@ -323,12 +345,12 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         state=state,
         gpus=tuple(json.loads(row["labels"])),
         gpu_uuids=tuple(json.loads(row["gpus"])),
-        pid=row["pid"],
+        pid=None if process is None else process.pid,
         log=row["log"],
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         run_s=run_s,
-        wait_s=row["wait_s"],
+        wait_s=wait_s,
         exit_code=row["exit_code"],
         signal=row["signal"],
         failure_class=row["class"],
@@ -337,6 +359,7 @@ def _attempt(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         paused_s=paused_s,
         progress=progress,
         eta_s=None if run_s is None else job_time_left(progress, run_s - paused_s),
+        handed=handed,
     )
 
 
@@ -374,14 +397,21 @@ def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus
         return None
     pace = Pace(*row)
     there = reader.rows(
-        f"SELECT a.started_mono, {cost} FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'"  # noqa: S608
+        f"SELECT a.*, {cost} FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'"  # noqa: S608
     )
-    now = clock.mono()
-    running = [Running(max(0.0, now - each["started_mono"]), each["cost"]) for each in there]
+    running = [Running(_elapsed_s(each), each["cost"]) for each in there]
     costs = reader.one(COSTS_WAITING, (_submission(reader),)) if pace.cost else None
     waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
     told = None if dispatcher.standing is None else dispatcher.standing.at_once
     return time_left(pace, waiting, running, told or max(1, len(running)))
+
+
+def _elapsed_s(attempt: sqlite3.Row) -> float:
+    """How long a running attempt has run by now, as far as its row tells; 0 in an engine's line."""
+    handed = handed_of(attempt)
+    if handed is None:
+        return max(0.0, clock.mono() - float(attempt["started_mono"]))
+    return 0.0 if handed.node is None else max(0.0, clock.wall() - float(attempt["started_at"]))
 
 
 def nearest_names(wanted: str, names: Sequence[str]) -> list[str]:

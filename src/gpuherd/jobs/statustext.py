@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
+from gpuherd.jobs.whereabouts import there
 from gpuherd.jobs.wording import bar, counted, duration
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ def as_json(status: RunStatus) -> dict[str, Any]:
     return {
         "folder": str(status.folder),
         "time": status.at,
-        "counts": {**asdict(status.counts), "total": status.counts.total, "paused": status.paused},
+        "counts": {
+            **asdict(status.counts),
+            "total": status.counts.total,
+            "paused": status.paused,
+            "in_line": 0 if status.in_engine is None else status.in_engine.in_line,
+        },
+        "in_engine": None if status.in_engine is None else asdict(status.in_engine),
         "eta_s": None if status.eta_s is None else round(status.eta_s, 1),
         "dispatcher": None if status.dispatcher is None else _dispatcher_as_json(status.dispatcher),
         "matching": status.matching,
@@ -49,6 +56,7 @@ def _dispatcher_as_json(dispatcher: DispatcherStatus) -> dict[str, Any]:
         "since": dispatcher.since,
         "mode": None if told is None else told.mode,
         "closed": None if told is None else told.closed,
+        "away": None if told is None else told.away,
         "settings": None if told is None else dict(told.settings),
         "gpus": None if told is None else [asdict(gpu) for gpu in told.gpus],
     }
@@ -62,7 +70,8 @@ def _job_as_json(job: JobStatus) -> dict[str, Any]:
 
 def headline(status: RunStatus) -> str:
     """The counts in one line."""
-    return counted(status.counts, paused=status.paused, eta_s=status.eta_s)
+    in_line = 0 if status.in_engine is None else status.in_engine.in_line
+    return counted(status.counts, paused=status.paused, in_line=in_line, eta_s=status.eta_s)
 
 
 def at_work(status: RunStatus) -> str:
@@ -70,7 +79,8 @@ def at_work(status: RunStatus) -> str:
     if status.dispatcher is None:
         unfinished = status.counts.waiting + status.counts.running
         how = "; the same command again (or gpuherd up, for your own queue) goes on" if unfinished else ""
-        return f"no gpuherd works on it now{how}"
+        meanwhile = "" if status.in_engine is None else f"; {there(status.in_engine)}, all the same"
+        return f"no gpuherd works on it now{meanwhile}{how}"
     since = time.strftime(
         "%H:%M" if status.at - status.dispatcher.since < 86_400 else "%Y-%m-%d %H:%M",
         time.localtime(status.dispatcher.since),
@@ -81,6 +91,8 @@ def at_work(status: RunStatus) -> str:
         return text
     if told.mode != "working":
         return f"{text}; it is {told.mode}: nothing new is started"
+    if told.away is not None:
+        text += f"; {clean(told.away)}"
     return text if told.closed is None else f"{text}; nothing is started now: {clean(told.closed)}"
 
 
@@ -92,20 +104,34 @@ def held(status: RunStatus) -> str:
 
 
 def state_word(job: JobStatus) -> str:
-    """The job's state, or ``paused`` for one that stands still."""
-    return "paused" if job.paused else job.state.value
+    """The job's state; ``paused`` for one that stands still, ``handed`` for one in the line of an engine."""
+    if job.paused:
+        return "paused"
+    return "handed" if _is_in_line(job) else job.state.value
+
+
+def _is_in_line(job: JobStatus) -> bool:
+    return job.state is JobState.RUNNING and job.attempt is not None and job.attempt.in_line
 
 
 def colour(job: JobStatus) -> str:
     """The state's colour."""
-    return PAUSED_COLOUR if job.paused else COLOURS[job.state]
+    if job.paused:
+        return PAUSED_COLOUR
+    return COLOURS[JobState.WAITING if _is_in_line(job) else job.state]
 
 
 def gpus(job: JobStatus) -> str:
     """Its GPUs, or those of its latest attempt; while it waits how many it asks for, if that is not one."""
-    if job.state is JobState.WAITING or job.attempt is None:
+    if job.state is JobState.WAITING or job.attempt is None or _is_in_line(job):
         return "CPU" if job.gpus == 0 else "" if job.gpus == 1 else f"any {job.gpus}"
-    return ",".join(job.attempt.gpus) or "CPU"
+    return where(job.attempt)
+
+
+def where(attempt: AttemptStatus) -> str:
+    """Where an attempt runs or ran: its GPUs, the node of a cluster that it has none on, or the CPU."""
+    node = None if attempt.handed is None else attempt.handed.node
+    return ",".join(clean(label) for label in attempt.gpus) or (f"CPU of {clean(node)}" if node else "CPU")
 
 
 def what(job: JobStatus) -> str:
@@ -129,7 +155,8 @@ def what(job: JobStatus) -> str:
 
 def _running(job: JobStatus, attempt: AttemptStatus) -> str:
     if attempt.run_s is None:  # its process is gone, and its end not recorded yet
-        return "" if job.reason is None else clean(job.reason)
+        reason = "" if job.reason is None else clean(job.reason)
+        return f"{reason}, for {duration(attempt.wait_s)}" if attempt.in_line else reason
     run_s = max(0.0, attempt.run_s - attempt.paused_s)
     if job.reason:  # it stands still or is being ended: how long yet is anybody's guess
         time_told = f"ran for {duration(run_s)}"

@@ -35,13 +35,14 @@ class StopSignals:
     """Listens from ``__enter__`` to ``__exit__``, then puts the former handlers back.
 
     ``fileno`` is readable after a signal, so that an event loop wakes; ``asked`` says what for, and ``reload`` that a
-    SIGHUP came. In a thread other than
-    the main one Python delivers no signals, and nothing is installed.
+    SIGHUP came; ``terminated``: a SIGTERM was among them. In a thread other than the main one Python delivers no
+    signals, and nothing is installed.
     """
 
     def __init__(self) -> None:
         self.asked = Ask.GO_ON
         self.exit_code: ExitCode | None = None
+        self.terminated = False
         self.reload = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -86,6 +87,7 @@ class StopSignals:
             self.reload = True
         elif number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
+            self.terminated = True
             self.asked = Ask(max(self.asked, Ask.STOP))
         else:
             self.exit_code = self.exit_code or ExitCode.INTERRUPTED

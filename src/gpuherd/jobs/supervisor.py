@@ -143,7 +143,7 @@ class Supervisor:
                 gpus=tuple(gpus),
                 lease_fds=tuple(lease_fds),
                 ahead_fds=tuple(ahead_fds),
-                threads=threads,
+                threads=threads if queued.job.cpus is None else queued.job.cpus,
             ),
             self.inherited,
         )

@@ -30,8 +30,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
-def counted(counts: Counts, *, paused: int = 0, eta_s: float | None = None) -> str:
-    """Counts in one line. ``paused`` of the running and waiting ones don't go on by themselves.
+def counted(counts: Counts, *, paused: int = 0, in_line: int = 0, eta_s: float | None = None) -> str:
+    """Counts in one line. ``paused`` of the running and waiting ones don't go on by themselves; ``in_line`` of the
+    running ones have been handed to an engine that has not begun them.
 
     >>> counted(Counts(waiting=12, running=4, done=3, failed=1), eta_s=300)
     '3 of 20 done, 1 failed, 4 running, 12 waiting, about 5 min 0 s left'
@@ -40,7 +41,9 @@ def counted(counts: Counts, *, paused: int = 0, eta_s: float | None = None) -> s
     for number, word in ((counts.failed, "failed"), (counts.cancelled, "cancelled")):
         if number:
             parts.append(f"{number} {word}")
-    parts += [f"{counts.running} running", f"{counts.waiting} waiting"]
+    parts += [f"{counts.running - in_line} running", f"{counts.waiting} waiting"]
+    if in_line:
+        parts.insert(-1, f"{in_line} handed over")
     if paused:
         parts.append(f"{paused} paused")
     if eta_s is not None and counts.running + counts.waiting:

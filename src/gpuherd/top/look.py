@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import CannotWrite, GpuherdError
@@ -16,6 +15,7 @@ from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.job import JobState
+from gpuherd.jobs.joblog import log_of
 from gpuherd.jobs.logtail import shown, tail
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import JobStatus, Page, RunStatus
@@ -88,7 +88,7 @@ class Looker:
             status=status,
             running=tuple(job for job in running if job.state is JobState.RUNNING),
             log_of=None if job is None else job.name,
-            log=() if job is None else _log(job),
+            log=() if job is None else _log(self._run, job),
         )
 
     def _holders(self, machine: Machine) -> dict[str, Holder]:
@@ -104,10 +104,10 @@ class Looker:
         return {uuid: holder for uuid, holder in found.items() if holder is not None}
 
 
-def _log(job: JobStatus) -> tuple[str, ...]:
+def _log(run: RunDirectory, job: JobStatus) -> tuple[str, ...]:
     if job.attempt is None:
         return ()
-    lines = [shown(line) for line in tail(Path(job.attempt.log)).split("\n")]
+    lines = [shown(line) for line in tail(log_of(run, job.attempt)).split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines[-_LOG_LINES:])

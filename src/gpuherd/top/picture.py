@@ -15,8 +15,9 @@ from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.runstatus import JobStatus
-from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what
+from gpuherd.jobs.runstatus import AttemptStatus, JobStatus
+from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what, where
+from gpuherd.jobs.whereabouts import engine_name
 from gpuherd.top.history import History, sparkline
 from gpuherd.top.look import Look
 
@@ -56,7 +57,9 @@ def gpu_lines(look: Look, history: History, width: int) -> list[Text]:
     """A heading and a line for each GPU; one sentence when there are none."""
     if not look.machine.gpus:
         problem = look.machine.problem or "the NVIDIA driver finds none"
-        return [Text(f"No GPUs: {problem}. Jobs run on the CPU.", style="yellow", no_wrap=True, overflow="ellipsis")]
+        where_else = None if look.status is None else look.status.in_engine
+        runs = "on the CPU" if where_else is None else f"in {engine_name(where_else.engine)}"
+        return [Text(f"No GPUs: {problem}. Jobs run {runs}.", style="yellow", no_wrap=True, overflow="ellipsis")]
     wide = width >= WIDE
     spark = 16 if wide else 10
     heading = f"{'GPU':<5}" + (f"{'Name':<14} " if wide else "")
@@ -165,11 +168,18 @@ def log_title(look: Look) -> Text:
     text = Text("Log of ", style="bold").append(clean(job.title), style=f"bold {colour(job)}")
     attempt = job.attempt
     if attempt is not None:
-        place = f"GPU {','.join(attempt.gpus)}" if attempt.gpus else "CPU"
+        place = _place(attempt)
         text.append(f" · attempt {attempt.number} · {place}", style="")
         if attempt.peak_mb is not None:
             text.append(f" · at most {attempt.peak_mb} MB", style="")
     return text
+
+
+def _place(attempt: AttemptStatus) -> str:
+    if attempt.in_line and attempt.handed is not None:
+        handle = "" if attempt.handed.handle is None else f" {clean(attempt.handed.handle)}"
+        return f"{engine_name(attempt.handed.engine)}{handle}"
+    return f"GPU {where(attempt)}" if attempt.gpus else where(attempt)
 
 
 def log_text(look: Look) -> Text:
@@ -181,6 +191,8 @@ def log_text(look: Look) -> Text:
     if job.attempt is None:
         return Text(f"It has not been started yet: {clean(job.reason or '')}".rstrip(": "), style="dim")
     if not look.log:
+        if job.attempt.in_line:
+            return Text(f"It has not begun: {clean(job.reason or '')}".rstrip(": "), style="dim")
         return Text("It has written nothing yet.", style="dim")
     return Text("\n".join(look.log))
 

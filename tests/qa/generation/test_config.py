@@ -15,7 +15,7 @@ from gpuherd.errors import UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.gpus.nvml import machine
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.qa.generation.config import GUIDING, NEUTRAL, GenerateConfig, with_escapes
+from gpuherd.qa.generation.config import BACKENDS, GUIDING, NEUTRAL, GenerateConfig, with_escapes
 from gpuherd.qa.generation.plan import make_plan
 from gpuherd.qa.generation.prepared import Prepared
 from gpuherd.qa.working.model_jobs import Having
@@ -69,7 +69,7 @@ def test_the_name_says_what_the_answers_depend_on() -> None:
         {"limit": 4},
         {"prompt": "sentence"},
         {"chat": "no"},
-        {"engine": "vllm"},
+        {"backend": "vllm"},
         {"guide": "classifier"},
     ]
     for option in telling:
@@ -82,9 +82,26 @@ def test_the_name_says_what_the_answers_depend_on() -> None:
 
 
 def test_every_option_is_either_neutral_or_part_of_the_identity() -> None:
-    names = {each.name for each in fields(GenerateConfig)}
+    # The backend stands in it by the name that it had first; as an engine it is where jobs run, and neutral.
+    names = {each.name for each in fields(GenerateConfig)} - {"backend"}
     assert names == NEUTRAL | config(guide="x").identity().keys()
     assert names - {*GUIDING} == NEUTRAL | config().identity().keys()
+
+
+def test_where_jobs_run_is_not_what_computes_the_answers() -> None:
+    assert config(engine="slurm", partition="gpu").name() == config().name()
+    assert config().identity()["engine"] == "transformers" and config(backend="vllm").identity()["engine"] == "vllm"
+    assert config(backend="vllm", engine="ray").to_dict()["engine"] == "ray"
+    for word in BACKENDS:
+        with pytest.raises(UsageError, match=f"--backend {word}; --engine is where"):
+            config(engine=word)
+
+
+@pytest.mark.parametrize("word", BACKENDS)
+def test_the_backend_is_no_engine_on_the_command_line(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--engine={word}")
+    assert f"--backend {word}" in capsys.readouterr().err
 
 
 def test_a_run_that_nothing_guides_is_called_as_before_there_were_guides() -> None:
@@ -126,17 +143,18 @@ def test_a_local_path_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: p
         ["--guide=x", "--eta=inf"],
         ["--guide=x", "--eta=nan"],
         ["--guide=x", "--guide-top-k=0"],
-        ["--guide=x", "--engine=vllm"],
+        ["--guide=x", "--backend=vllm"],
         ["--guide=x", "--parallel=tensor"],
         ["--guide="],
         ["--stop", ""],
         ["--few-shot=-1"],
         ["--limit=0"],
         ["--engine=other"],
+        ["--backend=other"],
         ["--batch-size=0"],
         ["--shards=0"],
         ["--dtype=fp32", "--quantization=4bit"],
-        ["--engine=vllm", "--share"],
+        ["--backend=vllm", "--share"],
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
@@ -194,8 +212,8 @@ def test_vllm_divides_each_layer(standin: Callable[..., Any]) -> None:
     standin("4x60GB")
     have, prepared = Having(tuple(machine().gpus), cores=8), Prepared({}, (50,) * 40, (), 0)
     layers, tensor = (
-        make_plan(config(model="llama-3.1-70b", engine=engine), prepared, have).asks
-        for engine in ("transformers", "vllm")
+        make_plan(config(model="llama-3.1-70b", backend=backend), prepared, have).asks
+        for backend in ("transformers", "vllm")
     )
     assert (layers.gpus, tensor.gpus) == (3, 4)
-    assert make_plan(config(model="llama-3.1-8b", engine="vllm"), prepared, have).asks.gpus == 1
+    assert make_plan(config(model="llama-3.1-8b", backend="vllm"), prepared, have).asks.gpus == 1

@@ -108,7 +108,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         {"parallel": "layers"},
     ]
     for more in said:
-        with pytest.raises(UsageError, match="is for --engine transformers"):
+        with pytest.raises(UsageError, match="is for --backend transformers"):
             require(ShardOptions(model="m", folder="f", shard=0, **more), "m")
 
 
@@ -118,7 +118,7 @@ def test_it_quantises_to_four_bits_alone() -> None:
         ("org/name", {"quantization": "8bit"}),
         ("org/name", {"dtype": "int8"}),
     ):
-        with pytest.raises(UsageError, match="in 8 bits is for --engine transformers"):
+        with pytest.raises(UsageError, match="in 8 bits is for --backend transformers"):
             require(ShardOptions(model=model, folder="f", shard=0, **more), model)  # type: ignore[arg-type]
 
 

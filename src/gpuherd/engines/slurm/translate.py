@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuherd.engines.cluster import Batch
+from gpuherd.engines.cluster import Batch, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError, printable
 
@@ -110,6 +110,19 @@ def arguments(
     if not piece.single:
         limit = "" if throttle is None or throttle >= piece.count else f"%{throttle}"
         words.append(f"--array=0-{piece.count - 1}{limit}")
+    words += resources(asked, options)
+    after = [f"afterok:{':'.join(batch.after)}"] if batch.after else []
+    after += [f"afterany:{behind}"] if behind is not None else []
+    if after:
+        words.append(f"--dependency={','.join(after)}")
+    words += ["--kill-on-invalid-dep=yes", f"--signal=B:USR1@{notice_s(options.notice, asked.time_s)}"]
+    words += [f"--output={_output(batch, piece)}", f"--comment={_comment(batch, piece)}"]
+    return [*words, *checked(options.slurm_args)]
+
+
+def resources(asked: Placement, options: EngineOptions) -> list[str]:
+    """The words, for sbatch and srun alike, that say what is asked for and where."""
+    words = []
     if asked.gpus:
         words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
     words += [f"--nodes={asked.nodes}", "--ntasks-per-node=1"]
@@ -123,13 +136,7 @@ def arguments(
         value = getattr(options, name)
         if value is not None:
             words.append(f"--{name}={value}")
-    after = [f"afterok:{':'.join(batch.after)}"] if batch.after else []
-    after += [f"afterany:{behind}"] if behind is not None else []
-    if after:
-        words.append(f"--dependency={','.join(after)}")
-    words += ["--kill-on-invalid-dep=yes", f"--signal=B:USR1@{notice_s(options.notice, asked.time_s)}"]
-    words += [f"--output={_output(batch, piece)}", f"--comment={_comment(batch, piece)}"]
-    return [*words, *checked(options.slurm_args)]
+    return words
 
 
 def script(batch: Batch, piece: Piece, options: EngineOptions) -> str:
@@ -155,13 +162,13 @@ def notice_s(wanted_s: float, time_s: float | None) -> int:
     return max(1, int(min(wanted_s, most)))
 
 
-def checked(words: Sequence[str]) -> tuple[str, ...]:
-    """The user's own words for sbatch. Raises UsageError for one that is no option, or that we must say ourselves."""
+def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
+    """The user's own words for sbatch or srun. Raises UsageError for what is no option, or is ours to say."""
     for word in words:
         name = word.partition("=")[0]
         if not word.startswith("-") or word in ("-", "--"):
             raise UsageError(
-                f"--slurm-args {word!r} is no option of sbatch, which would take it for the script; "
+                f"--slurm-args {word!r} is no option of {program}, which would take it for what is to run; "
                 "write an option and its value in one word, like --slurm-args=--exclude=n3"
             )
         found = _meant(name)

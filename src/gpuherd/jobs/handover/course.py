@@ -1,10 +1,11 @@
-"""An attempt on its node, from its go-ahead to its end: its time limits, the wish that it make room, and what it leaves
-behind. One attempt only; what its end means is told to others.
+"""An attempt on its node, from its go-ahead to its end: its time limits, the wish that it make room, its other nodes,
+and what it leaves behind. One attempt only; what its end means is told by others.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import select
 import time
 from dataclasses import dataclass, field
@@ -13,15 +14,18 @@ from pathlib import Path
 from gpuherd.engines import progress
 from gpuherd.engines.local import LocalProcess
 from gpuherd.engines.processes import Seen, everyone
+from gpuherd.engines.stop import Stop
 from gpuherd.engines.tree import Traces, ask_to_end, kill, members
+from gpuherd.engines.world import Failure, Others
 from gpuherd.jobs import clock
-from gpuherd.jobs.handover.stop import Stop
 from gpuherd.jobs.timelimits import Passed, Timer
 
 _KILL_AGAIN_S = 5.0
 # What the main process leaves behind gets so long to obey a SIGTERM.
 _PATIENCE_S = 1.0
 _LOOK_S = 0.05
+_OTHERS_LOOK_S = 0.5
+_OTHERS_END_S = 30.0  # beyond their grace; an engine that can't end them will not be waited for
 
 
 @dataclass
@@ -29,30 +33,43 @@ class Course:
     """One attempt that runs.
 
     Attributes:
+        others: its other nodes, where the engine starts them one by one.
         passed: the limit for which it is being ended.
         interrupted: it is being ended to make room.
+        failure: another node that failed, for which it is being ended.
     """
 
     process: LocalProcess
     progress: Path
     timer: Timer
     grace_s: float
+    others: Others | None = None
     passed: Passed | None = None
     interrupted: bool = False
+    failure: Failure | None = None
     _kill_at: float | None = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
+    _others_end_at: float | None = field(default=None, init=False)
 
     def follow(self, stop: Stop) -> None:
-        """Returns when the main process has ended."""
+        """Returns when the main process has ended, and the other nodes too."""
         poll = select.poll()
-        poll.register(self.process.pidfd, select.POLLIN)
-        poll.register(stop.fileno(), select.POLLIN)
+        if not self._ended:
+            poll.register(self.process.pidfd, select.POLLIN)
+        if not self.interrupted:
+            poll.register(stop.fileno(), select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll(self._wait_ms())}
             if self.process.pidfd in ready:
-                return
+                poll.unregister(self.process.pidfd)
+                self._ended = True
+                if _failed(self.process.pidfd):
+                    self._end_others()
             if stop.fileno() in ready:
                 poll.unregister(stop.fileno())
                 self.make_room()
+            if self._all_ended():
+                return
             self._keep_time(clock.mono())
 
     def make_room(self) -> None:
@@ -60,15 +77,30 @@ class Course:
         self.interrupted = True
         self._end(clock.mono())
 
+    def _all_ended(self) -> bool:
+        if self.others is None:
+            return self._ended
+        if self.failure is None and self._others_end_at is None:
+            self.failure = self.others.failure()
+            if self.failure is not None:
+                self._end(clock.mono())
+        given_up = self._others_end_at is not None and clock.mono() > self._others_end_at
+        return self._ended and (self.others.over() or given_up)
+
     def _wait_ms(self) -> float | None:
-        at = self.timer.next_at() if self._kill_at is None else self._kill_at
-        return None if at is None else math.ceil(1000 * max(0.0, at - clock.mono()))
+        times = [self.timer.next_at() if self._kill_at is None else self._kill_at]
+        now = clock.mono()
+        if self.others is not None:
+            times.append(now + _OTHERS_LOOK_S)
+        at = min((at for at in times if at is not None), default=math.inf)
+        return None if at == math.inf else math.ceil(1000 * max(0.0, at - now))
 
     def _keep_time(self, now: float) -> None:
         if self._kill_at is not None:
             if now >= self._kill_at:
-                self.process.kill()
                 self._kill_at = now + _KILL_AGAIN_S
+                self._end_others()
+                self.process.kill()
             return
         if self.timer.wants_look(now):
             self._look(now)
@@ -86,8 +118,21 @@ class Course:
 
     def _end(self, now: float) -> None:
         if self._kill_at is None:
-            self.process.terminate()
             self._kill_at = now + self.grace_s
+            self._end_others()
+            self.process.terminate()
+
+    def _end_others(self) -> None:
+        if self.others is not None:
+            self.others.end()
+            if self._others_end_at is None:
+                self._others_end_at = clock.mono() + self.grace_s + _OTHERS_END_S
+
+
+def _failed(pidfd: int) -> bool:
+    """Whether the child has not ended with 0; it can still be waited for."""
+    found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    return found is None or found.si_code != os.CLD_EXITED or found.si_status != 0
 
 
 def end_rest(traces: Traces) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.decision import Wait
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
@@ -71,18 +72,17 @@ class Decision:
     refused: tuple[Wait, ...] = ()
 
 
-def placement_of(queued: QueuedJob, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
-    """What a job asks of the engine: its own words first, then those of the run.
+def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
+    """What a job asks of the engine: its own words first, then those of the run. ``gpus``: on each node, now.
 
     The engine's limit of time holds off until the job's own has ended it on its node, with the notice before it: else a
     job that has hung would be ended by the engine again and again, and never fail.
     """
-    job = queued.job
     time_s = options.time_limit
     if time_s is None and limits.whole_s is not None:
         time_s = limits.whole_s + grace_s + options.notice + _AROUND_S
     return Placement(
-        gpus=queued.gpus,
+        gpus=gpus,
         nodes=job.nodes,
         cpus=job.cpus if job.cpus is not None else options.cpus_per_job,
         memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,

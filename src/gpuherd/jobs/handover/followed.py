@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.engines.cluster import Phase, Sighting, Ticket
@@ -28,8 +28,8 @@ class Followed:
         handed: how it is found in the engine, with the handle as soon as that is known.
         claim, ended, sighting: what was told of it.
         unknown: at the last look the engine did not know it.
-        gone_since: since when (by ``clock.mono``) the engine calls it ended or does not know it, or its report waits for
-            the engine's word; None while nothing of that is so. ``gone_looks``: looks since then.
+        gone_since: since when (by ``clock.mono``) the engine calls it ended or does not know it, or its report waits
+            for the engine's word; None while nothing of that is so. ``gone_looks``: looks since then.
         taken: our own claim came too late.
         cancelled_by, recalled: as in ``meaning.Known``. ``called_off``: the engine has been told to end it.
     """
@@ -81,6 +81,13 @@ class Followed:
         self.wait_for_word(now)
         self.gone_looks += 1
 
+    def heard(self, handle: str) -> bool:
+        """The engine's own word for it has come; whether that is new."""
+        if self.handed.handle is not None:
+            return False
+        self.handed = replace(self.handed, handle=handle)
+        return True
+
     def wait_for_word(self, now: float) -> None:
         """From now on it is waited for what is still on its way."""
         if self.gone_since is None:
@@ -100,14 +107,10 @@ class Followed:
             recalled=self.recalled,
         )
 
-    def late_at(self, patience_s: float) -> float | None:
-        """When time alone makes it late, None for never."""
-        if self.gone_since is None:
-            return None
-        if self.gone_looks >= LOOKS:
-            return self.gone_since + patience_s
-        return None if self.unknown and self.ended is None else self.gone_since + max(_LONGEST_WAIT_S, patience_s)
-
     def _is_late(self, now: float, patience_s: float) -> bool:
-        at = self.late_at(patience_s)
-        return at is not None and now >= at
+        if self.gone_since is None:
+            return False
+        if self.gone_looks >= LOOKS and now >= self.gone_since + patience_s:
+            return True
+        only_time = not self.unknown or self.ended is not None
+        return only_time and now >= self.gone_since + max(_LONGEST_WAIT_S, patience_s)

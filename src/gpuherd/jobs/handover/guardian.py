@@ -38,35 +38,27 @@ _PATIENCE_S = 60.0
 
 
 class Guardian:
-    """A guardian that watches over this process. Leaving the block without ``dismiss`` hands the attempt to it."""
+    """A guardian that watches over this process. Leaving the block without ``dismiss`` hands the attempt to it.
 
-    def __init__(self, child: subprocess.Popen[bytes]):
-        self._child = child
+    Args:
+        rank: this node's place among those of the attempt.
+        process: the attempt's main process here.
+    """
 
-    @classmethod
-    def posted(cls, manifest: str, index: int, process: ProcessId) -> Self:
-        """Starts one for the attempt whose main process this is. Raises OSError."""
-        words = [
-            sys.executable,
-            "-m",
-            "gpuherd.jobs.handover.guardian",
-            manifest,
-            str(index),
-            str(process.pid),
-            str(process.start_ticks),
-        ]
+    def __init__(self, manifest: str, index: int, rank: int, process: ProcessId):
+        words = [sys.executable, "-m", "gpuherd.jobs.handover.guardian", str(Path(manifest).absolute())]
+        words += [str(index), str(rank), str(process.pid), str(process.start_ticks)]
         # It is to find us wherever it is started; and it is no part of a job that we may be a part of.
         paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         environment.pop(ATTEMPT_VARIABLE, None)
-        child = subprocess.Popen(
+        self._child = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "gpuherd-guardian", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,
         )
-        return cls(child)
 
     def dismiss(self) -> None:
         """The attempt has ended and all is told."""
@@ -88,9 +80,11 @@ class Guardian:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command: manifest, index, and the pid and start time of the attempt's main process."""
-    manifest, index, pid, ticks = words
+    """The command: manifest, index, rank, and the pid and start time of the attempt's main process."""
+    manifest, index, rank, pid, ticks = words
     _, order = order_of(Path(manifest), int(index))
+    if int(rank) > 0:
+        order = order.on_node(int(rank))
     identity = ProcessId(int(pid), int(ticks), boot_id())
     process = adopt(identity, order.status, order.tag)
     if process is not None:

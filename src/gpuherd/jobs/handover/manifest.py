@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,23 @@ class Order:
         """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
         return Path(self.ended).with_suffix(".status")
 
+    @property
+    def first_failure(self) -> Path:
+        """Where the first of several nodes that fails says how."""
+        return Path(self.ended).with_suffix(".first")
+
+    def on_node(self, rank: int) -> Order:
+        """The same for another of its nodes, 1 or more: with files and a tag of its own."""
+        there = f".node{rank}"
+        return replace(
+            self,
+            tag=f"{self.tag}{there}",
+            log=f"{self.log}{there}",
+            progress=f"{self.progress}{there}",
+            ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
+            result=None,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
@@ -112,5 +129,5 @@ def read(path: Path) -> Manifest:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
         orders = tuple(Order(**{**order, "argv": tuple(order["argv"])}) for order in values.pop("orders"))
         return Manifest(**values, orders=orders)
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem

@@ -135,7 +135,7 @@ def _never_began(known: Known) -> Over:
         case None:
             return Over(exit=found, blameless=Blameless.NOT_TAKEN, rests=True)
         case End.NEVER:
-            return Over(exit=found, blameless=Blameless.STRANDED)
+            return Over(exit=found, blameless=Blameless.STRANDED, rests=True)
         case End.CANCELLED:
             return _by_somebody(known, found)
         case End.FAILED | End.OUT_OF_MEMORY | End.TIME_UP:

@@ -3,7 +3,8 @@
 It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
 node is to make room (SIGTERM, SIGINT, SIGHUP or SIGUSR1), and tells by a file how it has ended. It exits with 0 only if
 the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was interrupted, or somebody else
-has it.
+has it. Of an attempt on several nodes it leads all: in SLURM by ``srun`` (``rank``), elsewhere by what the engine gives
+it (``world.Others``), whose nodes ``join``.
 
 Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
 is little, for this begins once for each attempt.
@@ -14,25 +15,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpuherd.engines.local import CannotStart, Launch, LocalProcess, read_exit, start
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.engines.stop import Stop
+from gpuherd.engines.world import Failure, Others, World, free_port
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.handover.course import Course, end_rest
-from gpuherd.jobs.handover.guardian import Guardian
-from gpuherd.jobs.handover.manifest import Order, order_of
-from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take
-from gpuherd.jobs.handover.stop import Stop
-from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, has_result, pauses, say, tell
-from gpuherd.jobs.timelimits import Limits, Timer
+from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
+from gpuherd.jobs.handover.part import Part
+from gpuherd.jobs.handover.rank import srun
+from gpuherd.jobs.handover.reports import Claim, read_claim, read_ended, take
+from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
 
+# What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
+PATIENCE_S = 60.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-# A start that failed for want of processes, files or space, and a report that could not be written, are tried again.
-_PATIENCE_S = 60.0
 
 
 def main(words: Sequence[str]) -> int:
@@ -50,11 +50,17 @@ def main(words: Sequence[str]) -> int:
             return problem.exit_code if isinstance(problem, GpuherdError) else ExitCode.CANNOT_WRITE
         finally:
             for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # ``stop`` is gone, and nothing is left to be stopped
+                signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
 
 
 def lead(
-    manifest: str, index: int, stop: Stop | None = None, *, handle: str | None = None, patience_s: float = _PATIENCE_S
+    manifest: str,
+    index: int,
+    stop: Stop | None = None,
+    *,
+    handle: str | None = None,
+    others: Others | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> int:
     """Runs the attempt at this place of the manifest, from its claim to the report of its end. Returns the exit code.
 
@@ -64,23 +70,54 @@ def lead(
 
     Args:
         handle: the engine's word for the attempt, where SLURM's variables do not say it.
-        patience_s: how long a start or a report is tried again that fails for want of space, say.
+        others: the other nodes of an attempt that spans several, where it is not SLURM that starts them.
+        patience_s: how long a claim, a start or a report is tried again that fails.
 
-    Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed.
+    Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed or told of.
     """
+    if stop is None:
+        with Stop() as never:
+            return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
-    inherited = environment(os.environ, told.environment, order)
-    if not take(Path(order.claim), _claim(inherited, handle)):
+    if order.nodes > 1 and others is None and told.engine != "slurm":
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    inherited = environment(os.environ, told, order)
+    claim = _claim(inherited, handle)
+    if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
-    if stop is not None:
-        return _lead(manifest, index, order, inherited, stop, patience_s)
-    with Stop() as never:
-        return _lead(manifest, index, order, inherited, never, patience_s)
+    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    if order.nodes > 1:
+        part = _spread(part, others)
+    return exit_code(part.run(stop, others))
 
 
-def environment(own: Mapping[str, str], told: Mapping[str, str], order: Order) -> dict[str, str]:
-    """What the job inherits on this node: what it is told, over the node's own. The GPUs are those of the engine."""
-    merged = {**own, **told}
+def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> Failure | None:
+    """Runs another node's part of an attempt, whose leader is elsewhere. Returns its failure, None if it ended well.
+
+    It may be called as ``lead`` may. Its files are the attempt's with ``node<rank>`` in their names, its log among
+    them. Raises UsageError for a manifest or an index that is none, OSError where its end can't be told.
+    """
+    if stop is None:
+        with Stop() as never:
+            return join(manifest, index, world, never)
+    told, order = order_of(Path(manifest), index)
+    inherited = environment(os.environ, told, order)
+    ended = Part(manifest, index, order.on_node(world.rank), inherited, world, patience_s=PATIENCE_S).run(stop)
+    if ended.well:
+        return None
+    node = os.uname().nodename
+    if not ended.started:
+        return Failure(world.rank, node, ExitCode.FAILED)
+    return Failure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
+
+
+def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[str, str]:
+    """What the job inherits on this node. The GPUs are those of the engine.
+
+    What is told goes over the node's own. But SLURM hands on the environment of ``sbatch`` itself, and its own has been
+    through the user's lines since (``--setup 'module load cuda'``): there the node's goes over what is told.
+    """
+    merged = {**told.environment, **own} if told.engine == "slurm" else {**own, **told.environment}
     merged.pop(_VISIBLE, None)
     if order.gpus == 0:
         merged[_VISIBLE] = ""
@@ -89,83 +126,14 @@ def environment(own: Mapping[str, str], told: Mapping[str, str], order: Order) -
     return merged
 
 
-def _lead(manifest: str, index: int, order: Order, inherited: Mapping[str, str], stop: Stop, patience_s: float) -> int:
-    try:
-        process = _start(order, inherited, stop, patience_s)
-    except CannotStart as problem:
-        say(str(problem))
-        interrupted = stop.asked and problem.may_pass
-        ended = Ended(at=clock.wall(), ran_s=0.0, started=False, problem=str(problem), interrupted=interrupted)
-        return tell(order, ended, patience_s)
-    try:
-        guardian = Guardian.posted(manifest, index, process.identity)
-    except OSError as problem:
-        process.abandon()
-        text = f"can't start its guardian: {problem}"
-        say(text)
-        return tell(order, Ended(at=clock.wall(), ran_s=0.0, started=False, problem=text), patience_s)
-    with guardian:
-        began = clock.mono()
-        limits = Limits(order.timeout_s, order.stage_timeout_s, order.heartbeat_s)
-        course = Course(process, Path(order.progress), Timer(began, limits, seen_at=began), order.grace_s)
-        process.go()
-        try:
-            course.follow(stop)
-        except BaseException:
-            course.make_room()
-            course.follow(stop)
-            _finish(order, course, began, patience_s)
-            guardian.dismiss()
-            raise
-        code = _finish(order, course, began, patience_s)
-        guardian.dismiss()
-        return code
-
-
-def _start(order: Order, inherited: Mapping[str, str], stop: Stop, patience_s: float) -> LocalProcess:
-    launch = Launch(
-        tag=order.tag,
-        argv=order.argv,
-        env=order.env,
-        cwd=order.cwd,
-        log=Path(order.log),
-        status=order.status,
-        progress=Path(order.progress),
-        inherits_gpus=True,
-        threads=order.threads,
-    )
-    until = time.monotonic() + patience_s
-    for pause_s in pauses():
-        try:
-            return start(launch, inherited)
-        except CannotStart as problem:
-            if not problem.may_pass or stop.asked or time.monotonic() + pause_s > until:
-                raise
-            say(f"{problem}; trying again")
-        time.sleep(pause_s)
-    raise AssertionError("there is always another pause")
-
-
-def _finish(order: Order, course: Course, began: float, patience_s: float) -> int:
-    """Ends what is left, and tells of the end."""
-    process, at, now = course.process, clock.wall(), clock.mono()
-    found = process.collect()
-    end_rest(process.traces)
-    started = read_exit(order.status, order.tag).started or found.code == 0
-    ended = Ended(
-        at=at,
-        ran_s=now - began,
-        started=started,
-        problem=None if started else f"can't write {order.status}, by which it would tell its end",
-        code=found.code,
-        signal=found.signal,
-        has_result=has_result(order),
-        limit=None if course.passed is None else course.passed.kind.value,
-        limit_s=None if course.passed is None else course.passed.limit_s,
-        stage=None if course.passed is None else course.passed.stage,
-        interrupted=course.interrupted,
-    )
-    return tell(order, ended, patience_s)
+def _spread(part: Part, others: Others | None) -> Part:
+    """The leader's part of an attempt on several nodes."""
+    order = part.order
+    port = free_port(order.tag)
+    if others is not None:
+        return replace(part, world=World(0, order.nodes, others.address, port))
+    words = srun(order.nodes, port, order.first_failure, order.argv, part.inherited.get("SLURM_CPUS_PER_TASK"))
+    return replace(part, order=replace(order, argv=tuple(words)))
 
 
 def _taken(order: Order) -> int:

@@ -37,6 +37,7 @@ class Claim:
         node, handle: where it runs, and the engine's word for it there.
         gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
         pid: its leader on the node.
+        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
     """
 
     at: float
@@ -45,6 +46,7 @@ class Claim:
     handle: str | None = None
     gpus: tuple[str, ...] = ()
     pid: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,24 +84,31 @@ class Ended:
 
 def take(path: Path, claim: Claim) -> bool:
     """Claims an attempt; False when somebody has it already. Raises OSError, as on a file system without hard links."""
+    return once(path, json.dumps(asdict(claim)).encode())
+
+
+def once(path: Path, data: bytes) -> bool:
+    """Makes a file that is whole from the first moment and can be made only once; False when somebody has made it.
+
+    Raises OSError, as on a file system without hard links.
+    """
     # A name that nobody else has, also where two nodes call themselves by one name.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(asdict(claim)).encode())
-                file.flush()
-                os.fsync(file.fileno())
             path.hardlink_to(temporary)
         except FileExistsError:
             # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
             return temporary.stat().st_nlink == 2
         except OSError as problem:
             if problem.errno in _NO_LINKS:
-                problem.strerror = (
-                    f"{problem.strerror}; jobs are claimed by hard links, which its file system must have"
-                )
+                text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
+                raise OSError(problem.errno, text, str(path)) from problem
             raise
     finally:
         with suppress(OSError):

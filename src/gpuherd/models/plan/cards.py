@@ -26,58 +26,59 @@ _SIZE = re.compile(r"\d{1,15}(?:\.\d{1,9})?\s*[mgt]i?b?", re.ASCII | re.IGNORECA
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
 
 
-def parse_cards(text: str) -> tuple[Card, ...]:
+def parse_cards(text: str, flag: str = "--gpus") -> tuple[Card, ...]:
     """The cards that these words describe, labelled 0, 1, ... in that order.
 
     Raises UsageError with a sentence that says what to write: no unit, no or too many GPUs, an unknown kind (the
-    nearest are named).
+    nearest are named). ``flag``: what it calls the words.
 
     >>> [(card.label, card.name, card.total >> 20) for card in parse_cards("2x40GB+RTX4090")]
     [('0', '40GB', 40960), ('1', '40GB', 40960), ('2', 'RTX4090', 24064)]
     """
     cards: list[Card] = []
+    said = f"{flag} {text!r}"
     for group in text.split("+"):
-        count, word = _counted(group.strip(), text)
-        name, total, capability = _described(word, count, text)
+        count, word = _counted(group.strip(), said)
+        name, total, capability = _described(word, count, said)
         if len(cards) + count > MOST_CARDS:
-            raise UsageError(f"--gpus {text!r}: {len(cards) + count} GPUs; a plan is made for at most {MOST_CARDS}")
+            raise UsageError(f"{said}: {len(cards) + count} GPUs; a plan is made for at most {MOST_CARDS}")
         cards += [Card(str(len(cards) + place), name, total, total, capability) for place in range(count)]
     return tuple(cards)
 
 
-def _counted(group: str, text: str) -> tuple[int, str]:
+def _counted(group: str, said: str) -> tuple[int, str]:
     """How many, and of what."""
     found = _COUNTED.fullmatch(group)
     if found is None:
         # A minus sign is a count that somebody got wrong, not part of a name.
         if not group or group.startswith("-"):
-            raise UsageError(f"--gpus {text!r}: {group!r} describes no GPUs; {GRAMMAR}")
+            raise UsageError(f"{said}: {group!r} describes no GPUs; {GRAMMAR}")
         return 1, group
     count = int(found[1])
     if count < 1:
-        raise UsageError(f"--gpus {text!r}: {count} GPUs; a plan needs at least 1")
+        raise UsageError(f"{said}: {count} GPUs; a plan needs at least 1")
     return count, found[2].strip()
 
 
-def _described(word: str, count: int, text: str) -> tuple[str, int, tuple[int, int] | None]:
+def _described(word: str, count: int, said: str) -> tuple[str, int, tuple[int, int] | None]:
     """Name, bytes and capability of the GPUs that a word means."""
     if _NUMBER.fullmatch(word):
         kinds = [name for name in nearest_kinds(word) if word in name and len(word) > 2]
         meant = f"{count}x{word}GB" if not kinds else f"{count}x{kinds[0]} (or {count}x{word}MB)"
-        raise UsageError(f"--gpus {text!r}: {word} of what? A size needs its unit: write {meant}")
+        raise UsageError(f"{said}: {word} of what? A size needs its unit: write {meant}")
     if _SIZE.fullmatch(word):
         try:
             mb = size_mb(word)
         except ValueError as problem:
-            raise UsageError(f"--gpus {text!r}: {problem}") from problem
+            raise UsageError(f"{said}: {problem}") from problem
         if mb > _MOST_MB:
-            raise UsageError(f"--gpus {text!r}: no GPU has {word}; {GRAMMAR}")
+            raise UsageError(f"{said}: no GPU has {word}; {GRAMMAR}")
         return _size_word(mb), mb * MIB, None
     kind = kind_named(word)
     if kind is None:
         near = nearest_kinds(word)
         hint = f"did you mean {' or '.join(near)}?" if near else "give its memory: 4x40GB"
-        raise UsageError(f"--gpus {text!r}: no kind of GPU {word!r} is known here; {hint}")
+        raise UsageError(f"{said}: no kind of GPU {word!r} is known here; {hint}")
     return kind.name, kind.memory, kind.capability
 
 

@@ -165,8 +165,6 @@ def _distributed(told: DistributedBlock) -> Iterator[str]:
         yield "distributed.fsdp_cpu_offload is for strategy fsdp"
     if told.master_port is not None and not 1 <= told.master_port <= 65535:
         yield f"distributed.master_port={told.master_port}; it is from 1 to 65535"
-    if told.num_nodes > 1 and told.master_port is None:
-        yield "distributed.master_port is missing: with several nodes all must know it"
 
 
 def _backend(config: TrainConfig) -> Iterator[str]:

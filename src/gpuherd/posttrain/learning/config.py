@@ -239,7 +239,8 @@ class DistributedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The whole of it. ``output_dir`` None: ``outputs/<experiment_name>``."""
+    """The whole of it. ``output_dir`` None: ``outputs/<experiment_name>``. ``engine``: as ``engines.block`` reads it,
+    for the command line."""
 
     experiment_name: str = "training"
     description: str = ""
@@ -254,6 +255,7 @@ class TrainConfig:
     policy_env: EnvBlock | None = None
     eval_envs: tuple[EnvBlock, ...] = ()
     distributed: DistributedBlock = field(default_factory=DistributedBlock)
+    engine: Any = None
 
     @property
     def device(self) -> str:

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.learning.checking import check
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.worker import MODULE, STARTER
+
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+_LONGEST_GRACE_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,26 @@ class Processes:
     gpu_ids: tuple[int, ...] | None
 
 
-def placed(config: TrainConfig, where: Where) -> TrainConfig:
+def placed(config: TrainConfig, where: Where, engine: str = LOCAL) -> TrainConfig:
     """The configuration with what the command line says of GPUs over it, checked.
 
-    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them. Raises UsageError.
+    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them.
+
+    Args:
+        engine: what starts the machines. Only where that is the user, one by one, they must be told of each other.
+
+    Raises UsageError.
     """
     told = config.distributed
+    if engine != LOCAL:
+        for flag in ("gpu_ids", "node_rank", "master_addr", "master_port"):
+            if getattr(where, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is for machines that you start yourself; --engine {engine} chooses "
+                    "that: leave it out"
+                )
+        # What a file says of machines that its user starts is none of a cluster's.
+        told = replace(told, num_gpus=told.gpu_count, gpu_ids=None, node_rank=0, master_port=None)
     if where.num_gpus is not None and where.gpu_ids is not None and where.num_gpus != len(where.gpu_ids):
         raise UsageError(f"--num-gpus {where.num_gpus}, and --gpu-ids names {len(where.gpu_ids)}; leave one out")
     if where.num_gpus is not None or where.gpu_ids is not None:
@@ -69,6 +87,11 @@ def placed(config: TrainConfig, where: Where) -> TrainConfig:
     model = config.model if where.device is None else replace(config.model, device=where.device)
     found = replace(config, distributed=told, model=model)
     check(found)
+    if engine == LOCAL and told.num_nodes > 1 and told.master_port is None:
+        raise UsageError(
+            "distributed.master_port is missing: with several nodes all must know it (a cluster's engine, --engine "
+            "slurm or --engine ray, starts them all, and then it isn't needed)"
+        )
     return found
 
 
@@ -79,10 +102,11 @@ def processes_of(config: TrainConfig) -> Processes:
     return Processes(here, here * told.num_nodes, config.on_cpu, None if config.on_cpu else told.gpu_ids)
 
 
-def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: bool) -> list[str]:
+def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: bool, engine: str = LOCAL) -> list[str]:
     """The words that start the training: Python alone, or torchrun (``torch.distributed.run``).
 
-    On one machine torchrun finds a free port itself, unless one is said.
+    On one machine torchrun finds a free port itself, unless one is said. On several of a cluster it reads its place
+    among them from the environment that each is given.
     """
     told = config.distributed
     words = ["-m", MODULE, "--output", str(folder), "--resume"]
@@ -92,11 +116,19 @@ def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: 
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes.here}"]
     if told.num_nodes == 1 and told.master_port is None:
         launcher += ["--standalone"]
+    elif engine != LOCAL:
+        return [*launcher, *words]
     else:
         address = "127.0.0.1" if told.num_nodes == 1 else told.master_addr
         launcher += [f"--nnodes={told.num_nodes}", f"--node-rank={told.node_rank}"]
         launcher += [f"--master-addr={address}", f"--master-port={told.master_port}"]
     return [*launcher, *words]
+
+
+def of_a_job() -> dict[str, str]:
+    """What the processes of a job find in their environment besides what the engine says."""
+    # The leader of the job says how long a checkpoint may take, and not torchrun.
+    return {**_QUIET, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_LONGEST_GRACE_S)}
 
 
 def environment(inherited: Mapping[str, str], gpus: str | None, starter: int, processes: Processes) -> dict[str, str]:
@@ -106,7 +138,7 @@ def environment(inherited: Mapping[str, str], gpus: str | None, starter: int, pr
         gpus: CUDA_VISIBLE_DEVICES; None: as inherited.
         starter: the pid that waits for them.
     """
-    found = {**inherited, STARTER: str(starter), "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    found = {**inherited, **_QUIET, STARTER: str(starter)}
     if gpus is not None:
         found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}
     if processes.here > 1:

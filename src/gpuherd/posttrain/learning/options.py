@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from gpuherd.batch.foreground import RunOptions
+from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import count
+from gpuherd.jobs.options import DispatchOptions, count
 from gpuherd.options import option
 from gpuherd.posttrain.learning.launching import Where
 
@@ -40,7 +41,7 @@ def _rank(word: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(ClusterOptions):
     """Where a training runs, and where its files go."""
 
     config: str | None = option(None, help="the configuration, YAML", metavar="FILE", group="training")
@@ -58,7 +59,13 @@ class TrainOptions:
         choices=("cpu", "cuda"),
         group="GPUs",
     )
-    nnodes: int | None = option(None, help="machines that train together", parse=count, metavar="N", group="GPUs")
+    nnodes: int | None = option(
+        None,
+        help="machines that train together: a cluster's (--engine), or each started by hand with the three flags below",
+        parse=count,
+        metavar="N",
+        group="GPUs",
+    )
     node_rank: int | None = option(None, help="this machine's number, from 0", parse=_rank, metavar="N", group="GPUs")
     master_addr: str | None = option(None, help="address of machine 0", metavar="ADDRESS", group="GPUs")
     master_port: int | None = option(
@@ -75,9 +82,25 @@ class TrainOptions:
     max_checks: int = _as_for_run("max_checks")  # type: ignore[assignment]
     check_interval: float = _as_for_run("check_interval")  # type: ignore[assignment]
 
+    cpus_per_job: int | None = as_for_jobs("cpus_per_job")
+    host_mem: int | None = as_for_jobs("host_mem")
+    notice: float = as_for_jobs("notice")
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.config is None and not (self.resume and self.output is not None):
             raise UsageError("--config FILE is missing (to go on with a training: --resume --output DIR)")
+
+        if self.engine != LOCAL and (self.wait is not None or self.no_wait):
+            flag = "--no-wait" if self.no_wait else "--wait"
+            raise UsageError(f"{flag} is for GPUs of this machine; in the queue of --engine {self.engine} it waits")
+
+    @property
+    def dispatch(self) -> DispatchOptions:
+        """What a cluster's engine is told."""
+        told = asdict(self.engine_options())
+        more = {"cpus_per_job": self.cpus_per_job, "host_mem": self.host_mem, "notice": self.notice}
+        return DispatchOptions(**told | more)
 
     @property
     def where(self) -> Where:

@@ -12,7 +12,7 @@ from gpuherd.posttrain.learning.folder import FORMAT, KIND, TrainDirectory
 from gpuherd.posttrain.learning.reading import as_yaml, read_config
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
-_FREE = ("description", "tags", "output_dir", "distributed")
+_FREE = ("description", "tags", "output_dir", "distributed", "engine")
 _FREE_OF_TRAINING = (
     "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
     "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
@@ -45,7 +45,12 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> Non
     folder.write(folder.config, as_yaml(config))
 
 
-_OURS = ("run.json", "run.log", "train.lock")  # what a start leaves that was killed before it wrote config.yaml
+# What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
+_OURS = (
+    "run.json", "run.log", "train.lock",
+    "attempts", "control.fifo", "failures.jsonl", "gpu_metrics.json", "handover", "logs", "queue.lock", "queue.sqlite",
+    "queue.sqlite-shm", "queue.sqlite-wal", "standing.json",
+)  # fmt: skip
 
 
 def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:

@@ -22,8 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpuherd.batch.foreground import Taken, Waiter
 from gpuherd.engines import progress
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.models.plan.demand import idle_cards
@@ -64,6 +66,7 @@ class Plan:
         told, training = self.config, self.config.training
         many = self.processes.size
         place = "the CPU" if self.on_cpu else f"{self.processes.here} GPU" + ("s" if self.processes.here > 1 else "")
+        place += f" of each of {told.distributed.num_nodes} machines" if told.distributed.num_nodes > 1 else ""
         shared = "" if many == 1 else f", {many} processes by {told.distributed.strategy}"
         data = training.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
         return [
@@ -119,6 +122,7 @@ class TrainRun:
             MissingModel, BadModel, CannotWrite, QueueBusy.
         """
         config, folder = self._config()
+        self._refuse_other_hands(folder)
         if folder.done.exists() and folder.config.exists() and self.options.resume:
             refuse_another(folder, config)
             self.summary = folder.summary()
@@ -126,6 +130,8 @@ class TrainRun:
             return ExitCode.OK
         processes = processes_of(config)
         steps_of(config, processes.size)
+        if self.options.engine != LOCAL:
+            return self._on_a_cluster(config, folder, processes)
         check_port(config)
         texts = check_data(config)
         waiter, need, on_cpu = self._waiter(config, processes, texts)
@@ -149,6 +155,45 @@ class TrainRun:
         self._tell(self._end(code, folder))
         return code
 
+    def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
+        """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
+        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, job_of, train_there
+
+        options, engine = self.options.dispatch, self.options.engine
+        need, unknown = None, None
+        texts = check_data(config)
+        if not processes.on_cpu:
+            cards, unknown = cards_there(options)
+            lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
+            need = need_of(config, cards, processes.size, lengths)
+        argv = command(processes, config, folder.root, on_cpu=processes.on_cpu, engine=engine)
+        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv)
+        job = job_of(config, processes, argv, folder)
+        self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
+        if self.options.dry_run:
+            self._tell([asked(job, options), "nothing was started"])
+            return ExitCode.OK
+        look_over(folder, config, resume=self.options.resume)
+
+        def begin() -> None:
+            prepare(folder, config, resume=self.options.resume)
+            folder.stop.unlink(missing_ok=True)  # of a start before
+
+        code = train_there(job, options, folder, begin, self.console)
+        self.summary = folder.summary()
+        self._tell(self._end(code, folder))
+        return code
+
+    def _refuse_other_hands(self, folder: TrainDirectory) -> None:
+        """Raises UsageError where the training is in the hands of another engine than is asked for now."""
+        run = RunDirectory(folder.root)
+        if run.queue.exists():
+            from gpuherd.jobs.handover.opening import refuse_other_hands
+            from gpuherd.jobs.queue import Queue
+
+            with Queue(run.queue) as queue:
+                refuse_other_hands(queue, run, self.options.dispatch)
+
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _config(self) -> tuple[TrainConfig, TrainDirectory]:
@@ -157,7 +202,7 @@ class TrainRun:
         if file is None:
             assert options.output is not None  # noqa: S101 - TrainOptions has looked
             file = str(TrainDirectory(options.output).config)
-        config = placed(read_config(file, self.overrides), options.where)
+        config = placed(read_config(file, self.overrides), options.where, options.engine)
         return config, TrainDirectory.of(config, options.output)
 
     def _waiter(
@@ -213,7 +258,8 @@ class TrainRun:
             last = self.summary.get("last", {})
             return [f"at the end: {told_figures(last)}"]  # the worker has said how long it took, and where the model is
         if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-            return [f"stopped: gpuherd train --resume --output {folder.root} goes on from there"]
+            engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
+            return [f"stopped: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
 
     def _tell(self, lines: Sequence[str]) -> None:

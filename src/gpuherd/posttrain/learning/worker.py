@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.processes import identify
+from gpuherd.engines.processes import ATTEMPT_VARIABLE, identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.flags import Parser
 from gpuherd.jobs.lock import DispatcherLock
@@ -104,8 +104,11 @@ class Asked:
         return self._signalled or (gone and not self.alone)
 
     def _take(self, number: int, _frame: object) -> None:
-        # Asked before, perhaps by the file: of two requests to gpuherd train only the second one comes as a signal.
+        # Asked before, perhaps by the file: of two requests to gpuherd train only the second one comes as a signal. In
+        # a job one request comes several times, from whoever leads it, from torchrun and from SLURM; and who asked ends
+        # us when our time is over.
         again = self._signalled or (self._folder is not None and self._folder.stop.exists())
+        again = again and ATTEMPT_VARIABLE not in os.environ
         self._signalled = True
         self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         if again:

@@ -12,6 +12,7 @@ from sqlite3 import Row
 
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.rows import LOCAL
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
 
@@ -34,10 +35,13 @@ def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOS
         attempts = reader.rows(
             "SELECT jobs.name AS name, attempts.state AS state, attempts.gpus AS gpus, attempts.labels AS labels, "
             "attempts.started_at AS started_at, attempts.ended_at AS ended_at, attempts.class AS class, "
-            "attempts.reason AS reason FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
+            "attempts.reason AS reason, "
+            + f"{reader.column('attempts', 'engine', 'attempts')}, {reader.column('attempts', 'node', 'attempts')} "
+            "FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
     try:
-        bars = [_bar(each, attempts[0]["started_at"]) for each in attempts]
+        ran = [each for each in attempts if not _never_began(each)]
+        bars = [_bar(each, ran[0]["started_at"]) for each in ran]
     except (TypeError, ValueError, RecursionError):
         raise QueueUnreadable(f"{queue} is damaged: what it tells of its attempts can't be read") from None
     counts = Counter(each["state"] for each in jobs)
@@ -85,8 +89,13 @@ def hours_by(bars: Sequence[Bar], algorithms: Collection[str]) -> dict[str, dict
 def _bar(row: Row, first: float) -> Bar:
     gpus, labels = json.loads(row["gpus"]), json.loads(row["labels"])
     end = None if row["ended_at"] is None else max(row["ended_at"], row["started_at"]) - first
-    lanes = tuple(f"GPU {each}" for each in labels or gpus) or ("CPU",)
+    lanes = tuple(f"GPU {each}" for each in labels or gpus) or (f"CPU of {row['node']}" if row["node"] else "CPU",)
     return Bar(row["name"], phase_of(row["name"]), lanes, row["started_at"] - first, end, row["state"], len(gpus))
+
+
+def _never_began(attempt: Row) -> bool:
+    """Whether an engine beyond this machine has or had it in its line only."""
+    return attempt["engine"] not in (None, LOCAL) and attempt["node"] is None and attempt["state"] != "done"
 
 
 def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:

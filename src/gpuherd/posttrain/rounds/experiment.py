@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gpuherd.columns import window
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.nvml import machine
+from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import atomic_write, remove_strays
+from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.live import display
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
-from gpuherd.models.plan.demand import idle_cards
 from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
@@ -178,13 +180,10 @@ class RoundsExperiment:
             kept = read_record(self.folder)
             refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
             return replace(kept, settings=self.settings)
-        have = having(self.options)
-        places = min(self.options.max_gpus, len(have.gpus)) or self.options.cpu_jobs or have.cores // 2
-        if self.options.max_concurrent is not None:
-            places = min(places, self.options.max_concurrent)
+        places = having(self.options).places(1, self.options)
         return RunRecord(
             self.settings,
-            combinations_of(self.settings, self.prepared, max(1, places)),
+            combinations_of(self.settings, self.prepared, places),
             self.settings.identity(),
             os.getcwd(),  # noqa: PTH109 - a record
             {
@@ -198,7 +197,7 @@ class RoundsExperiment:
 
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
-        cards = idle_cards(having(self.options).gpus)
+        cards = having(self.options).cards
         memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
@@ -225,8 +224,8 @@ class RoundsExperiment:
         )
         phases = {each.step.name: each.step.phase.value for each in self.plan}
         with display(self.console) as shown:
-            watcher = GpuWatcher(self.folder, phases, shown, lambda: machine(processes=False).gpus)
-            outcome = run_jobs(jobs, self.options, self.folder, display=watcher)
+            watcher = GpuWatcher(self.folder, phases, shown, self._gpus)
+            outcome = run_jobs(jobs, self.options, self.folder, display=watcher, enqueue_only=self.options.enqueue_only)
         memory = watcher.write()
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
         logger.info(
@@ -240,6 +239,10 @@ class RoundsExperiment:
             text = json.dumps(values, indent=1, allow_nan=False)
             atomic_write(self.folder.done, text.encode() + b"\n")
         return RoundsOutcome(outcome, complete)
+
+    def _gpus(self) -> Sequence[Gpu]:
+        """Those that the jobs run on, as far as they can be looked at from here."""
+        return machine(processes=False).gpus if self.options.engine == LOCAL else ()
 
     def _complete(self) -> RoundsOutcome:
         said = f"run {self.folder.root} is complete; nothing is left to do"
@@ -276,6 +279,9 @@ class RoundsExperiment:
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
+        left = [each.asked.gpus for each in self.plan if each.step.name not in done]
+        for line in outlook.lines(left, self.options):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
         self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
 

@@ -31,6 +31,9 @@ class RoundsOptions(DispatchOptions):
     dry_run: bool = option(
         False, help="show the jobs with their GPUs and memory, and start nothing", group="experiment"
     )
+    enqueue_only: bool = option(
+        False, help="put the jobs into the queue of the run's folder and end", group="experiment"
+    )
 
     def __post_init__(self) -> None:
         DispatchOptions.__post_init__(self)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 
+from gpuherd.engines.block import read_block
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.config.composing import compose, said
@@ -19,7 +21,7 @@ from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.plan import Phase, Step
 from gpuherd.posttrain.rounds.resuming import resumed
 from gpuherd.posttrain.rounds.rows import read_round
-from gpuherd.posttrain.rounds.settings import settings_of
+from gpuherd.posttrain.rounds.settings import Settings, settings_of
 from gpuherd.posttrain.rounds.settling import settled
 from gpuherd.qa.working.running import failure_lines
 
@@ -29,10 +31,19 @@ class NotCollected(GpuherdError):
 
 
 def experiment_of(
-    words: Sequence[str], options: RoundsOptions, *, console: Console | None = None, simulate: bool = False
+    words: Sequence[str],
+    options: RoundsOptions,
+    *,
+    console: Console | None = None,
+    simulate: bool = False,
+    engine_is_said: bool = False,
 ) -> RoundsExperiment:
     """The experiment that words ask for: a run that goes on (``options.resume``, ``resume_from=DIR``), or a composed
-    configuration (``options.config`` and the words over what is shipped). Raises UsageError, BadRun."""
+    configuration (``options.config`` and the words over what is shipped).
+
+    ``engine_is_said``: the options have the engine already, whatever the configuration says; else that counts where
+    they name none. Raises UsageError, BadRun.
+    """
     if options.resume is not None or any(word.startswith("resume_from=") for word in words):
         given = said(words)
         place = options.resume or str(given["resume_from"])
@@ -42,11 +53,19 @@ def experiment_of(
             raise UsageError("resume_from goes on with the configuration of its run; leave --config out")
         folder = RoundsDirectory(place)
         settings = resumed(folder, given).settings
+        if not engine_is_said:
+            options = _with_engine(options, settings)
         return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
     settings = settled(settings_of(compose(words, options.config)))
     if settings.resume_from is not None:
         raise UsageError(f"resume_from={settings.resume_from}: it is a word of its own on the command line")
+    if not engine_is_said:
+        options = _with_engine(options, settings)
     return RoundsExperiment(settings, options, console=console, simulate=simulate)
+
+
+def _with_engine(options: RoundsOptions, settings: Settings) -> RoundsOptions:
+    return replace(options, **read_block(settings.engine)) if options.engine == LOCAL else options
 
 
 class ParallelJobExecutor:

@@ -29,7 +29,7 @@ from gpuherd.posttrain.rounds.choices import Choice, choices_of
 from gpuherd.posttrain.training.options import StepOptions
 
 # Where and when things run, not what comes out: a run that goes on may have others.
-NEUTRAL = frozenset({"output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
+NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Settings:
             rounds first.
         resume_from: the folder of a run that goes on, as ``--resume``.
         output_dir: where experiments are.
+        engine: what runs the jobs, as ``engines.block`` reads it; flags go before it.
         algos: by a name of one's own: ``enabled``, ``algorithm`` (None: the name is the algorithm's), and its options.
     """
 
@@ -63,6 +64,7 @@ class Settings:
     job_priority: str | None = None
     resume_from: str | None = None
     output_dir: str = "outputs"
+    engine: Any = None
 
     def __post_init__(self) -> None:
         if self.rounds_of_training < 1:

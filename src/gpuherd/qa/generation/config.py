@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gpuherd.engines.options import EngineName
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count, positive_int
 from gpuherd.jobs.rundir import safe_name
@@ -22,17 +23,19 @@ from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
 from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values
 
-EngineName = Literal["transformers", "vllm"]
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+Backend = Literal["transformers", "vllm"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # How many hex digits of the identity stand in a run's name, and how much of the model's and the data set's.
 _DIGITS, _LONGEST_PART = 8, 40
 # Where and how fast the answers come, not what they are. (A device map moves layers, and so at most the last bit.)
 NEUTRAL = frozenset(
-    {"device_map", "parallel", "allow_offload", "runs_dir", "run_id", "shards", "retries", "dry_run"}
+    {"device_map", "parallel", "allow_offload", "runs_dir", "run_id", "shards", "retries", "dry_run", "enqueue_only"}
     | {each.name for each in fields(DispatchOptions)}
 )
 GUIDING = tuple(each.name for each in fields(GuideOptions))
+# What the backend is called in the records of runs: it was an option of that name once, and their names are digests.
+BACKEND_IN_RECORDS = "engine"
 # Those of them that may be paths, in every run.
 PATHS = ("model", "dataset", "few_shot_file", "adapter", "prompt")
 
@@ -88,9 +91,19 @@ class AnswerOptions:
         help="one question at a time, so that no answer depends on the batch or the shard that it is in, in any dtype",
         group="answers",
     )
-    engine: EngineName = option(
-        "transformers", help="what computes the answers; vllm where it is installed", choices=ENGINES, group="answers"
+    backend: Backend = option(
+        "transformers", help="what computes the answers; vllm where it is installed", choices=BACKENDS, group="answers"
     )
+
+
+def _no_backend(word: str) -> str:
+    """A word for ``--engine`` as it is. Raises UsageError for one that ``--backend`` is to be given."""
+    if word in BACKENDS:
+        raise UsageError(f"what computes the answers is --backend {word}; --engine is where the jobs run")
+    return word
+
+
+_ENGINE = next(each for each in fields(DispatchOptions) if each.name == "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +115,9 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         metavar="MODEL",
         group="model",
     )
+    engine: EngineName = field(
+        default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)}
+    )
     run_id: str | None = option(
         None,
         help="name of the run (default: of its model, data set and settings, so that the same command goes on with it)",
@@ -110,6 +126,7 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
     )
 
     def __post_init__(self) -> None:
+        _no_backend(self.engine)
         WorkOptions.__post_init__(self)
         QuestionOptions.__post_init__(self)
         GuideOptions.__post_init__(self)
@@ -119,12 +136,12 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         for text in self.stop:
             if not text:
                 raise UsageError("--stop: an empty text would end every answer at its beginning")
-        if self.engine not in ENGINES:
-            raise UsageError(f"engine={self.engine!r}; possible: {', '.join(ENGINES)}")
-        if self.engine == "vllm" and self.share:
-            raise UsageError("--share with --engine vllm: vLLM takes nearly all memory of its GPUs")
-        if self.guide is not None and (self.engine == "vllm" or self.parallel == "tensor"):
-            other = "--engine vllm" if self.engine == "vllm" else "--parallel tensor"
+        if self.backend not in BACKENDS:
+            raise UsageError(f"backend={self.backend!r}; possible: {', '.join(BACKENDS)}")
+        if self.backend == "vllm" and self.share:
+            raise UsageError("--share with --backend vllm: vLLM takes nearly all memory of its GPUs")
+        if self.guide is not None and (self.backend == "vllm" or self.parallel == "tensor"):
+            other = "--backend vllm" if self.backend == "vllm" else "--parallel tensor"
             raise UsageError(f"--guide with {other}: a guide sees every step of our own decoding, on one process")
         if self.run_id is not None and safe_name(self.run_id) != self.run_id:
             raise UsageError(
@@ -166,6 +183,7 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         values = {name: value for name, value in self.to_dict().items() if name not in NEUTRAL}
         for name in PATHS:
             values[name] = settled(name, values[name])
+        values[BACKEND_IN_RECORDS] = values.pop("backend")
         values["greedy"] = self.decoding().greedy
         if self.guide is None:  # runs that nothing guides are called as before there were guides
             for name in GUIDING:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode
+from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
@@ -81,7 +82,7 @@ class GenerateExperiment:
             JobCannotFit: the model fits nowhere here. NoSuchGpu.
             CannotWrite, QueueBusy, NewerRun, DamagedRun, Damaged, MissingExtra.
         """
-        if self.config.engine == "vllm":
+        if self.config.backend == "vllm":
             require(self.config, self.config.model)
         kept = self._kept()
         if kept is not None and self.folder.done.exists():
@@ -171,6 +172,7 @@ class GenerateExperiment:
         lines = summary.plan_lines(self.config, self.prepared, self.plan, len(shards), self._answered(shards))
         if self.config.dry_run:
             summary.print_refused(self.console, self.prepared.refused)
+            lines += outlook.lines([self.plan.asks.gpus] * len(shards), self.config)
             lines.append("nothing was started")
         summary.print_lines(self.console, lines)
 

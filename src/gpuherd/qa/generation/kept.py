@@ -10,7 +10,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.generation.config import PATHS, GenerateConfig
+from gpuherd.qa.generation.config import BACKEND_IN_RECORDS, PATHS, GenerateConfig
 from gpuherd.qa.runs import DamagedRun, record_of
 from gpuherd.qa.working.gathering import sha256_of
 
@@ -45,9 +45,7 @@ def refuse_other_settings(kept: Mapping[str, Any], config: GenerateConfig) -> No
     names = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
     if not names:
         return
-    told = ", ".join(
-        f"--{name.replace('_', '-')} {_said(theirs.get(name))}, not {_said(ours.get(name))}" for name in names[:3]
-    )
+    told = ", ".join(f"{_flag(name)} {_said(theirs.get(name))}, not {_said(ours.get(name))}" for name in names[:3])
     more = f", and {len(names) - 3} more" if len(names) > 3 else ""
     raise UsageError(f"run {config.name()} was begun with {told}{more}; give those, or another --run-id")
 
@@ -96,6 +94,11 @@ def refused_before(folder: QADirectory) -> tuple[Refused, ...]:
 def _content(settled: Any) -> Any:
     """What a source holds, by whatever path it was named: that is for the identity."""
     return {name: value for name, value in settled.items() if name != "name"} if isinstance(settled, dict) else settled
+
+
+def _flag(name: str) -> str:
+    """What says this part of an identity on the command line."""
+    return "--backend" if name == BACKEND_IN_RECORDS else f"--{name.replace('_', '-')}"
 
 
 def _said(value: Any) -> str:

@@ -49,7 +49,7 @@ def make_plan(config: GenerateConfig, prepared: Prepared, have: Having | None = 
 
 def _asks(config: GenerateConfig, workload: Workload, have: Having, beside: int) -> Asks:
     asks = what_it_takes(config.model, config, workload, have, beside)
-    if config.engine == "vllm" and asks.gpus > 1:
+    if config.backend == "vllm" and asks.gpus > 1:
         # It divides each layer, which not every number of GPUs can.
         return what_it_takes(config.model, replace(config, parallel="tensor"), workload, have)
     return asks

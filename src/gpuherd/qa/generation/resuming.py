@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError
-from gpuherd.qa.generation.config import GUIDING, NEUTRAL, PATHS, GenerateConfig, settled
+from gpuherd.jobs.options import foreign
+from gpuherd.qa.generation.config import BACKEND_IN_RECORDS, GUIDING, NEUTRAL, PATHS, GenerateConfig, settled
 
 # Said anew each time. (The record has no webhook: who knows its address may post there.)
-OF_THE_MOMENT = frozenset({"dry_run", "webhook", "runs_dir", "run_id"})
+OF_THE_MOMENT = frozenset({"dry_run", "enqueue_only", "webhook", "runs_dir", "run_id"})
 
 
 def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str, runs_dir: str) -> dict[str, Any]:
@@ -24,9 +26,14 @@ def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str,
         UsageError: an option that its answers depend on is to be another one, or the record is of another version.
     """
     kept = {name: value for name, value in record["config"].items() if name not in OF_THE_MOMENT}
+    if "backend" not in kept:  # a run of the time when that was called --engine, and all jobs ran on one machine
+        kept["backend"] = kept.pop(BACKEND_IN_RECORDS)
     unknown = sorted(kept.keys() - {each.name for each in fields(GenerateConfig)})
     if unknown:
         raise UsageError(f"run {run_id} has the option {unknown[0]!r}, unknown here: it is of another gpuherd")
+    # Words for another engine are of no use to this one.
+    engine = given.get("engine", kept.setdefault("engine", LOCAL))
+    kept = {name: value for name, value in kept.items() if name not in foreign(engine)}
     # As absolute paths, so that it can be gone on with from any folder.
     kept |= {name: record["identity"][name] for name in PATHS}
     kept |= {name: record["identity"][name] for name in GUIDING if name in record["identity"]}

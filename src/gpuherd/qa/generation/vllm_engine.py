@@ -116,22 +116,22 @@ def require(options: ModelOptions, model: str) -> None:
     for name in ("device_map", "allow_offload", "adapter", "merge_adapter"):
         if getattr(options, name):
             raise UsageError(
-                f"--{name.replace('_', '-')} is for --engine transformers; vLLM places the model itself"
+                f"--{name.replace('_', '-')} is for --backend transformers; vLLM places the model itself"
                 + ("; merge the adapter first with 'gpuherd merge'" if name == "adapter" else "")
             )
     if options.parallel not in (None, "auto", "tensor"):
-        raise UsageError(f"--parallel {options.parallel} is for --engine transformers; vLLM divides each layer")
+        raise UsageError(f"--parallel {options.parallel} is for --backend transformers; vLLM divides each layer")
     if _precision(options, model) is Precision.INT8:
         # Its bitsandbytes quantises to 4 bits while it loads, whatever is wanted.
-        raise UsageError(f"{model!r} in 8 bits is for --engine transformers; vLLM quantises to 4 bits alone")
+        raise UsageError(f"{model!r} in 8 bits is for --backend transformers; vLLM quantises to 4 bits alone")
     if importlib.util.find_spec("vllm") is None:
         raise _missing("it is not installed")
 
 
 def _missing(problem: str) -> MissingExtra:
     return MissingExtra(
-        f"--engine vllm: vLLM can't be imported ({problem}); install it as its own documentation says for the CUDA of "
-        "this machine, or leave --engine out"
+        f"--backend vllm: vLLM can't be imported ({problem}); install it as its own documentation says for the CUDA of "
+        "this machine, or leave --backend out"
     )
 
 

@@ -20,6 +20,7 @@ from gpuherd.lm.guidance.guide import Guide
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.answers import answered_of
+from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.generation.guiding import guide_bytes, load_guidance
 from gpuherd.qa.generation.items import Item, read_items
 from gpuherd.qa.generation.kept import begun_record
@@ -108,7 +109,7 @@ class Told:
 def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[str]) -> Engine:
     """The run's engine with its model in memory."""
     exact = bool(record["identity"]["exact"])
-    if record["identity"]["engine"] == "vllm":
+    if record["identity"][BACKEND_IN_RECORDS] == "vllm":
         from gpuherd.qa.generation.vllm_engine import VLLMEngine
 
         return VLLMEngine(options, exact=exact)

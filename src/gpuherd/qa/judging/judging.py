@@ -29,6 +29,7 @@ class Planned:
         cases: different ones that a model would be asked about; 0 for rules.
         longest: about how many tokens the longest form has; None for rules.
         jobs: how many, and ``asks`` what each asks for; None where there are none.
+        engine: what is to be said of an engine beyond this machine.
     """
 
     answers: Answers
@@ -37,6 +38,7 @@ class Planned:
     longest: int | None = None
     jobs: int = 0
     asks: str | None = None
+    engine: tuple[str, ...] = ()
 
 
 def judge_run(
@@ -84,6 +86,7 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     longest = max((len(filled(form, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
+    from gpuherd.jobs.handover import outlook
     from gpuherd.qa.judging.room import with_room
     from gpuherd.qa.working.model_jobs import having
     from gpuherd.qa.working.sharding import number_of_shards
@@ -94,4 +97,5 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
         judge.model, config, having(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
     )
     jobs = number_of_shards(len(cases), asks.at_once, config.shards)
-    return Planned(answers, len(items), len(cases), longest, jobs, asks.sentence)
+    engine = tuple(outlook.lines([asks.gpus] * jobs, config))
+    return Planned(answers, len(items), len(cases), longest, jobs, asks.sentence, engine)

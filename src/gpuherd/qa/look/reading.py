@@ -16,6 +16,7 @@ from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.evaluation.files import read_evaluation
 from gpuherd.qa.evaluation.result import Evaluation
 from gpuherd.qa.evaluation.result_json import BadEvaluation
+from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.judging.auditing import audits
 from gpuherd.qa.judging.files import judgings_of, judgments
 from gpuherd.qa.judging.meta import JudgingMeta
@@ -185,8 +186,9 @@ def _facts(
 def _settings(run: Run, scoring: ScoringMeta | None, evaluation: Evaluation | None) -> list[tuple[str, str]]:
     """What the answers depend on, how they were scored and evaluated, by which versions; nothing of the machine."""
     found: dict[str, Any] = dict(run.record["identity"])
+    found["backend"] = found.pop(BACKEND_IN_RECORDS, None)
     found |= {name: run.record[name] for name in ("started", "prompts_sha256") if name in run.record}
-    found |= {name: run.done[name] for name in ("engine", "dtype", "batch_size", "answers_sha256") if name in run.done}
+    found |= {name: run.done[name] for name in ("dtype", "batch_size", "answers_sha256") if name in run.done}
     versions = dict(run.done.get("versions") or {})
     if scoring is not None:
         found["end token in scores"] = scoring.eos

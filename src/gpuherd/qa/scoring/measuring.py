@@ -209,9 +209,7 @@ def _encoder_options(options: ScoreOptions) -> ScoreOptions:
 def _encoder_asks(spec: Spec, options: ScoreOptions) -> Asks:
     """One GPU with room for the weights in float32 and a batch; the CPU where there is none, or it is asked for."""
     have = having(options)
-    if not have.gpus or options.device_map == "cpu":
-        at_once = options.cpu_jobs or max(1, have.cores // 2)
-        return Asks(0, None, min(at_once, options.max_concurrent or at_once), "on the CPU")
+    if options.device_map == "cpu" or (have.cluster is None and not have.gpus):
+        return Asks(0, None, have.places(0, options), "on the CPU")
     memory_mb = encoder_of(spec.model).float32_bytes // (1 << 20) + _ENCODER_WORKSPACE_MB
-    at_once = min(options.max_gpus, len(have.gpus))
-    return Asks(1, memory_mb, min(at_once, options.max_concurrent or at_once), f"1 GPU with {memory_mb} MB free")
+    return Asks(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")

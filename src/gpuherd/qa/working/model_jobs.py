@@ -12,14 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.engines import allotment
+from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import JobCannotFit
 from gpuherd.flags import words_of
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.options import GpuOptions
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.models.load.asked import read_device_map
 from gpuherd.models.load.options import ModelOptions, said_precision
 from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.cluster import node_cards
+from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.options import ShardOptions, WorkOptions
@@ -32,10 +36,32 @@ HEARTBEAT_S = 7200.0
 
 @dataclass(frozen=True, slots=True)
 class Having:
-    """What jobs may use: GPUs (none: the CPU), and cores."""
+    """What jobs may use: GPUs of this machine (none: the CPU), and its cores; or what ``cluster`` names."""
 
     gpus: tuple[Gpu, ...]
     cores: int
+    cluster: EngineOptions | None = None
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """GPUs that a job can get, as free as when nobody uses them. Of a cluster those of a node; raises as
+        ``node_cards``."""
+        return idle_cards(self.gpus) if self.cluster is None else node_cards(self.cluster)
+
+    def places(self, gpus: int, options: DispatchOptions) -> int:
+        """How many jobs on so many GPUs each (0: on the CPU) the work is best divided among, at least 1.
+
+        A cluster has room for any number; there ``max_gpus`` says how wide the work is to be.
+        """
+        if self.cluster is not None:
+            places = options.max_gpus // max(1, gpus)
+        elif gpus and self.gpus:
+            places = min(options.max_gpus, len(self.gpus)) // gpus
+        else:
+            places = options.cpu_jobs or self.cores // 2
+        if options.max_concurrent is not None:
+            places = min(places, options.max_concurrent)
+        return max(1, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +81,11 @@ class Asks:
     sentence: str
 
 
-def having(options: GpuOptions) -> Having:
-    """What this machine has for a run with these options. Raises NoSuchGpu."""
+def having(options: DispatchOptions) -> Having:
+    """What there is for a run with these options: on this machine (raises NoSuchGpu), or in the cluster that they name,
+    which isn't asked before somebody wants to know."""
+    if options.engine != LOCAL:
+        return Having((), allotment.cores(), options)
     from gpuherd.jobs.gpuwatch import GpuWatch
     from gpuherd.jobs.settings import load
 
@@ -74,7 +103,7 @@ def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Ha
     """
     device_map = read_device_map(options.device_map)
     if device_map == "cpu":
-        return Asks(0, None, _at_once(0, options, have), "on the CPU, as asked")
+        return Asks(0, None, have.places(0, options), "on the CPU, as asked")
     if isinstance(device_map, Mapping):
         return _as_mapped(device_map, options, have)
     return _as_planned(model, options, workload, have, beside)
@@ -83,14 +112,13 @@ def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Ha
 def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Having) -> Asks:
     gpus = len({str(device) for device in device_map.values() if str(device) not in ("cpu", "disk")})
     said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}, as the device map has it" if gpus else "on the CPU, as asked"
-    return Asks(gpus, None, _at_once(gpus, options, have), said)
+    return Asks(gpus, None, have.places(gpus, options), said)
 
 
 def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int) -> Asks:
     from gpuherd.models.plan.asking import demand_for
-    from gpuherd.models.plan.demand import idle_cards
 
-    cards = idle_cards(have.gpus)
+    cards = have.cards
     least = options.gpus_per_job
     try:
         demand = demand_for(
@@ -112,7 +140,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
         gpus = min(options.max_gpus, len(cards))
         said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
         return Asks(gpus, None, 1, said)
-    return Asks(demand.gpus, demand.memory_mb, _at_once(demand.gpus, options, have), demand.sentence)
+    return Asks(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
 
 
 def _reader(adapter: str | None) -> Callable[[str], Architecture]:
@@ -130,16 +158,6 @@ def _reader(adapter: str | None) -> Callable[[str], Architecture]:
         return with_adapter(read_architecture(name), locate(parse_model(adapter)))
 
     return read
-
-
-def _at_once(gpus: int, options: WorkOptions, have: Having) -> int:
-    if gpus and have.gpus:
-        places = min(options.max_gpus, len(have.gpus)) // gpus
-    else:
-        places = options.cpu_jobs or have.cores // 2
-    if options.max_concurrent is not None:
-        places = min(places, options.max_concurrent)
-    return max(1, places)
 
 
 @dataclass(frozen=True, slots=True)

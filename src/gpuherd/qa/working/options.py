@@ -52,6 +52,7 @@ class WorkOptions(DispatchOptions, ModelOptions):
         1, help="further tries for a job that crashed or ran out of memory", parse=count, metavar="N", group="work"
     )
     dry_run: bool = option(False, help="show what would run and start nothing", group="work")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="work")
 
     def __post_init__(self) -> None:
         DispatchOptions.__post_init__(self)

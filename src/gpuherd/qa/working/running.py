@@ -44,7 +44,7 @@ def run_work(
     folder.create()
     with run_log(folder.logs, datetime.now(), kind) as log:
         with display(console) as shown:
-            outcome = run_jobs(jobs, options, folder, before=before, display=shown)
+            outcome = run_jobs(jobs, options, folder, before=before, display=shown, enqueue_only=options.enqueue_only)
         logger.info("%s; log: %s", outcome, log)
     _tidy(folder, began)
     return outcome

@@ -1,0 +1,164 @@
+"""Groups of jobs as files for SLURM: a script and a file of commands for each, and one that submits them all. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+
+from gpuherd.batch.export.plan import Group, whole_groups
+from gpuherd.batch.export.quoting import comment, line_of
+from gpuherd.engines.options import EngineOptions
+from gpuherd.errors import UsageError
+
+SUBMIT = "submit.sh"
+# sbatch keeps the time before the end in 16 bits.
+_MOST_NOTICE_S = 65535
+
+_SEVERAL_NODES = """\
+# The job spans {nodes} nodes: one process of it starts on each, and they meet here.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) NNODES={nodes}
+export PET_NNODES={nodes} PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+run=(srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c \\
+    'trap : TERM; export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; eval "$1"' bash "$line")
+"""
+_ONE_NODE = """\
+run=(bash -c 'trap : TERM; eval "$1"' bash "$line")
+"""
+_RUN = """\
+exec "${run[@]}"
+"""
+_RUN_WITH_NOTICE = """\
+# Before the time is up SLURM sends SIGTERM to this script alone; the job gets it from here, to save what it has.
+set -m
+"${run[@]}" &
+job=$!
+trap 'kill -TERM -- "-$job"' TERM
+wait "$job"
+code=$?
+while kill -0 "$job" 2>/dev/null; do
+    wait "$job"
+    code=$?
+done
+exit "$code"
+"""
+
+
+def files(groups: Sequence[Group], options: EngineOptions, folder: str) -> Mapping[str, str]:
+    """Texts by file name. ``folder``: where jobs run that name none. Raises UsageError for options that can't be."""
+    found: dict[str, str] = {}
+    for group in groups:
+        found[f"{group.name}.commands"] = _commands(group, folder)
+        found[f"{group.name}.sbatch"] = _script(group, options)
+    found[SUBMIT] = _submit(groups)
+    return found
+
+
+def _commands(group: Group, folder: str) -> str:
+    return "".join(f"{line_of(job, folder)}  # {comment(job.name)}\n" for job in group.jobs)
+
+
+def _script(group: Group, options: EngineOptions) -> str:
+    jobs = len(group.jobs)
+    lines = [
+        "#!/bin/bash",
+        f"# {jobs} job{'s' if jobs > 1 else ''}, one a line of {group.name}.commands. To be submitted from this folder,"
+        f" as {SUBMIT} does.",
+        *(f"#SBATCH {_word(word)}" for word in _directives(group, options)),
+        "",
+    ]
+    # SLURM sets it where it has given GPUs.
+    lines.append("export CUDA_DEVICE_ORDER=PCI_BUS_ID" if group.placement.gpus else "export CUDA_VISIBLE_DEVICES=")
+    if group.placement.cpus is not None:
+        lines.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
+    lines += options.setup
+    lines += [
+        f'line=$(sed -n "$((${{SLURM_ARRAY_TASK_ID:-0}} + 1))p" "$SLURM_SUBMIT_DIR/{group.name}.commands")',
+        f'if [ -z "$line" ]; then echo "{group.name}.commands has no such line" >&2; exit 2; fi',
+    ]
+    several = group.placement.nodes > 1
+    text = "\n".join(lines) + "\n" + (_SEVERAL_NODES.format(nodes=group.placement.nodes) if several else _ONE_NODE)
+    return text + (_RUN if options.time_limit is None else _RUN_WITH_NOTICE)
+
+
+def _directives(group: Group, options: EngineOptions) -> list[str]:
+    asked, jobs = group.placement, len(group.jobs)
+    words = [f"--job-name={group.name}", f"--output=logs/%x{'.%a' if jobs > 1 else ''}.log"]
+    if jobs > 1:
+        limit = "" if options.array_limit is None else f"%{options.array_limit}"
+        words.append(f"--array=0-{jobs - 1}{limit}")
+    words += [f"--nodes={asked.nodes}", "--ntasks-per-node=1"]
+    if asked.gpus:
+        words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
+    if asked.cpus is not None:
+        words.append(f"--cpus-per-task={asked.cpus}")
+    if asked.memory_mb is not None:
+        words.append(f"--mem={asked.memory_mb}M")
+    if asked.time_s is not None:
+        words.append(f"--time={max(1, math.ceil(asked.time_s / 60))}")  # minutes
+    if options.time_limit is not None:
+        notice_s = max(1, int(min(options.notice, _MOST_NOTICE_S, options.time_limit / 2)))
+        words.append(f"--signal=B:TERM@{notice_s}")
+    for name in ("partition", "account", "qos", "constraint"):
+        value = getattr(options, name)
+        if value is not None:
+            words.append(f"--{name}={value}")
+    words += ["--no-requeue", "--kill-on-invalid-dep=yes"]
+    for word in options.slurm_args:
+        if not word.startswith("-") or word in ("-", "--"):
+            raise UsageError(
+                f"--slurm-args {word!r} is no option of sbatch; write an option and its value in one word, like "
+                "--slurm-args=--exclude=n3"
+            )
+        words.append(word)
+    return words
+
+
+def _word(word: str) -> str:
+    """A word of an #SBATCH line, which sbatch takes apart much as a shell does."""
+    if not word.isprintable():
+        raise UsageError(f"{word!r} can't be written into a script for sbatch; take out what is not printable")
+    return shlex.quote(word)
+
+
+def _submit(groups: Sequence[Group]) -> str:
+    jobs = sum(len(group.jobs) for group in groups)
+    lines = [
+        "#!/bin/bash",
+        f"# Hands {jobs} job{'s' if jobs != 1 else ''} to SLURM: bash {SUBMIT}",
+        "# Each group begins when all that it needs has succeeded. What was handed over stays when a later one is",
+        "# refused: scancel takes it back, by the numbers that are printed.",
+        "set -euo pipefail",
+        "unset CDPATH",
+        "here=${BASH_SOURCE[0]}",
+        'if [[ $here == */* ]]; then cd -- "${here%/*}"; fi',
+        "mkdir -p logs",
+    ]
+    for number, group in enumerate(groups, start=1):
+        after = _dependency(group, groups)
+        words = ["sbatch", "--parsable", *([f'--dependency="{after}"'] if after else []), f"{group.name}.sbatch"]
+        lines += [
+            "",
+            f"# {_told(group)}",
+            f"job_{number}=$({' '.join(words)})",
+            f"job_{number}=${{job_{number}%%;*}}",
+            f'echo "{group.name}: ${{job_{number}}}"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _told(group: Group) -> str:
+    more = f" and {len(group.jobs) - 1} more" if len(group.jobs) > 1 else ""
+    return f"{comment(group.jobs[0].name)}{more}"
+
+
+def _dependency(group: Group, groups: Sequence[Group]) -> str:
+    whole, single = whole_groups(group.after, groups)
+    needed = [f"${{job_{number + 1}}}" for number in sorted(whole)]
+    needed += [f"${{job_{place.group + 1}}}_{place.index}" for place in single]
+    parts = [f"afterok:{':'.join(needed)}"] if needed else []
+    # What must have succeeded has ended too.
+    behind = [f"${{job_{number + 1}}}" for number in group.behind if number not in whole]
+    parts += [f"afterany:{':'.join(behind)}"] if behind else []
+    return ",".join(parts)

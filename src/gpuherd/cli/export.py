@@ -1,0 +1,163 @@
+"""``gpuherd export``: a plan of jobs as files that a person can read, change and submit by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.engines.options import EngineOptions
+from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.flags import Parser, add_options, build
+from gpuherd.jobs.options import positive_int
+
+if TYPE_CHECKING:
+    from gpuherd.batch.export.reading import Found
+    from gpuherd.batch.model_use import Planner
+
+DESCRIPTION = """\
+Writes jobs as files that a person can read, change and submit by hand: for SLURM a script and a file of commands for
+each group of like jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job.
+They run the commands themselves: gpuherd need not be there.
+
+The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So every command's plan
+can be exported: give the command --enqueue-only, and export its folder.
+
+examples:
+  gpuherd export --to slurm jobs.yaml --output slurm --partition gpu --time-limit 4h
+  gpuherd export --to shell commands.txt --output by-hand
+  gpuherd export --to slurm commands.txt --output slurm --dry-run          shows the files, and writes none
+  gpuherd esd --model-list models.csv --output-dir results --enqueue-only
+  gpuherd export --to slurm results --output results/slurm --account lab
+"""
+_SLURM = (
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "gpu_type",
+    "cpus_per_job",
+    "host_mem",
+    "time_limit",
+    "notice",
+    "array_limit",
+    "slurm_args",
+    "setup",
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "export", DESCRIPTION)
+    parser.add_argument("path", metavar="FILE|DIR", help="a job file, - for standard input, or a run's folder")
+    parser.add_argument("--to", required=True, choices=("slurm", "shell"), help="for whom the files are")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files, made if it is not there")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--dry-run", action="store_true", help="show the files and write none")
+    parser.add_argument("--shell", action="store_true", help="the file's command lines are for /bin/sh")
+    parser.add_argument(
+        "--gpus-per-job",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="GPUs of jobs that don't say how many (default: 1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_options(parser, EngineOptions, only=_SLURM)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes or shows the files."""
+    from gpuherd.batch.export.reading import of
+    from gpuherd.batch.export.writing import write
+
+    options = _engine(args)
+    found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner(options))
+    files = _files(args, options, found)
+    folder = Path(args.output).absolute()
+    if not args.dry_run:
+        write(folder, files, force=args.force)
+    if args.json:
+        _print_json(args, found, files, folder)
+    elif args.dry_run:
+        _show(files)
+    else:
+        _tell(args.to, found, folder)
+    return ExitCode.OK
+
+
+def _engine(args: argparse.Namespace) -> EngineOptions:
+    """The options of SLURM, with what the settings say; none for a shell."""
+    if args.to == "shell":
+        given = next((name for name in _SLURM if hasattr(args, name)), None)
+        if given is not None:
+            raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
+        return EngineOptions()
+    load_for(args, EngineOptions)
+    named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
+    return build(EngineOptions, argparse.Namespace(engine="slurm", **named))
+
+
+def _planner(options: EngineOptions) -> Planner:
+    """For jobs that name a model: by the GPUs of the cluster, or of this machine."""
+    from functools import partial
+
+    from gpuherd.cli.planning import of_a_run, planner
+    from gpuherd.jobs.options import DispatchOptions
+
+    engine = {each.name: getattr(options, each.name) for each in fields(EngineOptions)}
+    return planner(partial(of_a_run, DispatchOptions(**engine), None))
+
+
+def _files(args: argparse.Namespace, options: EngineOptions, found: Found) -> Mapping[str, str]:
+    from gpuherd.batch.export import shell, slurm
+    from gpuherd.batch.export.plan import groups_of
+
+    if args.to == "shell":
+        return shell.files(found.jobs, found.folder)
+    return slurm.files(groups_of(found.jobs, options), options, found.folder)
+
+
+def _show(files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        sys.stdout.buffer.write(_bytes(f"==> {name} <==\n{text}\n"))
+    sys.stdout.flush()
+
+
+def _bytes(text: str) -> bytes:
+    """As it is written: a command may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _tell(to: str, found: Found, folder: Path) -> None:
+    from gpuherd.batch.export import shell, slurm
+    from gpuherd.batch.export.plan import left_over
+
+    jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
+    script = folder / (slurm.SUBMIT if to == "slurm" else shell.RUN)
+    print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
+    for what, count in left_over(found.jobs).items():
+        print(f"gpuherd: these files don't keep {what}, which {count} of the jobs say", file=sys.stderr)
+    if found.left_out:
+        first = next(iter(found.left_out.items()))
+        more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
+        print(printable(f"gpuherd: {first[0]} is left out: {first[1]}{more}"), file=sys.stderr)
+
+
+def _print_json(args: argparse.Namespace, found: Found, files: Mapping[str, str], folder: Path) -> None:
+    told = {
+        "to": args.to,
+        "folder": str(folder),
+        "written": not args.dry_run,
+        "jobs": [job.name for job in found.jobs],
+        "left_out": dict(found.left_out),
+        "files": {name: _bytes(text).decode("utf-8", "replace") for name, text in files.items()},
+    }
+    print(json.dumps(told, indent=2))

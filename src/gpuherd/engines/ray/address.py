@@ -1,0 +1,78 @@
+"""Which Ray cluster is meant: one that is joined, one behind its job server, or one of our own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from gpuherd.errors import UsageError
+
+_FORMS = "HOST:PORT (a cluster that this machine belongs to) or http://HOST:8265 (its job server, from anywhere)"
+_PROBE_S = 5.0
+
+
+class Kind(Enum):
+    """How the cluster is spoken to."""
+
+    OWN = "own"
+    JOINED = "joined"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``text`` is HOST:PORT or an URL; "" for a cluster of our own, which is started and shut down by us."""
+
+    kind: Kind
+    text: str = ""
+
+
+def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
+    """The cluster that is meant by ``--ray-address``; without it that of RAY_ADDRESS, then one that runs on this
+    machine, as Ray itself would look for it, else one of our own. Raises UsageError."""
+    if word is not None:
+        return _parsed(word, "--ray-address")
+    named = environment.get("RAY_ADDRESS", "")
+    if named == "local":
+        return Address(Kind.OWN)
+    if named not in ("", "auto"):
+        return _parsed(named, "RAY_ADDRESS")
+    running = _running_here(environment)
+    return Address(Kind.OWN) if running is None else Address(Kind.JOINED, running)
+
+
+def answers(address: str, within_s: float = _PROBE_S) -> bool:
+    """Whether anybody takes a connection at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), within_s):
+        return True
+    return False
+
+
+def _parsed(word: str, where: str) -> Address:
+    if word.startswith(("http://", "https://")):
+        return Address(Kind.SERVER, word.rstrip("/"))
+    if "://" in word:
+        scheme = word.partition("://")[0]
+        raise UsageError(f"{where} {word!r}: {scheme}:// is not taken; give {_FORMS}")
+    host, sign, port = word.rpartition(":")
+    if not sign or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{where} {word!r} is no address of a Ray cluster; give {_FORMS}")
+    return Address(Kind.JOINED, word)
+
+
+def _running_here(environment: Mapping[str, str]) -> str | None:
+    """The cluster that ``ray start`` has left a note of on this machine, if somebody answers there still."""
+    folder = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"  # noqa: S108 - Ray's own place
+    try:
+        text = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    with suppress(UsageError):
+        if _parsed(text, "ray_current_cluster").kind is Kind.JOINED and answers(text, 2.0):
+            return text
+    return None

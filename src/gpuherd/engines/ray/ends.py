@@ -1,0 +1,75 @@
+"""What an error of a task, or the state of a job of the job server, says about a parcel's end. Knows Ray's words."""
+
+from __future__ import annotations
+
+import re
+
+from ray import exceptions
+from ray.job_submission import JobDetails
+
+from gpuherd.engines.cluster import End
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 300
+_OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
+
+
+def end_of(error: BaseException) -> tuple[End, str]:
+    """How a task ended that did not come to its end, and why in Ray's words."""
+    cause = error
+    if isinstance(error, exceptions.RayTaskError):
+        cause = getattr(error, "cause", None) or error
+    if isinstance(cause, exceptions.TaskCancelledError):
+        return End.CANCELLED, "cancelled in Ray"
+    if isinstance(cause, exceptions.TaskPlacementGroupRemoved):
+        return End.CANCELLED, "its placement group was removed in Ray"
+    if isinstance(cause, exceptions.OutOfMemoryError):
+        return End.OUT_OF_MEMORY, _first_line(str(cause))
+    if isinstance(
+        cause, exceptions.NodeDiedError | exceptions.LocalRayletDiedError | exceptions.TaskUnschedulableError
+    ):
+        return End.NODE_LOST, _first_line(str(cause))
+    if isinstance(cause, exceptions.WorkerCrashedError):
+        return End.FAILED, "Ray's worker died while it led the job"
+    if isinstance(error, exceptions.RayTaskError):
+        return End.FAILED, f"in Ray's worker: {type(cause).__name__}: {_last_line(str(cause))}"
+    return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
+
+
+def end_of_job(job: JobDetails) -> tuple[End, str | None]:
+    """How a job of the job server ended."""
+    status, kind = str(job.status.value), str(getattr(job, "error_type", None))
+    words = _COLOURS.sub("", job.message or "")
+    if status == "SUCCEEDED":
+        return End.OK, None
+    if status == "STOPPED":
+        return End.CANCELLED, "stopped in Ray"
+    if "START_TIMEOUT" in kind:
+        return End.NEVER, f"Ray has given up waiting for its resources: {_first_line(words)}"
+    if "ACTOR_DIED" in kind:
+        if re.search(r"out of memory|OutOfMemory|memory pressure", words):
+            return End.OUT_OF_MEMORY, _first_line(words)
+        # Nothing but its node's end takes a supervisor away: it runs nothing but a shell's child.
+        return End.NODE_LOST, _first_line(words)
+    if job.driver_exit_code is None:
+        return End.FAILED, _last_line(words) or None
+    last = said(words.partition("logs")[2])
+    return End.FAILED, f"its leader ended with exit code {job.driver_exit_code}{f': {last}' if last else ''}"
+
+
+def said(log: str) -> str:
+    """The last line of what a job has printed, "" for what Ray alone has written into its log."""
+    lines = [line.strip() for line in _COLOURS.sub("", log).splitlines() if line.strip()]
+    own = [line for line in lines if not _OF_RAY.search(line)]
+    return own[-1][:_LONGEST] if own else ""
+
+
+def _first_line(text: str) -> str:
+    """The first sentence of it: Ray goes on with advice for a page."""
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    return re.split(r"\.(?:\s|$)", lines[0], maxsplit=1)[0][:_LONGEST] if lines else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    return lines[-1][:_LONGEST] if lines else ""

@@ -1,0 +1,171 @@
+"""Parcels as jobs of Ray's job server: they go on when their follower dies, and are found again by their names. Runs in
+the process beside Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.util.state import list_nodes
+from ray.util.state.exception import RayStateApiException
+
+from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Refused, Sighting
+from gpuherd.engines.ray.channel import refused_token
+from gpuherd.engines.ray.ends import end_of_job, said
+from gpuherd.engines.ray.messages import Setup, handle_of
+from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, wanted
+from gpuherd.errors import UsageError
+
+# Between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace is shorter; its leader keeps it.
+_STOP_WAIT_S = 300
+_FOLDER = "gpuherd_folder"
+_MOST_NODES = 10_000
+# The server says of every job that waits that it may be for its resources or for its environment, and no more.
+_WAITS_FOR = "Ray has not started it yet: it waits for its resources, or is being set up"
+_WAITS = {JobStatus.PENDING: Phase.WAITING, JobStatus.RUNNING: Phase.RUNNING}
+
+
+class JobServer:
+    """A cluster by the address of its job server. Raises as ``connecting.connect``."""
+
+    def __init__(self, setup: Setup):
+        self._setup = setup
+        self._url = setup.address.text
+        with self._told():
+            self._client = JobSubmissionClient(self._url)
+        self._fetched: set[str] = set()
+
+    def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
+        """As ``Engine.check``; a cluster that can grow is believed to."""
+        spanning = "a job over several nodes needs a cluster that is joined (--ray-address HOST:PORT)"
+        found = {each: spanning for each in placements if each.nodes > 1}
+        with self._told():
+            if self._grows():
+                return found
+            nodes = [
+                NodeRoom(node.node_name, node.resources_total or {}, {})
+                for node in list_nodes(address=self._url, limit=_MOST_NODES, raise_on_missing_output=False)
+                if node.state == "ALIVE"
+            ]
+        for each in placements:
+            reason = never(each, self._asked(each), nodes)
+            if reason is not None:
+                found.setdefault(each, reason)
+        return found
+
+    def submit(self, batch: Batch) -> list[str]:
+        """As ``Engine.submit``. What the server has by this name already is not handed over again."""
+        asked = self._asked(batch.placement)
+        extra = {name: amount for name, amount in asked.items() if name not in (GPU, CPU, MEMORY)}
+        turn_s = turn_of(batch.placement, self._setup.notice_s)
+        handles = []
+        for index, parcel in enumerate(batch.parcels):
+            handle = handle_of(batch.name, index)
+            with self._told():
+                try:
+                    self._client.submit_job(
+                        submission_id=handle,
+                        entrypoint=entrypoint(batch.command, index, turn_s),
+                        entrypoint_num_gpus=asked.get(GPU),
+                        entrypoint_num_cpus=asked.get(CPU),
+                        entrypoint_memory=int(asked[MEMORY]) if MEMORY in asked else None,
+                        entrypoint_resources=extra or None,
+                        metadata={"job_submission_id": handle, "name": parcel.title, _FOLDER: str(batch.folder)},
+                        runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S)}},
+                    )
+                except RuntimeError as problem:
+                    if "already exists" not in str(problem):
+                        raise
+            handles.append(handle)
+        return handles
+
+    def look(self, handles: tuple[str, ...]) -> dict[str, Sighting]:
+        """As ``Engine.look``: one question for all."""
+        with self._told():
+            jobs = {job.submission_id: job for job in self._client.list_jobs()}
+        return {handle: self._sighting(handle, jobs[handle]) for handle in handles if handle in jobs}
+
+    def cancel(self, handles: tuple[str, ...]) -> None:
+        """As ``Engine.cancel``."""
+        for handle in handles:
+            with self._told():
+                try:
+                    self._client.stop_job(handle)
+                except RuntimeError as problem:
+                    if "does not exist" not in str(problem):
+                        raise
+
+    def close(self) -> None:
+        """Jobs go on."""
+
+    def _asked(self, placement: Placement) -> dict[str, float]:
+        return wanted(placement, self._setup.resources, cpus=0.0)
+
+    def _sighting(self, handle: str, job: JobDetails) -> Sighting:
+        agent = urlsplit(job.driver_agent_http_address or "").hostname
+        phase = _WAITS.get(job.status, Phase.ENDED)
+        if phase is Phase.RUNNING:
+            return Sighting(handle=handle, phase=phase, node=agent)
+        if phase is Phase.WAITING:
+            return Sighting(handle=handle, phase=phase, reason=_WAITS_FOR)
+        end, reason = end_of_job(job)
+        if end is End.FAILED:
+            self._fetch(handle, job)
+        return Sighting(handle=handle, phase=phase, reason=reason, end=end, node=agent)
+
+    def _fetch(self, handle: str, job: JobDetails) -> None:
+        """What Ray has printed of a job that went wrong, into the batch's folder: once, where that can be written."""
+        folder = (job.metadata or {}).get(_FOLDER)
+        if folder is None or handle in self._fetched:
+            return
+        self._fetched.add(handle)
+        with suppress(OSError, RuntimeError, requests.RequestException):
+            text = self._client.get_job_logs(handle)
+            target = Path(folder) / f"{handle}.ray.log"
+            if said(text) and not target.exists():
+                target.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    def _grows(self) -> bool:
+        """Whether an autoscaler can bring nodes that are not there yet."""
+        with suppress(RuntimeError, ValueError, TypeError, AttributeError):
+            told: Any = self._client._do_request("GET", "/api/cluster_status").json()
+            report = json.dumps(told.get("data", {}).get("clusterStatus", {}).get("autoscalingStatus"))
+            return "Launch" in report
+        return False
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns what can go wrong on the way to the server into our errors."""
+        try:
+            yield
+        except AuthenticationError as problem:
+            raise UsageError(refused_token(f"Ray's job server at {self._url}")) from problem
+        except (requests.RequestException, OSError, RayStateApiException) as problem:
+            raise EngineAway(
+                f"Ray's job server does not answer at {self._url} ({type(problem).__name__}); its port is 8265 unless "
+                "the cluster was started with another --dashboard-port"
+            ) from problem
+        except RuntimeError as problem:
+            raise Refused(
+                f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True
+            ) from problem
+
+
+def entrypoint(command: tuple[str, ...], index: int, turn_s: float | None) -> str:
+    """The shell command of a parcel. ``timeout`` keeps its time, which Ray does not."""
+    limit = () if turn_s is None else ("timeout", "--foreground", "--signal=TERM", f"{turn_s:.3f}")
+    return "exec " + shlex.join((*limit, *command, str(index)))
+
+
+def _first_sentence(text: str | None) -> str | None:
+    line = next((line.strip() for line in (text or "").splitlines() if line.strip()), None)
+    return None if line is None else line[:300]

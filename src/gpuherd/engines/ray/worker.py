@@ -1,0 +1,114 @@
+"""A parcel in a worker process of Ray: it leads the attempt there, and knows to stop.
+
+Ray wakes a task that is to be cancelled only if it runs Python at the time: it sets a flag in the interpreter and sends
+no signal, so that a task which waits in the kernel sleeps on. What does wake is the descriptor of
+``signal.set_wakeup_fd``; a thread reads it. It also keeps the parcel's time.
+
+The worker lives on after the task and takes the next: all that is changed here is put back. Imported by Ray's workers,
+so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.engines.stop import Stop
+from gpuherd.engines.world import Failure, Others, World
+
+if TYPE_CHECKING:
+    from gpuherd.engines.ray.spanning import Span
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BREAKPOINT = "PYTHONBREAKPOINT"
+
+
+def work(
+    lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None, span: Span | None = None
+) -> Iterator[str | int]:
+    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code.
+
+    ``span``: the group of an attempt over several nodes, whose first this is.
+    """
+    yield os.uname().nodename
+    others: Others | None = None
+    if span is not None:
+        from gpuherd.engines.ray.spanning import Companions
+
+        others = Companions(span, manifest, index, handle)
+    with asked_to_stop(turn_s) as stop:
+        code = lead(manifest, index, stop, handle=handle, others=others)
+    yield int(code)
+
+
+def join_in(join: Callable[..., Failure | None], manifest: str, index: int, world: World) -> Failure | None:
+    """The task on another node of an attempt over several."""
+    with asked_to_stop(None) as stop:
+        return join(manifest, index, world, stop)
+
+
+def imports(lead: Callable[..., int]) -> str:
+    """Whether this worker can import the leader: Ray has done it, when this runs. Returns the node's name."""
+    return os.uname().nodename if callable(lead) else ""
+
+
+@contextmanager
+def asked_to_stop(turn_s: float | None) -> Iterator[Stop]:
+    """A ``Stop`` that is asked when Ray cancels the task or ends the worker, or when its time is up.
+
+    To be used in the main thread. A SIGTERM goes on to Ray's own handler afterwards.
+    """
+    terminated = False
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = terminated or number == signal.SIGTERM
+        stop.ask()
+
+    with Stop() as stop:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before: dict[int, Any] = {number: signal.signal(number, note) for number in _SIGNALS}
+        breakpoint_hook = os.environ.pop(_BREAKPOINT, None)  # Ray's debugger; no business of the job
+        # Ray blocks SIGINT in its workers, and a job would inherit that.
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        watch = threading.Thread(target=_watch, args=(read_end, stop, turn_s), daemon=True)
+        watch.start()
+        try:
+            yield stop
+        finally:
+            signal.set_wakeup_fd(fd_before)
+            os.write(write_end, b"\0")
+            watch.join()
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if breakpoint_hook is not None:
+                os.environ[_BREAKPOINT] = breakpoint_hook
+            os.close(write_end)
+            os.close(read_end)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _watch(read_end: int, stop: Stop, turn_s: float | None) -> None:
+    """Asks it to stop on a signal's byte, or when the time is up; a zero ends the watch."""
+    ready = select.poll()
+    ready.register(read_end, select.POLLIN)
+    wait_ms = None if turn_s is None else 1000 * turn_s
+    while True:
+        if not ready.poll(wait_ms):
+            stop.ask()
+            wait_ms = None
+            continue
+        told = os.read(read_end, 64)
+        if any(byte in told for byte in _SIGNALS):
+            stop.ask()
+        if 0 in told:
+            return

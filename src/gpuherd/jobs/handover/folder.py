@@ -1,0 +1,130 @@
+"""The folder in which nodes are told of attempts, and tell of them: read while a run goes on, and kept small.
+
+What may still keep an attempt from beginning again stays: a claim goes after the manifest without which no leader
+begins, and of a batch of which we have claimed something ourselves nothing goes for a while, for the engine may be
+about to start it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpuherd.jobs.handover.followed import Followed
+from gpuherd.jobs.handover.reports import present, read_claim, read_ended
+from gpuherd.jobs.rundir import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+_QUIET_S = 600.0
+_SHORTEST_S, _LONGEST_S = 0.2, 1.0
+# At most so much of the time is spent on looking.
+_SHARE = 0.05
+
+
+class Folder:
+    """Reads what nodes tell, and removes what is read.
+
+    Attributes:
+        due_at: when ``look`` is to be called next (by ``clock.mono``).
+    """
+
+    def __init__(self, run: RunDirectory):
+        self._run = run
+        self._open: dict[str, set[int]] = {}
+        self._all: dict[str, tuple[int, ...]] = {}
+        self._voided: set[str] = set()
+        self._every_s = _SHORTEST_S
+        self.due_at = 0.0
+
+    def opened(self, batch: str, attempts: Collection[int], still_open: Collection[int]) -> None:
+        """A batch is out: these attempts in all, of which some have no end yet."""
+        self._all[batch] = tuple(attempts)
+        self._open[batch] = set(still_open)
+
+    def look(self, followed: Mapping[int, Followed], now: float) -> list[Followed]:
+        """The attempts of which there is something new: a claim, or a report of the end."""
+        began = time.monotonic()
+        try:
+            names = present(self._run.handover)
+        except OSError as problem:
+            logger.warning("can't read %s: %s", self._run.handover, problem.strerror)
+            names = frozenset()
+        changed = [followed[number] for number in _numbers(names) if number in followed and self.read(followed[number])]
+        cost_s = time.monotonic() - began
+        self._every_s = _SHORTEST_S if changed else min(_LONGEST_S, 1.5 * self._every_s)
+        self.due_at = now + max(self._every_s, cost_s / _SHARE)
+        return changed
+
+    def read(self, followed: Followed) -> bool:
+        """Reads what is told of one attempt; whether there was something new."""
+        number, before = followed.record.id, (followed.claim, followed.ended)
+        try:
+            if followed.claim is None:
+                followed.claim = read_claim(self._run.attempt_claim(number))
+            if followed.ended is None:
+                followed.ended = read_ended(self._run.attempt_ended(number))
+        except OSError as problem:
+            logger.warning("can't read what is told of attempt %d: %s", number, problem)
+        return (followed.claim, followed.ended) != before
+
+    def voided(self, batch: str) -> None:
+        """We have claimed an attempt of this batch ourselves."""
+        self._voided.add(batch)
+
+    def closed(self, batch: str, attempt: int) -> None:
+        """The end of an attempt is in the queue. With the last of its batch the files go."""
+        left = self._open.get(batch)
+        if left is None:
+            return
+        left.discard(attempt)
+        if not left:
+            del self._open[batch]
+            attempts = self._all.pop(batch)
+            if batch not in self._voided:
+                self._remove(batch, attempts)
+            self._voided.discard(batch)
+
+    def sweep(self, now: float) -> None:
+        """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second."""
+        kept = {number for numbers in self._all.values() for number in numbers}
+        with suppress(OSError):
+            # Manifests first: without one no leader begins, whatever else is gone.
+            for name in sorted(present(self._run.handover), key=lambda name: not name.endswith(".json")):
+                head = name.partition(".")[0]
+                ours = name.startswith(tuple(f"{batch}." for batch in self._all))
+                if not ours and not (head.isdigit() and int(head) in kept):
+                    _remove_old(self._run.handover / name, now - _QUIET_S)
+
+    def _remove(self, batch: str, attempts: Collection[int]) -> None:
+        _unlink(self._run.manifest(batch))
+        for place, number in enumerate(attempts):
+            _unlink(self._run.attempt_claim(number))
+            _unlink(self._run.attempt_ended(number))
+            _unlink(self._run.attempt_recalled(number))
+            output = self._run.engine_output(batch, place)
+            with suppress(OSError):
+                if output.stat().st_size == 0:
+                    output.unlink()
+
+
+def _numbers(names: Collection[str]) -> list[int]:
+    """The attempts that told something, in order."""
+    heads = (name.partition(".")[0] for name in names if name.endswith((".claim", ".ended")))
+    return sorted({int(head) for head in heads if head.isascii() and head.isdigit()})
+
+
+def _remove_old(path: Path, before: float) -> None:
+    with suppress(OSError):
+        found = os.lstat(path)
+        if found.st_mtime < before and not (path.suffix == ".out" and found.st_size):
+            path.unlink()
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

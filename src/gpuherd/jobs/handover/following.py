@@ -1,0 +1,241 @@
+"""The attempts that are out: taken over, looked after, recorded when they begin, settled when they are over."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+
+from gpuherd.jobs import clock
+from gpuherd.jobs.ending import Ended, Endings, lost
+from gpuherd.jobs.events import EventKind
+from gpuherd.jobs.failures import clean
+from gpuherd.jobs.fulldisk import may_pass
+from gpuherd.jobs.handover.asking import Asking
+from gpuherd.jobs.handover.collecting import Collecting, begun, with_begun
+from gpuherd.jobs.handover.folder import Folder
+from gpuherd.jobs.handover.followed import Followed
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptRecord
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.supervisor import LostAttempt, Supervisor
+
+
+class Following:
+    """Follows them for one loop.
+
+    Args:
+        changed: called when a decision may come out otherwise.
+
+    Attributes:
+        open: by number those that are not over.
+        touched: those of which something is new, to be judged.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        tell: Reporter,
+        asking: Asking,
+        folder: Folder,
+        collecting: Collecting,
+        endings: Endings,
+        changed: Callable[[], None],
+    ):
+        self._queue = queue
+        self._run = run
+        self._tell = tell
+        self._asking = asking
+        self._folder = folder
+        self._collecting = collecting
+        self._endings = endings
+        self._changed = changed
+        self._closing: dict[int, str] = {}
+        self._unwritten: dict[int, str] = {}
+        self._hopeless = True
+        self.open: dict[int, Followed] = {}
+        self.touched: set[int] = set()
+
+    @property
+    def running(self) -> list[Followed]:
+        """Those that have begun."""
+        return [each for each in self.open.values() if each.has_begun]
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """The engine's words for those that it calls ended or does not know, or of which an end was reported."""
+        gone = (each for each in self.open.values() if each.gone_since is not None or each.ended is not None)
+        return frozenset(each.handed.handle for each in gone if each.handed.handle is not None)
+
+    @property
+    def due_at(self) -> float | None:
+        """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
+        if self.touched:
+            return 0.0
+        return min(self._folder.due_at, self._asking.due_at) if self.open else None
+
+    def keep_time(self, now: float) -> None:
+        """Looks, where it is time, and does what follows from that."""
+        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
+            self._after_ends()
+        if self.open and now >= self._folder.due_at:
+            self.touched.update(each.record.id for each in self._folder.look(self.open, now))
+        if self.open and now >= self._asking.due_at:
+            self._look(now)
+        self._asking.keep_time(now)
+        self._write_handles()
+        self._collect()
+
+    def add(self, handed: Iterable[Followed]) -> None:
+        """These are out."""
+        for each in handed:
+            self.open[each.record.id] = each
+            if each.handed.handle is not None:
+                self._unwritten[each.record.id] = each.handed.handle
+        self._write_handles()
+
+    def take_back_all(self) -> None:
+        """All that is out is to come back and wait again."""
+        for each in self.open.values():
+            each.recalled = each.recalled or Blameless.STOPPED
+        self.touched.update(self.open)
+
+    def enforce_marks(self) -> None:
+        """Does with what is out what the queue says of it by now."""
+        for record in self._queue.running():
+            each = self.open.get(record.id)
+            if each is not None and record.queued.cancelled_by is not None:
+                each.cancelled_by = each.cancelled_by or record.queued.cancelled_by
+                self.touched.add(record.id)
+
+    def adopt(self, supervisor: Supervisor) -> None:
+        """Takes over what an earlier follower handed over, and settles what an earlier dispatcher left on this machine,
+        which has ended since."""
+        records = self._queue.running()
+        here = [record for record in records if record.handed is None or self._queue.copied]
+        if not self._queue.copied:
+            self._take_over([record for record in records if record.handed is not None])
+        now, at = clock.mono(), clock.wall()
+        ends = []
+        for record in here:
+            found = supervisor.take_over(record, now, copied=self._queue.copied)
+            if not isinstance(found, LostAttempt):
+                raise ValueError(f"attempt {record.id} runs on this machine")
+            ends.append(lost(found, at, now))
+        self._endings.settle(ends, now)
+        self._after_ends()
+        self._run.remove_stray_attempt_files(self.open.keys() | self._endings.unrecorded)
+
+    def settle(self, ends: Sequence[Ended]) -> None:
+        """Attempts are over."""
+        for end in ends:
+            if end.record.handed is not None:
+                self.open.pop(end.record.id, None)
+                self._closing[end.record.id] = end.record.handed.batch
+            self._hopeless |= end.blameless is Blameless.STRANDED
+        self._endings.settle(ends, clock.mono())
+        self._after_ends()
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def _take_over(self, records: Sequence[AttemptRecord]) -> None:
+        for record in records:
+            if record.handed is not None:
+                each = Followed(record, record.handed, self._run.attempt_progress(record.id))
+                self._collecting.adopt(each)
+                self.open[record.id] = each
+        for batch, attempts in self._queue.open_batches().items():
+            self._folder.opened(batch, attempts, self.open.keys() & set(attempts))
+        self._folder.sweep(clock.wall())
+        self.touched.update(self.open)
+        if records:
+            begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
+            out = "1 job is" if len(records) == 1 else f"{len(records)} jobs are"
+            self._tell.notice(
+                f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
+            )
+
+    def _look(self, now: float) -> None:
+        """Asks the engine how all stand."""
+        found = self._asking.look([each.ticket for each in self.open.values()], now)
+        self.touched.update(self.open)
+        if found is None:
+            return
+        seen_at = clock.mono()
+        for number, each in self.open.items():
+            sighting = found.get(number)
+            each.seen(sighting, seen_at)
+            if sighting is not None:
+                self._hear(each, sighting.handle)
+        self._changed()
+
+    def _hear(self, each: Followed, handle: str | None) -> None:
+        if handle is not None and each.heard(handle):
+            self._unwritten[each.record.id] = handle
+
+    def _write_handles(self) -> None:
+        """Writes down the engine's words; later, where the queue can't be written now."""
+        wanted = {number: handle for number, handle in self._unwritten.items() if number in self.open}
+        self._unwritten = wanted
+        if not wanted:
+            return
+        try:
+            self._queue.record_handles(wanted)
+        except sqlite3.OperationalError as problem:
+            if not may_pass(problem):
+                raise
+            return
+        self._unwritten = {}
+        # What follows these can go now.
+        self._changed()
+
+    def _collect(self) -> None:
+        """What has begun is recorded, what is over is settled, and what is to end is told so."""
+        touched = [self.open[number] for number in sorted(self.touched & self.open.keys())]
+        for each in touched:
+            if each.claim is not None:
+                self._hear(each, each.claim.handle)
+        at, mono = clock.wall(), clock.mono()
+        found = [(each, start) for each in touched if (start := begun(each, at, mono)) is not None]
+        if found:
+            self._queue.record_begun([start for _, start in found])
+        self.touched.clear()
+        for each, start in found:
+            with_begun(each, start)
+            place = f"GPU {', '.join(start.labels)}" if start.labels else f"the CPU of {clean(start.node)}"
+            self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
+        ends = []
+        for each in touched:
+            end = self._collecting.judge(each)
+            if end is None:
+                self._collecting.call_off(each)
+            else:
+                ends.append(end)
+        if ends:
+            self.settle(ends)
+        elif found:
+            self._changed()
+
+    # --- after ends -------------------------------------------------------------------------------------------
+
+    def _after_ends(self) -> None:
+        """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
+        unrecorded = self._endings.unrecorded
+        for number in [number for number in self._closing if number not in unrecorded]:
+            self._folder.closed(self._closing.pop(number), number)
+        if not unrecorded:
+            self._take_back_stranded()
+        self._changed()
+
+    def _take_back_stranded(self) -> None:
+        for number in self._queue.stranded() & self.open.keys():
+            each = self.open[number]
+            if not each.has_begun and each.recalled is None:
+                each.recalled = Blameless.STRANDED
+                self.touched.add(number)
+        if self._hopeless:
+            for needed, fate, names in self._queue.doom_hopeless():
+                self._tell.cancelled(names, needed, fate)
+            self._hopeless = False

@@ -1,0 +1,211 @@
+"""The order of a hand-over: the manifest, the record in the queue, the engine, its words for what it has taken.
+
+A death between two of these loses nothing. A manifest that no attempt is recorded with means nothing. An attempt that
+is recorded and that the engine never got is not known there, and is claimed by the follower before its job waits again;
+one that it got is found there by the name of its batch.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Refused
+from gpuherd.jobs import clock
+from gpuherd.jobs.durable import private_write
+from gpuherd.jobs.events import Event, EventKind
+from gpuherd.jobs.failures import back_off_s, clean
+from gpuherd.jobs.fulldisk import may_pass
+from gpuherd.jobs.handover.asking import Asking
+from gpuherd.jobs.handover.decision import Group
+from gpuherd.jobs.handover.folder import Folder
+from gpuherd.jobs.handover.followed import Followed
+from gpuherd.jobs.handover.manifest import Manifest, Order, portable, to_json
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue import Overtaken, Queue
+from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.timelimits import Limits
+
+AGAIN_S = 1.0
+_LEADER = "gpuherd.jobs.handover.node"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What has gone out, and what the engine says where it takes none of it."""
+
+    followed: tuple[Followed, ...] = ()
+    refused: Refused | None = None
+
+
+class Handing:
+    """Hands groups of jobs over, for one follower.
+
+    Attributes:
+        again_at: when to try again what could not be done for want of something (by ``clock.mono``), else None.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        asking: Asking,
+        folder: Folder,
+        tell: Reporter,
+        options: DispatchOptions,
+        *,
+        run_id: int,
+        began_at: float,
+        grace_s: float,
+    ):
+        self._queue = queue
+        self._run = run
+        self._asking = asking
+        self._folder = folder
+        self._tell = tell
+        self._options = options
+        self._run_id = run_id
+        self._began_at = began_at
+        self._grace_s = grace_s
+        self._numbers = count(queue.last_attempt() + 1)
+        self._refusals = 0
+        self.again_at: float | None = None
+
+    def hand_over(self, group: Group) -> Outgoing:
+        """Hands these jobs over as one batch."""
+        numbers = [next(self._numbers) for _ in group.jobs]
+        batch = self._batch(group, numbers)
+        records = [
+            self._record(queued, number, batch.name, place)
+            for place, (queued, number) in enumerate(zip(group.jobs, numbers, strict=True))
+        ]
+        try:
+            self._write_manifest(batch, records, group)
+            self._queue.record_starts([self._start(record, bool(group.after)) for record in records], self._run_id)
+        except Overtaken:
+            self._forget(batch.name)
+            return Outgoing()  # the next decision, which follows at once, reads them anew
+        except (OSError, sqlite3.OperationalError) as problem:
+            self._forget(batch.name)
+            if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
+                raise
+            self._later(AGAIN_S, f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {problem}")
+            return Outgoing()
+        self._folder.opened(batch.name, numbers, numbers)
+        followed = tuple(
+            Followed(record, record.handed, self._run.attempt_progress(record.id))
+            for record in records
+            if record.handed is not None
+        )
+        return self._submit(batch, followed)
+
+    # --- one hand-over ----------------------------------------------------------------------------------------
+
+    def _submit(self, batch: Batch, followed: tuple[Followed, ...]) -> Outgoing:
+        try:
+            handles = self._asking.engine.submit(batch)
+        except EngineAway as problem:
+            # It may have it or not: the next look tells.
+            self._asking.failed(problem, clock.mono())
+            return Outgoing(followed)
+        except Refused as problem:
+            if problem.may_pass:
+                self._refusals += 1
+                wait_s = back_off_s(self._refusals)
+                text = f"{self._asking.title} takes no more jobs now, trying again in {wait_s:g} s: {problem}"
+                self._later(wait_s, text)
+            return Outgoing(followed, problem)
+        self._asking.answered()
+        self._refusals = 0
+        for each, handle in zip(followed, handles, strict=True):
+            each.handed = replace(each.handed, handle=handle)
+        self._told(followed, handles)
+        return Outgoing(followed)
+
+    def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
+        # The queue's tag is its own, and an attempt's number is used for one record only.
+        name = f"gpuherd-{self._queue.tag}-{numbers[0]}"
+        return Batch(
+            name=name,
+            placement=group.placement,
+            parcels=tuple(
+                Parcel(attempt=number, title=clean(queued.job.title or queued.job.name))
+                for queued, number in zip(group.jobs, numbers, strict=True)
+            ),
+            command=(sys.executable, "-m", _LEADER, str(self._run.manifest(name))),
+            folder=self._run.handover,
+            after=group.after,
+            at_once=self._options.array_limit,
+        )
+
+    def _record(self, queued: QueuedJob, number: int, batch: str, place: int) -> AttemptRecord:
+        return AttemptRecord(
+            id=number,
+            queued=queued,
+            number=queued.attempts + 1,
+            gpus=(),
+            labels=(),
+            process=None,
+            handed=Handed(self._options.engine, batch, place),
+            log=str(self._run.attempt_log(queued.job.name, queued.attempts + 1)),
+            started_at=clock.wall(),
+            started_mono=clock.mono(),
+        )
+
+    def _start(self, record: AttemptRecord, follows: bool) -> StartRecord:
+        waited_s = 0.0 if follows else max(0.0, record.started_at - max(record.queued.ready_at, self._began_at))
+        return StartRecord(record, waited_s, None)
+
+    def _write_manifest(self, batch: Batch, records: Sequence[AttemptRecord], group: Group) -> None:
+        orders = tuple(self._order(record, group) for record in records)
+        manifest = Manifest(
+            batch=batch.name, engine=self._options.engine, environment=portable(os.environ), orders=orders
+        )
+        self._run.handover.mkdir(exist_ok=True)
+        private_write(self._run.manifest(batch.name), to_json(manifest).encode())
+
+    def _order(self, record: AttemptRecord, group: Group) -> Order:
+        job, placement = record.queued.job, group.placement
+        limits = Limits.of(job, self._options)
+        return Order(
+            attempt=record.id,
+            tag=f"{self._queue.tag}/{record.id}",
+            argv=job.argv,
+            log=record.log,
+            progress=str(self._run.attempt_progress(record.id)),
+            claim=str(self._run.attempt_claim(record.id)),
+            ended=str(self._run.attempt_ended(record.id)),
+            env=dict(job.env),
+            cwd=job.cwd or str(Path.cwd()),
+            result=job.result,
+            nodes=placement.nodes,
+            gpus=placement.gpus,
+            timeout_s=limits.whole_s,
+            stage_timeout_s=limits.stage_s,
+            heartbeat_s=limits.heartbeat_s,
+            grace_s=self._grace_s,
+            threads=placement.cpus,
+        )
+
+    def _told(self, followed: Sequence[Followed], handles: Sequence[str]) -> None:
+        title = self._asking.title
+        if len(followed) == 1:
+            record = followed[0].record
+            self._tell.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
+            return
+        text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
+        self._tell.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
+
+    def _later(self, wait_s: float, text: str) -> None:
+        self.again_at = clock.mono() + wait_s
+        self._tell.notice(text)
+
+    def _forget(self, batch: str) -> None:
+        self._run.manifest(batch).unlink(missing_ok=True)

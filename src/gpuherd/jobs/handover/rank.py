@@ -1,0 +1,87 @@
+"""What srun starts on each node of an attempt that spans several:
+``python -m gpuherd.jobs.handover.rank PORT FILE -- WORD...``
+
+It tells the job its place among the nodes (``world``), runs it, and ends as it ends. SLURM ends all when one has
+failed, and tells the highest of all exit codes: that of a signal then, by which it ended the others. The first that
+fails therefore leaves its own in ``FILE``, which can be made only once.
+
+srun hands signals to the whole process group, in which the job is too; they do nothing to this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from gpuherd.engines import progress
+from gpuherd.engines.world import Failure, World, of_slurm
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.jobs.handover.reports import once
+from gpuherd.jobs.handover.telling import say
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
+
+
+def srun(nodes: int, port: int, first: Path, argv: Sequence[str], cpus: str | None) -> list[str]:
+    """The words that start this on each node of the SLURM job that they run in.
+
+    Args:
+        cpus: CPU cores that a node gives to the job, which srun since 22.05 does not ask SLURM for by itself.
+    """
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    words += ["--input=none", "--export=ALL", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
+    return [*words, sys.executable, "-m", "gpuherd.jobs.handover.rank", str(port), str(first), "--", *argv]
+
+
+def main(words: Sequence[str]) -> int:
+    """The command. Returns the exit code."""
+    if len(words) < 4 or not words[0].isdigit() or words[2] != "--":
+        say("usage: python -m gpuherd.jobs.handover.rank PORT FILE -- WORD...")
+        return ExitCode.USAGE
+    try:
+        world = of_slurm(os.environ, int(words[0]))
+    except GpuherdError as problem:
+        say(str(problem))
+        return problem.exit_code
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    code = _run(words[3:], world)
+    if code != 0:
+        ended = Failure(world.rank, node, None if code < 0 else code, -code if code < 0 else None)
+        say(str(ended))
+        with suppress(OSError):
+            once(Path(words[1]), json.dumps(asdict(ended)).encode())
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def first_failure(path: Path) -> Failure | None:
+    """What ``FILE`` says, None where nobody has failed."""
+    try:
+        return Failure(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _run(argv: Sequence[str], world: World) -> int:
+    """The job's exit code, or minus the number of the signal that ended it."""
+    environment = {**os.environ, **world.variables()}
+    if world.rank > 0:
+        environment.pop(progress.VARIABLE, None)  # one file, for the first to write
+    try:
+        return subprocess.Popen(argv, env=environment).wait()
+    except OSError as problem:
+        say(f"can't start {argv[0]!r} on {os.uname().nodename}: {problem.strerror}")
+        return _NOT_FOUND if isinstance(problem, FileNotFoundError) else _NOT_STARTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""What goes to the engine when: brings together what a decision needs, and carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from gpuherd.engines.cluster import Placement
+from gpuherd.engines.local import Exit
+from gpuherd.errors import JobCannotFit
+from gpuherd.jobs import clock
+from gpuherd.jobs.decision import Wait
+from gpuherd.jobs.diskguard import DiskGuard
+from gpuherd.jobs.ending import Ended, Endings
+from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.givingup import give_up
+from gpuherd.jobs.handover.asking import Asking
+from gpuherd.jobs.handover.decision import Candidate, Limits, decide, placement_of
+from gpuherd.jobs.handover.following import Following
+from gpuherd.jobs.handover.handing import Handing, Outgoing
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.timelimits import Limits as TimeLimits
+
+# Jobs that are looked at beyond those that can go, to say what waits.
+_BEYOND = 8
+# Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
+# are fewer places than this part of all.
+_SHORTLY_S = 1.0
+_FEW = 10
+
+
+class Sending:
+    """Decides for one loop.
+
+    Attributes:
+        options: as they are now.
+        due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
+        waits: every job that the last decision let wait.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        tell: Reporter,
+        options: DispatchOptions,
+        asking: Asking,
+        endings: Endings,
+        disk: DiskGuard,
+        grace_s: float,
+    ):
+        self._queue = queue
+        self._tell = tell
+        self.options = options
+        self._asking = asking
+        self._endings = endings
+        self._disk = disk
+        self._grace_s = grace_s
+        self._again_at = 0.0
+        self._refill_at = 0.0
+        self.due_at: float | None = 0.0
+        self.waits: Sequence[Wait] = ()
+        self.waiting_for: str | None = None
+
+    def refuse_if_none_can_be_had(self, jobs: Sequence[Job]) -> None:
+        """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run there; and what
+        ``Engine.check`` raises."""
+        asked = {job.name: self._asks(job, job.gpus) for job in jobs}
+        wanted = frozenset(asked.values())
+        never = self._asking.engine.check(wanted)
+        if jobs and wanted <= never.keys():
+            raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)}: {never[asked[jobs[0].name]]}")
+        self._asking.note_check(wanted, never)
+
+    def soon(self, when: float) -> None:
+        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def closed(self, now: float) -> str | None:
+        """A sentence while nothing is handed over."""
+        if self._endings.again_at is not None:
+            return self._endings.trouble
+        if self._asking.away is not None and now < self._asking.due_at:
+            return self._asking.away
+        return self._disk.low
+
+    def send_what_can(self, handing: Handing, following: Following) -> None:
+        """Hands over all that can go now."""
+        now = clock.mono()
+        if handing.again_at is not None:
+            if now < handing.again_at:
+                return
+            handing.again_at, self.due_at = None, now
+        if self.due_at is None or now < self.due_at:
+            return
+        if now < self._again_at:
+            self.due_at = self._again_at
+            return
+        self.due_at = None
+        self._disk.look(now)
+        while self._decide(handing, following, now):
+            self._again_at = now + min(_SHORTLY_S, self._asking.engine.look_s)
+            self._refill_at = now + self._asking.engine.look_s
+        if self._asking.away is not None:
+            self.soon(self._asking.due_at)
+        later = self._queue.next_not_before(clock.wall())
+        if later is not None:
+            self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
+            self.soon(clock.mono() + max(0.0, later - clock.wall()))
+
+    def _asks(self, job: Job, gpus: int) -> Placement:
+        return placement_of(job, gpus, self.options, TimeLimits.of(job, self.options), self._grace_s)
+
+    def _asks_now(self, queued: QueuedJob) -> Placement:
+        return self._asks(queued.job, queued.gpus)
+
+    def _decide(self, handing: Handing, following: Following, now: float) -> bool:
+        """One decision and what follows; whether to decide again: more may go, or go after what has gone."""
+        at_most, option = self.options.at_most, "--at-most"
+        if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
+            at_most, option = self.options.max_concurrent, "--max-concurrent"
+        candidates = self._candidates(max(0, at_most - len(following.open)), following)
+        jobs = {each.queued.id: each.queued for each in candidates}
+        limits = Limits(
+            at_most=at_most,
+            open=len(following.open),
+            option=option,
+            longest_first=self.options.order == "longest",
+            closed=self._closed_now(at_most, len(following.open), jobs.values(), now),
+        )
+        decision = decide(candidates, self._asks_now, self._asking.never, limits)
+        for wait in decision.refused:
+            problem = give_up(self._queue, self._tell, jobs[wait.job], FailureClass.BAD_INPUT, wait.reason)
+            if problem is not None:
+                raise problem
+        for group in decision.groups:
+            outgoing = handing.hand_over(group)
+            following.add(outgoing.followed)
+            self._refused(outgoing, following)
+            if handing.again_at is not None or self._asking.away is not None:
+                self.soon(now)
+                break
+        self._note_waits(decision.waits, jobs)
+        stuck = handing.again_at is not None or self._asking.away is not None
+        return bool(decision.groups or decision.refused) and not stuck
+
+    def _candidates(self, places: int, following: Following) -> list[Candidate]:
+        wall, engine = clock.wall(), self._asking.engine
+        found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
+        if engine.chains and places:
+            # What has ended there in some way, though we don't know yet in which, is nothing to follow.
+            pairs, gone = self._queue.following(engine.name, places, wall), following.gone
+            found += [Candidate(queued, after) for queued, after in pairs if gone.isdisjoint(after)]
+        return found
+
+    def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:
+        closed = self.closed(now)
+        if closed is None and not self._asking.check({self._asks_now(queued) for queued in jobs}, now):
+            closed = self._asking.away
+        if closed is None and 0 < at_most - out < at_most / _FEW and now < self._refill_at:
+            self.soon(self._refill_at)
+            closed = "it goes to the cluster in a moment"
+        return closed
+
+    def _refused(self, outgoing: Outgoing, following: Following) -> None:
+        if outgoing.refused is None:
+            return
+        at, never_went = clock.wall(), Exit(started=False)
+        following.settle(
+            [
+                Ended(
+                    record=each.record,
+                    exit=never_went,
+                    at=at,
+                    mono=each.record.started_mono,
+                    blameless=Blameless.REFUSED,
+                )
+                for each in outgoing.followed
+            ]
+        )
+        if outgoing.refused.may_pass:
+            return
+        for each in outgoing.followed:
+            if each.record.id not in self._endings.unrecorded:
+                text = f"{self._asking.title} refuses it: {outgoing.refused}"
+                give_up(self._queue, self._tell, each.record.queued, FailureClass.BAD_INPUT, text)
+
+    def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        self.waits = waits
+        self.waiting_for = None
+        if waits:
+            job = jobs[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
+        elif self._queue.held():
+            self.waiting_for = "what still waits is paused"

@@ -1,0 +1,42 @@
+"""Orders and manifests for the tests of the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuherd.jobs.handover.manifest import Manifest, Order, to_json
+from gpuherd.jobs.handover.reports import Ended, read_ended
+
+
+def order(folder: Path, argv: tuple[str, ...], number: int = 1, **more: Any) -> Order:
+    """An attempt whose files lie in the folder."""
+    fields: dict[str, Any] = {
+        "log": str(folder / f"{number}.log"),
+        "progress": str(folder / f"{number:08d}.progress"),
+        "claim": str(folder / f"{number:08d}.claim"),
+        "ended": str(folder / f"{number:08d}.ended"),
+        "gpus": 0,
+        "grace_s": 5.0,
+    }
+    return Order(attempt=number, tag=f"{folder}/{number}", argv=argv, **{**fields, **more})
+
+
+def shell(folder: Path, script: str, number: int = 1, **more: Any) -> Order:
+    """The same for a line of shell."""
+    return order(folder, ("/bin/sh", "-c", script), number, **more)
+
+
+def written(folder: Path, *orders: Order, engine: str = "ray", environment: Mapping[str, str] | None = None) -> str:
+    """Writes their manifest; its path."""
+    path = folder / "batch.json"
+    path.write_text(to_json(Manifest(batch="b", engine=engine, environment=environment or {}, orders=orders)))
+    return str(path)
+
+
+def end(order: Order) -> Ended:
+    """What was told of its end."""
+    found = read_ended(Path(order.ended))
+    assert found is not None, f"nothing was told of attempt {order.attempt}"
+    return found

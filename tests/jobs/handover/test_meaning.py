@@ -1,0 +1,178 @@
+"""What is known of an attempt, and what that means: one end each, and never one without a reason."""
+
+from __future__ import annotations
+
+import signal
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.engines.cluster import End, Phase, Sighting
+from gpuherd.jobs.handover.meaning import Known, Over, Step, meaning
+from gpuherd.jobs.handover.reports import Claim, Ended
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.settle import Blameless, Facts, settle
+
+QUEUED = QueuedJob(
+    id=1,
+    job=Job(name="a", argv=("true",), retries=0),
+    tries=0,
+    attempts=1,
+    not_before=0.0,
+    avoid=frozenset(),
+    ready_at=0.0,
+)
+WAITS, RUNS = Sighting(handle="1", phase=Phase.WAITING), Sighting(handle="1", phase=Phase.RUNNING)
+
+
+def ended(end: End, by: str | None = None) -> Sighting:
+    return Sighting(handle="1", phase=Phase.ENDED, end=end, by=by)
+
+
+reports = st.builds(
+    Ended,
+    at=st.just(1.0),
+    ran_s=st.just(1.0),
+    started=st.booleans(),
+    problem=st.sampled_from([None, "no such program"]),
+    code=st.sampled_from([None, 0, 1, 75]),
+    signal=st.sampled_from([None, 9, 15]),
+    has_result=st.booleans(),
+    limit=st.sampled_from([None, "timeout", "no such limit"]),
+    limit_s=st.sampled_from([None, 5.0]),
+    interrupted=st.booleans(),
+)
+claims = st.builds(Claim, at=st.just(1.0), void=st.booleans(), why=st.sampled_from(["", "STOPPED", "nonsense"]))
+sightings = st.sampled_from([WAITS, RUNS, *(ended(end) for end in End)])
+everything = st.builds(
+    Known,
+    engine=st.just("SLURM"),
+    claim=st.none() | claims,
+    ended=st.none() | reports,
+    sighting=st.none() | sightings,
+    unknown=st.booleans(),
+    late=st.booleans(),
+    taken=st.booleans(),
+    cancelled_by=st.sampled_from([None, "me"]),
+    recalled=st.sampled_from([None, Blameless.STOPPED, Blameless.STRANDED]),
+)
+
+
+@given(everything)
+def test_no_end_is_without_a_reason(known: Known) -> None:
+    found = meaning(known)
+    if isinstance(found, Step):
+        return
+    facts = Facts(
+        exit=found.exit,
+        blameless=found.blameless,
+        cancelled_by=found.cancelled_by,
+        passed=found.passed,
+        log_tail=found.told,
+    )
+    settled = settle(QUEUED, facts, 0.0)
+    assert settled.job is JobState.DONE or settled.reason
+
+
+@given(everything)
+def test_it_is_voided_only_while_nobody_has_it(known: Known) -> None:
+    """A second claim can't be won; and what may still begin is never called over before it is ours."""
+    found = meaning(known)
+    if found is Step.VOID:
+        assert known.claim is None and not known.taken and known.ended is None
+    if isinstance(found, Over):
+        assert known.ended is not None or known.claim is not None or known.taken
+
+
+@given(everything)
+def test_waiting_longer_only_ends_what_was_waited_for(known: Known) -> None:
+    """What is over stays over, in the same way, when nothing new comes."""
+    values = {name: getattr(known, name) for name in Known.__dataclass_fields__}
+    before, after = meaning(Known(**{**values, "late": False})), meaning(Known(**{**values, "late": True}))
+    assert after is not Step.ASK
+    if isinstance(before, Over):
+        assert before == after
+
+
+@pytest.mark.parametrize("sighting", [None, WAITS, RUNS, *(ended(end) for end in End)])
+def test_a_reported_success_is_one_whatever_else_is_said(sighting: Sighting | None) -> None:
+    report = Ended(at=1.0, ran_s=2.0, code=0, interrupted=True)
+    for unknown, cancelled_by in product([False, True], [None, "me"]):
+        found = meaning(
+            Known(engine="SLURM", ended=report, sighting=sighting, unknown=unknown, cancelled_by=cancelled_by)
+        )
+        assert isinstance(found, Over) and found.exit.code == 0 and found.blameless is None
+
+
+def test_a_reported_failure_needs_no_word_of_the_engine() -> None:
+    report = Ended(at=1.0, ran_s=2.0, code=3)
+    found = meaning(Known(engine="SLURM", ended=report, sighting=RUNS))
+    assert isinstance(found, Over) and (found.exit.code, found.blameless) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "blameless", "by"),
+    [
+        (None, Blameless.MADE_ROOM, None),
+        (End.FAILED, Blameless.MADE_ROOM, None),
+        (End.PREEMPTED, Blameless.PREEMPTED, None),
+        (End.TIME_UP, Blameless.TIME_UP, None),
+        (End.NODE_LOST, Blameless.NODE_LOST, None),
+        (End.CANCELLED, None, "root in SLURM"),
+    ],
+)
+def test_why_it_was_interrupted_is_known_to_the_engine(
+    end: End | None, blameless: Blameless | None, by: str | None
+) -> None:
+    report = Ended(at=1.0, ran_s=2.0, signal=15, interrupted=True)
+    assert meaning(Known(engine="SLURM", ended=report, sighting=RUNS)) is Step.ASK
+    sighting = RUNS if end is None else ended(end, "root")
+    found = meaning(Known(engine="SLURM", ended=report, sighting=sighting, late=end is None))
+    assert isinstance(found, Over) and (found.blameless, found.cancelled_by) == (blameless, by)
+
+
+def test_killed_from_outside_the_engine_is_asked_too() -> None:
+    report = Ended(at=1.0, ran_s=2.0, signal=signal.SIGKILL)
+    assert meaning(Known(engine="SLURM", ended=report, sighting=RUNS)) is Step.ASK
+    found = meaning(Known(engine="SLURM", ended=report, sighting=ended(End.OUT_OF_MEMORY)))
+    assert isinstance(found, Over) and "oom-kill event" in found.told
+    found = meaning(Known(engine="SLURM", ended=report, sighting=RUNS, late=True))
+    assert isinstance(found, Over) and (found.blameless, found.told) == (None, "")
+
+
+def test_without_a_report_it_goes_on_while_the_engine_says_so() -> None:
+    for sighting in (None, WAITS, RUNS):
+        assert meaning(Known(engine="SLURM", sighting=sighting, late=True)) is Step.GO_ON
+        assert meaning(Known(engine="SLURM", sighting=sighting, claim=Claim(at=1.0), late=True)) is Step.GO_ON
+
+
+def test_a_report_that_is_late_is_waited_for_and_then_it_is_claimed() -> None:
+    gone = Known(engine="SLURM", sighting=ended(End.CANCELLED, "root"))
+    assert meaning(gone) is Step.ASK
+    late = Known(engine="SLURM", sighting=gone.sighting, late=True)
+    assert meaning(late) is Step.VOID
+    won = meaning(Known(engine="SLURM", sighting=gone.sighting, late=True, claim=Claim(at=1.0, void=True)))
+    lost = meaning(Known(engine="SLURM", sighting=gone.sighting, late=True, taken=True))
+    assert isinstance(won, Over) and won.cancelled_by == "root in SLURM" and not won.exit.started
+    assert isinstance(lost, Over) and lost.cancelled_by == "root in SLURM" and lost.exit.started
+
+
+def test_one_that_can_never_begin_is_not_waited_for() -> None:
+    assert meaning(Known(engine="SLURM", sighting=ended(End.NEVER))) is Step.VOID
+
+
+def test_one_that_could_not_write_its_report_has_succeeded_if_its_leader_says_so() -> None:
+    found = meaning(Known(engine="SLURM", sighting=ended(End.OK), late=True, claim=Claim(at=1.0)))
+    assert isinstance(found, Over) and found.exit.code == 0
+
+
+def test_what_is_unknown_there_never_began_or_is_lost() -> None:
+    assert meaning(Known(engine="SLURM", unknown=True)) is Step.ASK
+    assert meaning(Known(engine="SLURM", unknown=True, late=True)) is Step.VOID
+    never = meaning(Known(engine="SLURM", unknown=True, late=True, claim=Claim(at=1.0, void=True)))
+    lost = meaning(Known(engine="SLURM", unknown=True, late=True, claim=Claim(at=1.0)))
+    assert isinstance(never, Over) and never.blameless is Blameless.NOT_TAKEN
+    assert isinstance(lost, Over) and lost.blameless is Blameless.NODE_LOST

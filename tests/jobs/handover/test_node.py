@@ -1,0 +1,350 @@
+"""The leader of one attempt: real processes, real files, a real stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.jobs.handover.orders import end, order, shell, written
+from tests.patience import Gate, wait_until
+
+from gpuherd.engines.processes import tagged
+from gpuherd.engines.stop import Stop
+from gpuherd.errors import UsageError
+from gpuherd.gpus.state import Gpu, GpuProcess
+from gpuherd.jobs.handover.manifest import Manifest, Order
+from gpuherd.jobs.handover.node import environment, lead
+from gpuherd.jobs.handover.peak import most
+from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take, write_ended
+from gpuherd.jobs.handover.telling import INTERRUPTED
+
+NODE = [sys.executable, "-m", "gpuherd.jobs.handover.node"]
+
+
+@contextmanager
+def leader(manifest: str, index: int = 0, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as an engine starts it."""
+    with subprocess.Popen(
+        [*NODE, manifest, str(index)], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def alive(job: Order) -> bool:
+    return any(each.attempt == job.tag for each in tagged(job.tag))
+
+
+def test_success(tmp_path: Path) -> None:
+    """The command runs with what it was told, in its folder, with its words untouched; and its end is told."""
+    words = ("a b", "$HOME", "`id`", "\n;", "*")
+    script = 'printf "%s|" "$@" "$A" "$B" "$GPUHERD_ATTEMPT" "$PWD"; echo made >result; echo x >&2'
+    job = order(
+        tmp_path,
+        ("/bin/sh", "-c", script, "sh", *words),
+        env={"B": "job"},
+        cwd=str(tmp_path),
+        result="result",
+    )
+    assert lead(written(tmp_path, job, environment={"A": "told", "B": "told"}), 0) == 0
+    told = end(job)
+    assert told.well and told.code == 0 and not told.interrupted and told.problem is None
+    assert told.ran_s >= 0
+    assert Path(job.log).read_text() == "|".join([*words, "told", "job", job.tag, str(tmp_path), ""]) + "x\n"
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and claim.pid == os.getpid() and claim.node == os.uname().nodename and not claim.void
+    # Nothing else stays than what others are to read.
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "batch.json",
+        "result",
+        "1.log",
+        "00000001.claim",
+        "00000001.ended",
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"), [("exit 3", 3, None), ("kill -9 $$", None, 9), ("kill -TERM $$", None, 15)]
+)
+def test_failure(tmp_path: Path, script: str, code: int | None, number: int | None) -> None:
+    job = shell(tmp_path, script)
+    assert lead(written(tmp_path, job), 0) == 1
+    told = end(job)
+    assert (told.started, told.code, told.signal, told.interrupted) == (True, code, number, False)
+
+
+def test_result_that_is_not_there(tmp_path: Path) -> None:
+    """A command that ends well without its result has failed: what comes after it must not begin."""
+    job = shell(tmp_path, "exit 0", result=str(tmp_path / "result"))
+    assert lead(written(tmp_path, job), 0) == 1
+    assert end(job).code == 0 and not end(job).has_result and not end(job).well
+
+
+# --- whose attempt it is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        (None, INTERRUPTED),
+        (Ended(at=1.0, ran_s=1.0, code=0), 0),
+        (Ended(at=1.0, ran_s=1.0, code=3), 1),
+        (Ended(at=1.0, ran_s=1.0, signal=15, interrupted=True), INTERRUPTED),
+    ],
+)
+@pytest.mark.parametrize("void", [False, True])
+def test_attempt_of_another(tmp_path: Path, void: bool, before: Ended | None, code: int) -> None:
+    """It runs nothing, and lets nothing begin that is to come after a success that has not been."""
+    job = shell(tmp_path, f"touch {tmp_path}/ran")
+    assert take(Path(job.claim), Claim(at=1.0, void=void, node="elsewhere"))
+    if before is not None:
+        write_ended(Path(job.ended), before)
+    assert lead(written(tmp_path, job), 0) == code
+    assert not (tmp_path / "ran").exists()
+    assert read_ended(Path(job.ended)) == before
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and claim.node == "elsewhere"
+
+
+def test_wrong_order(tmp_path: Path) -> None:
+    """What can't be led is not claimed: somebody who can may still do it."""
+    job = shell(tmp_path, "exit 0", nodes=2)
+    manifest = written(tmp_path, job)
+    with pytest.raises(UsageError, match="ray has given one node to an attempt that spans 2"):
+        lead(manifest, 0)
+    with pytest.raises(UsageError, match="holds 1 orders, and none with the index 1"):
+        lead(manifest, 1)
+    assert not Path(job.claim).exists()
+    assert subprocess.run([*NODE, manifest], capture_output=True).returncode == 2
+    assert subprocess.run([*NODE, manifest, "1"], capture_output=True).returncode == 2
+
+
+# --- its environment --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "own", "seen"),
+    [(2, "3,5", "3,5"), (None, "3,5", "3,5"), (0, "3,5", ""), (None, None, "unset"), (0, None, "")],
+)
+def test_gpus_are_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int | None, own: str | None, seen: str
+) -> None:
+    if own is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+    job = shell(
+        tmp_path,
+        'echo "${CUDA_VISIBLE_DEVICES-unset} $CUDA_DEVICE_ORDER"',
+        gpus=gpus,
+        env={"CUDA_VISIBLE_DEVICES": "7"},
+    )
+    assert lead(written(tmp_path, job, environment={"CUDA_VISIBLE_DEVICES": "6"}), 0) == 0
+    assert Path(job.log).read_text() == f"{seen} PCI_BUS_ID\n"
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and claim.gpus == (("3", "5") if seen == "3,5" else ())
+
+
+@pytest.mark.parametrize(("engine", "path"), [("slurm", "/module/bin:/bin"), ("ray", "/venv/bin:/bin")])
+def test_lines_of_setup_hold(tmp_path: Path, engine: str, path: str) -> None:
+    """SLURM's node has the follower's environment already, and what the user's lines made of it."""
+    told = Manifest(batch="b", engine=engine, environment={"PATH": "/venv/bin:/bin", "A": "1"}, orders=())
+    found = environment({"PATH": "/module/bin:/bin", "B": "2"}, told, shell(tmp_path, ""))
+    assert found == {"PATH": path, "A": "1", "B": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_slurms_word_for_it(tmp_path: Path) -> None:
+    job, other = shell(tmp_path, "exit 0"), shell(tmp_path, "exit 0", 2)
+    manifest = written(tmp_path, job, other, engine="slurm")
+    variables = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "4", "SLURMD_NODENAME": "n7"}
+    with leader(manifest, 0, **variables) as child:
+        assert child.wait() == 0
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and (claim.handle, claim.node) == ("11_4", "n7")
+    with leader(manifest, 1, SLURM_JOB_ID="12") as child:
+        assert child.wait() == 0
+    claim = read_claim(Path(other.claim))
+    assert claim is not None and claim.handle == "12"
+
+
+# --- its end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
+def test_make_room(tmp_path: Path, number: signal.Signals) -> None:
+    """The job gets SIGTERM and its time to save; that it then ended is nobody's fault."""
+    ready = tmp_path / "ready"
+    script = f"trap 'echo saved; exit 9' TERM; touch {ready}; while :; do sleep 0.02; done"
+    job = shell(tmp_path, script, grace_s=60.0)
+    with leader(written(tmp_path, job)) as child:
+        wait_until(ready.exists)
+        child.send_signal(number)
+        assert child.wait() == INTERRUPTED
+    assert end(job).interrupted and end(job).code == 9
+    assert Path(job.log).read_text().endswith("saved\n")  # the shell tells of its sleep before
+
+
+def test_work_that_was_done_counts(tmp_path: Path) -> None:
+    """It was asked to make room, and ended its work all the same."""
+    ready = tmp_path / "ready"
+    job = shell(tmp_path, f"trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.02; done")
+    with leader(written(tmp_path, job)) as child:
+        wait_until(ready.exists)
+        child.terminate()
+        assert child.wait() == 0
+    assert end(job).well and end(job).interrupted
+
+
+def test_what_does_not_obey_is_killed(tmp_path: Path) -> None:
+    """Also what has forked twice, has a session of its own and ignores SIGTERM."""
+    ready = tmp_path / "ready"
+    stubborn = f'trap "" TERM; touch {ready}; while :; do sleep 0.02; done'
+    job = shell(tmp_path, f"trap '' TERM; (setsid sh -c '{stubborn}' &); while :; do sleep 0.02; done", grace_s=0.2)
+    with leader(written(tmp_path, job)) as child:
+        wait_until(ready.exists)
+        child.terminate()
+        assert child.wait() == INTERRUPTED
+    assert end(job).signal == signal.SIGKILL
+    assert not alive(job)
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """A job that ends well takes with it what it left running."""
+    ready = tmp_path / "ready"
+    gate = Gate(ready)
+    job = shell(tmp_path, f"(setsid sh -c 'touch {ready}; sleep 1000' &); {gate.wait}")
+    assert lead(written(tmp_path, job), 0) == 0
+    assert not alive(job)
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "stage"),
+    [
+        ({"timeout_s": 0.2}, "timeout", None),
+        ({"stage_timeout_s": 0.2}, "stage_timeout", "load"),
+        ({"heartbeat_s": 0.2}, "heartbeat", "load"),
+    ],
+)
+def test_limits(tmp_path: Path, limits: dict[str, Any], kind: str, stage: str | None) -> None:
+    tell = """printf '{"done": 1, "stage": "load"}' >"$GPUHERD_PROGRESS.tmp"; mv "$GPUHERD_PROGRESS.tmp" """
+    job = shell(tmp_path, f'{tell} "$GPUHERD_PROGRESS"; sleep 1000', **limits)
+    assert lead(written(tmp_path, job), 0) == 1
+    told = end(job)
+    assert (told.limit, told.limit_s, told.signal, told.interrupted) == (kind, 0.2, signal.SIGTERM, False)
+    assert told.stage in (stage, None)  # the limit may pass before it has told
+
+
+def test_in_a_thread_of_a_process_that_lives_on(tmp_path: Path) -> None:
+    """As in a worker of Ray's: no handler of ours is installed, and another thread asks it to stop."""
+    ready, codes = tmp_path / "ready", []
+    job = shell(tmp_path, f"touch {ready}; exec sleep 1000")
+    manifest = written(tmp_path, job)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with Stop() as stop:
+        thread = threading.Thread(target=lambda: codes.append(lead(manifest, 0, stop, handle="task-1")))
+        thread.start()
+        wait_until(ready.exists)
+        stop.ask()
+        thread.join()
+    assert codes == [INTERRUPTED] and end(job).interrupted
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and claim.handle == "task-1"
+
+
+class _ThrownError(Exception):
+    """What a host process throws into its own main thread."""
+
+
+def test_exception_thrown_into_it(tmp_path: Path) -> None:
+    """As KeyboardInterrupt in a task that Ray cancels: the job is ended and told of first."""
+    ready = tmp_path / "ready"
+    job = shell(tmp_path, f"trap 'exit 4' TERM; touch {ready}; kill -ALRM {os.getpid()}; while :; do sleep 0.02; done")
+
+    def throw(_number: int, _frame: FrameType | None) -> None:
+        raise _ThrownError
+
+    former = signal.signal(signal.SIGALRM, throw)
+    try:
+        with pytest.raises(_ThrownError):
+            lead(written(tmp_path, job), 0)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert end(job).interrupted and end(job).code == 4
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"argv": ("no-such-program",)}, "no such program: 'no-such-program' is in no folder of PATH"),
+        ({"log": "/no-such-folder/log"}, "can't start 'true': No such file or directory: '/no-such-folder/log'"),
+        ({"cwd": "/no-such-folder"}, "No such file or directory: '/no-such-folder'"),
+    ],
+)
+def test_cannot_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, object], problem: str
+) -> None:
+    job = order(tmp_path, **{"argv": ("true",), **changes})  # type: ignore[arg-type]
+    assert lead(written(tmp_path, job), 0, patience_s=0.0) == 1
+    told = end(job)
+    assert not told.started and told.problem is not None and problem in told.problem
+    assert problem in capfd.readouterr().err
+
+
+def test_end_that_can_not_be_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It says on the engine's file what nobody will read elsewhere, and that is no success."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=str(tmp_path / "told" / "00000001.ended"))
+    (tmp_path / "told").mkdir()
+    with pytest.raises(FileNotFoundError):
+        lead(written(tmp_path, job), 0, patience_s=0.2)
+    said = capfd.readouterr().err
+    assert f"can't write {job.ended}" in said and "code=0" in said and "trying again for 0.2 s" in said
+
+
+def test_full_disk_for_a_while(tmp_path: Path) -> None:
+    """A report that can't be written is written as soon as it can."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=str(tmp_path / "told" / "00000001.ended"))
+    (tmp_path / "told").mkdir()
+    with leader(written(tmp_path, job)) as child:
+        assert child.stderr is not None
+        assert "trying again" in child.stderr.readline()
+        (tmp_path / "told").mkdir()
+        assert child.wait() == 0
+    assert end(job).well
+
+
+def test_claim_that_can_not_be_made(tmp_path: Path) -> None:
+    job = shell(tmp_path, f"touch {tmp_path}/ran", claim=str(tmp_path / "batch.json" / "claim"))
+    with leader(written(tmp_path, job)) as child:
+        _, said = child.communicate()
+    assert child.returncode == 73 and "Not a directory" in said
+    assert not (tmp_path / "ran").exists()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+_PROCESSES = st.lists(st.builds(GpuProcess, st.integers(1, 5), st.none(), st.none(), st.none() | st.integers(0, 99)))
+
+
+@given(st.lists(_PROCESSES, max_size=3), st.frozensets(st.integers(1, 5)), st.none() | st.integers(0, 200))
+def test_peak(on_gpus: list[list[GpuProcess]], ours: frozenset[int], before: int | None) -> None:
+    """The most of what ours hold together on one GPU; nothing where the driver tells of none of them."""
+    gpus = [Gpu(0, f"GPU-{i}", "g", 80, 0, 80, processes=tuple(each)) for i, each in enumerate(on_gpus)]
+    told = [[p.memory_mb for p in each if p.pid in ours and p.memory_mb is not None] for each in on_gpus]
+    sums = [sum(each) for each in told if each]
+    expected = None if before is None and not sums else max([*sums, before or 0])
+    assert most(gpus, ours, before) == expected

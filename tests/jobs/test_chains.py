@@ -1,0 +1,165 @@
+"""Jobs that an engine has before what they need has succeeded, in the queue's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.jobs.attempts import attempt_of
+
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.queue import ImpossibleTransition, Overtaken, Queue
+from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed
+from gpuherd.jobs.rows import LOCAL
+
+NOW = 1_000.0
+
+
+class Book:
+    """A queue whose jobs are handed to an engine without one."""
+
+    def __init__(self, path: Path):
+        self.queue = Queue(path)
+        self.run = 0
+        self.number = 0
+
+    def add(self, *names: str, **needs: tuple[str, ...]) -> None:
+        jobs = [Job(name=name, argv=("true",)) for name in names]
+        self.queue.add([*jobs, *(Job(name=name, argv=("true",), needs=need) for name, need in needs.items())])
+        self.run = self.queue.begin_run(NOW, 1.0, "slurm")
+
+    def hand_over(self, name: str, engine: str = "slurm", *, heard: bool = True) -> int:
+        self.number += 1
+        found = self.queue.job(name)
+        assert found is not None
+        handed = None if engine == LOCAL else Handed(engine, f"batch{self.number}", 0)
+        process = attempt_of(found[0], 1).process if engine == LOCAL else None
+        record = attempt_of(found[0], self.number, handed=handed, process=process, started_at=NOW)
+        self.queue.record_start(record, self.run, wait_s=0.0, leased_mono=None)
+        if heard and engine != LOCAL:
+            self.queue.record_handles({self.number: f"h{self.number}"})
+        return self.number
+
+    def end(self, attempt: int, job_state: JobState, at: float = NOW + 10) -> tuple[str, ...]:
+        state = {JobState.DONE: AttemptState.DONE, JobState.WAITING: AttemptState.REQUEUED}.get(
+            job_state, AttemptState.FAILED
+        )
+        end = AttemptEnd(attempt=attempt, state=state, job_state=job_state, ended_at=at, ended_mono=at)
+        return self.queue.record_end(end)
+
+    def following(self) -> dict[str, tuple[str, ...]]:
+        return {queued.job.name: after for queued, after in self.queue.following("slurm", 99, NOW)}
+
+    def head(self) -> list[str]:
+        return [queued.job.name for queued in self.queue.head(99, NOW)]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    made = Book(tmp_path / "queue.sqlite")
+    yield made
+    made.queue.close()
+
+
+def test_only_what_the_engine_has_can_be_followed(book: Book) -> None:
+    book.add("a", "x", b=("a",), c=("a", "x"), d=("b",))
+    assert book.following() == {}
+    book.hand_over("a", heard=False)
+    assert book.following() == {}
+    book.queue.record_handles({1: "h1"})
+    assert book.following() == {"b": ("h1",)}
+    book.hand_over("x")
+    assert book.following() == {"b": ("h1",), "c": ("h1", "h2")}
+    book.hand_over("b")
+    assert book.following() == {"c": ("h1", "h2"), "d": ("h3",)}
+    assert book.queue.following("ray", 99, NOW) == ()
+    book.queue.pause(["c"], "me", 1.0)
+    book.queue.cancel(["b"], "me")
+    assert book.following() == {}
+    with pytest.raises(Overtaken):
+        book.hand_over("d")
+
+
+def test_what_has_succeeded_is_followed_no_more(book: Book) -> None:
+    book.add("a", "x", c=("a", "x"))
+    book.end(book.hand_over("a"), JobState.DONE)
+    book.hand_over("x")
+    assert book.following() == {"c": ("h2",)}
+
+
+def test_nobody_follows_on_this_machine(book: Book) -> None:
+    book.add("a", b=("a",))
+    book.hand_over("a", LOCAL)
+    assert book.following() == {}
+    for engine in (LOCAL, "slurm"):
+        with pytest.raises(Overtaken):
+            book.hand_over("b", engine)
+    with pytest.raises(ImpossibleTransition):
+        book.hand_over("a")
+
+
+def test_a_follower_waits_for_nothing_else_from_the_success_on(book: Book) -> None:
+    book.add("a", b=("a",))
+    first, second = book.hand_over("a"), book.hand_over("b")
+    book.end(first, JobState.DONE, at=NOW + 50)
+    assert book.queue.stranded() == frozenset()
+    book.queue.record_begun(
+        [Begun(attempt=second, node="n1", gpus=("n1:0",), labels=("n1:0",), at=NOW + 60, mono=61.0)]
+    )
+    book.end(second, JobState.DONE, at=NOW + 70)
+    (wait_s,) = [attempt.wait_s for attempt in book.queue.attempts() if attempt.job == "b"]
+    assert wait_s == 10
+
+
+def test_a_follower_may_end_before_what_it_followed_is_recorded(book: Book) -> None:
+    book.add("a", b=("a",))
+    first, second = book.hand_over("a"), book.hand_over("b")
+    book.end(second, JobState.WAITING)
+    assert book.head() == []  # it waits for a again
+    book.end(first, JobState.DONE)
+    assert book.head() == ["b"]
+
+
+def test_followers_are_stranded_by_a_failure_and_by_another_try(book: Book) -> None:
+    book.add("a", b=("a",), c=("b",))
+    first, second, third = book.hand_over("a"), book.hand_over("b"), book.hand_over("c")
+    assert book.queue.stranded() == frozenset()
+    book.end(first, JobState.WAITING)
+    assert book.queue.stranded() == {second}
+    book.hand_over("a")
+    assert book.queue.stranded() == {second}  # it followed the first try
+    book.end(second, JobState.WAITING)
+    assert book.queue.stranded() == {third}
+    book.end(third, JobState.WAITING)
+    assert book.following() == {"b": ("h4",)}
+
+
+def test_what_needs_a_failure_is_cancelled_once_it_has_come_back(book: Book) -> None:
+    book.add("a", b=("a",), c=("b",), d=("c",))
+    first, second, third = book.hand_over("a"), book.hand_over("b"), book.hand_over("c")
+    assert book.end(first, JobState.FAILED) == ("d",)
+    assert book.queue.stranded() == {second}
+    book.end(second, JobState.WAITING)
+    assert book.queue.doom_hopeless() == (("a", JobState.FAILED, ("b",)),)
+    assert book.queue.stranded() == {third}
+    book.end(third, JobState.WAITING)
+    ((needed, fate, names),) = book.queue.doom_hopeless()
+    assert (needed, fate, names) == ("b", JobState.CANCELLED, ("c",))
+    assert book.queue.doom_hopeless() == ()
+    book.queue.retry(["a"], NOW)
+    assert set(book.queue.states().values()) == {"waiting"}
+    assert book.head() == ["a"]
+
+
+def test_the_attempts_of_open_batches_are_found_in_their_order(book: Book) -> None:
+    book.add("a", "b", "c")
+    for place, name in enumerate(("a", "b")):
+        found = book.queue.job(name)
+        assert found is not None
+        record = attempt_of(found[0], 10 - place, handed=Handed("slurm", "one", place), process=None)
+        book.queue.record_start(record, book.run, wait_s=0.0, leased_mono=None)
+    book.number = 20
+    book.end(book.hand_over("c"), JobState.DONE)
+    book.end(10, JobState.DONE)
+    assert book.queue.open_batches() == {"one": (10, 9)}
