@@ -81,7 +81,7 @@ def test_a_controller_that_is_away_for_a_while(slurm: Cluster, hand: HandTo) -> 
     slurm.wait_until_saved(*(each.batch for each in to.tickets.values()))
     slurm.stop_controller(signal.SIGKILL)
     try:
-        with pytest.raises(EngineAway, match="SLURM does not answer: Unable to contact slurm controller"):
+        with pytest.raises(EngineAway, match="Unable to contact slurm controller"):
             to.look()
         with pytest.raises(EngineAway, match="Unable to contact"):
             to.over("true")
@@ -215,7 +215,7 @@ def test_a_batch_that_is_taken_in_part_is_found_by_name(own_cluster: OwnCluster,
     made = own_cluster(Plan(accounting=False, array_size=2, more=("MaxJobCount=4",)))
     to = hand()
     gate = Gate(to.folder / "gate")
-    made.command("sbatch", "--hold", "--wrap=true")
+    made.command("sbatch", "--hold", "--output=/dev/null", "--wrap=true")
     with pytest.raises(EngineAway, match=r"of 8 jobs|took more than"):
         to.over("bash", "-c", gate.wait, count=8)
     name = f"{to.folder.name}-1"
@@ -230,7 +230,7 @@ def test_munge_that_is_not_there(own_cluster: OwnCluster, hand: HandTo) -> None:
     to = hand()
     to.over("true")
     made.stop("munged")
-    with pytest.raises(EngineAway, match="SLURM does not answer"):
+    with pytest.raises(EngineAway, match=r"took more than|unge"):
         to.look()
     to.tickets.clear()  # Nothing of it can be cancelled.
 

@@ -148,7 +148,7 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
     except subprocess.TimeoutExpired as late:
         told = said((late.stderr or b"").decode(errors="replace"))
         text = f"{words[0]} took more than {limit_s:g} s" + (f" ({told})" if told else "")
-        raise EngineAway(f"SLURM does not answer: {text}") from late
+        raise EngineAway(text) from late
     except OSError as problem:
         raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
     return _Done(done.returncode, done.stdout, done.stderr)
