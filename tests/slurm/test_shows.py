@@ -124,7 +124,7 @@ def test_a_chain_goes_on_in_slurm_while_nobody_of_ours_is_there(slurm: Cluster, 
     ]
     words = ["batch", write_jobs(shared, jobs), "--output-dir", str(out), "--engine", "slurm"]
     with start(*words) as process:
-        wait_until(lambda: _in_slurm(slurm) >= 3, every_s=0.2)
+        wait_until(lambda: _has_handle(out, "third"), every_s=0.2)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     gate.open()
@@ -160,7 +160,7 @@ def test_cancelled_here_and_cancelled_there(slurm: Cluster, shared: Path) -> Non
         wait_until(
             lambda: slurm.command("squeue", "-h", "-r", "-t", "running", "-o", "%i").count("\n") == 3, every_s=0.2
         )
-        run("cancel", "--dir", str(out), "here")
+        run("cancel", "--run", str(out), "here")
         slurm.command("setpriv", "--reuid=65534", "--clear-groups", "scancel", handle_of(out, "there"))
         wait_until(lambda: Counter(states(out).values())["cancelled"] == 2, every_s=0.2)
         gate.open()
@@ -189,6 +189,8 @@ def test_another_turn_after_a_signal_goes_on_from_the_checkpoint(slurm: Cluster,
 
 
 def _has_handle(out: Path, job: str) -> bool:
+    if not (out / "queue.sqlite").exists():
+        return False
     with closing(Queue(out / "queue.sqlite", check=False)) as queue:
         return any(
             each.queued.job.name == job and each.handed is not None and each.handed.handle is not None

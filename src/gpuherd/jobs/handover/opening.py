@@ -56,7 +56,7 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
         elif record.process is not None and record.process.is_alive():
             elsewhere[LOCAL] = elsewhere.get(LOCAL, 0) + 1
     for engine, jobs in elsewhere.items():
-        how = f"go on with --engine {engine}, or end them first: gpuherd cancel --dir {run.root} JOB ..."
+        how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} JOB ..."
         if engine != options.engine:
             many = jobs > 1
             where = f"{'are' if many else 'is'} in the hands of {engine_title(engine)}"
