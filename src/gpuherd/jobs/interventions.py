@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import PauseReason
-from gpuherd.jobs.rows import LOCAL, engine_title, job_of, pause_reasons, spec_of
+from gpuherd.jobs.rows import LOCAL, job_of, pause_reasons, spec_of
 from gpuherd.jobs.submission import COUNT_BLOCKED
+from gpuherd.jobs.whereabouts import engine_name
 
 ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
@@ -86,7 +87,7 @@ def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: fl
     for row in rows:
         engine = _engine_of(db, row["id"]) if row["state"] == JobState.RUNNING else LOCAL
         if engine != LOCAL:
-            refused.append(f"{row['name']} is in the hands of {engine_title(engine)} and goes on there")
+            refused.append(f"{row['name']} is in the hands of {engine_name(engine)} and goes on there")
             continue
         if row["state"] == JobState.WAITING:
             db.execute("UPDATE jobs SET held = 1, reason = ? WHERE id = ?", (f"paused by {by}", row["id"]))

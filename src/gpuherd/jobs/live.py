@@ -148,7 +148,7 @@ def cells(line: RunningLine) -> tuple[str, str, str, str]:
 
 def counts(snapshot: RunSnapshot) -> str:
     """The counts in one line: ``3 of 20 done, 1 failed, 4 running, 12 waiting, 1 paused, about 5 min left``."""
-    return counted(snapshot.counts, paused=snapshot.paused, eta_s=snapshot.eta_s)
+    return counted(snapshot.counts, paused=snapshot.paused, in_line=snapshot.in_line, eta_s=snapshot.eta_s)
 
 
 def summary(snapshot: RunSnapshot) -> str:

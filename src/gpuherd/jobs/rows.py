@@ -23,7 +23,6 @@ FAMILIES = (
     " FROM families LEFT JOIN family_ends USING (name)"
 )
 LOCAL = "local"
-_TITLES = {"slurm": "SLURM", "ray": "Ray"}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -79,15 +78,6 @@ def handed_of(attempt: sqlite3.Row) -> Handed | None:
     if "engine" not in attempt.keys() or attempt["engine"] == LOCAL:  # noqa: SIM118
         return None
     return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
-
-
-def engine_title(engine: str) -> str:
-    """What people call an engine.
-
-    >>> engine_title("slurm")
-    'SLURM'
-    """
-    return _TITLES.get(engine, engine)
 
 
 def round_opened(text: str | None) -> tuple[int | None, float]:

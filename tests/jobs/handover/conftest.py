@@ -19,9 +19,9 @@ from tests.jobs.handover.process_engine import Orders, ProcessEngine, State
 from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.control import Answer, Control, send
+from gpuherd.jobs.control import send
 from gpuherd.jobs.handover import handover, opening
-from gpuherd.jobs.wishes import ControlKind
+from gpuherd.jobs.wishes import Answer, Control, ControlKind
 
 _FOLLOWER = Path(__file__).parent / "follower.py"
 
@@ -119,7 +119,8 @@ class Run:
             return {name: str(state) for name, state in queue.states().items()}
 
     def metrics(self) -> dict[str, Any]:
-        return json.loads(self.directory.gpu_metrics.read_text())
+        found: dict[str, Any] = json.loads(self.directory.gpu_metrics.read_text())
+        return found
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ def main() -> int:
     handover.PATIENCE_S = 0.5
     opening.make = lambda options: ProcessEngine(Path(plan["cluster"]), options.engine, **plan.get("engine", {}))
     jobs = [Job(**{**job, "argv": tuple(job["argv"]), "needs": tuple(job["needs"])}) for job in plan["jobs"]]
+    print("begins", flush=True)
     try:
         outcome = run_jobs(
             jobs,

@@ -43,7 +43,8 @@ class State:
             folder.mkdir(parents=True, exist_ok=True)
 
     def parcel(self, handle: str) -> dict[str, Any]:
-        return json.loads((self.parcels / handle).read_text())
+        told: dict[str, Any] = json.loads((self.parcels / handle).read_text())
+        return told
 
     def end(self, handle: str) -> str | None:
         with suppress(OSError):
@@ -55,7 +56,8 @@ class State:
 
     def order(self, handle: str) -> dict[str, Any] | None:
         with suppress(OSError):
-            return json.loads((self.root / f"order.{handle}").read_text())
+            told: dict[str, Any] = json.loads((self.root / f"order.{handle}").read_text())
+            return told
         return None
 
 
@@ -245,7 +247,8 @@ class Scheduler:
         write(state.batches / f"{batch['name']}.json", json.dumps({**batch, "pid": os.getpid()}))
 
     def run(self) -> None:
-        waiting, running = list(self.parcels), []
+        waiting = list(self.parcels)
+        running: list[Parcel] = []
         while waiting or running:
             for parcel in tuple(waiting):
                 if self._is_ended_in_line(parcel):

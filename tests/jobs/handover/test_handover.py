@@ -200,7 +200,7 @@ def test_a_leader_that_can_not_begin_counts_as_a_failure(run: Run, cluster: Clus
     cluster.orders.hold()
     run.start([sh("a", retries=1)])
     for count in (1, 2):
-        wait_until(lambda count=count: len(cluster.orders.batches()) == count)
+        run.wait_for(EventKind.HANDED, count)
         handle = cluster.handle("a")
         number = int(handle.rpartition("_")[0].rpartition("-")[2])
         run.directory.engine_output(handle.rpartition("_")[0], 0).write_text("ModuleNotFoundError: gpuherd\n")

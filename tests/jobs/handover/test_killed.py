@@ -19,7 +19,7 @@ JOBS = 40
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, seed: int) -> None:
-    """40 jobs, a third of them in chains, and at least 30 deaths: before and after each step of a hand-over, while the
+    """40 jobs, a third of them in chains, and up to 30 deaths: before and after each step of a hand-over, while the
     engine is being told, while ends are recorded."""
     chance = random.Random(seed)
     ran = tmp_path / "ran"
@@ -39,19 +39,19 @@ def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_
     follower = Follower(run, cluster, tmp_path)
     kills = 0
     while kills < 30:
-        follower.start(jobs, at_most=chance.choice([3, 10, 100]))
+        follower.start(jobs, at_most=chance.choice([2, 3, 5]))
+        follower.wait_for("begins")
         try:
-            code = follower.join(chance.uniform(0.2, 1.2))
+            code = follower.join(chance.uniform(0.0, 0.6))
         except subprocess.TimeoutExpired:
             follower.signal(signal.SIGKILL)
             follower.join()
             kills += 1
             continue
-        # Done before it was killed so often: what it had left to do is done once more, by name.
         assert code == 0, follower.out()
         break
     assert follower.start(jobs).join() == 0, follower.out()
-    assert kills >= 5
+    assert kills >= 10, "it was done before it was killed often enough"
     assert sorted(path.name for path in ran.iterdir()) == sorted(job.name for job in jobs)
     with Queue(run.directory.queue) as queue:
         attempts = list(queue.attempts())

@@ -18,8 +18,8 @@ from gpuherd.jobs.handover.folder import Folder
 from gpuherd.jobs.handover.followed import Followed
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.rows import engine_title
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.whereabouts import engine_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ def end_cancelled(
         options = EngineOptions(engine=name)  # type: ignore[arg-type]  # it stands in the queue
     try:
         with closing(opening.make(options)) as engine:
-            _follow(run, Asking(engine, tell, engine_title(name)), endings, wanted, grace_s)
+            _follow(run, Asking(engine, tell, engine_name(name)), endings, wanted, grace_s)
     except GpuherdError as problem:
-        logger.warning("can't tell %s that jobs are cancelled: %s", engine_title(name), problem)
+        logger.warning("can't tell %s that jobs are cancelled: %s", engine_name(name), problem)
 
 
 def _follow(run: RunDirectory, asking: Asking, endings: Endings, wanted: dict[int, Followed], grace_s: float) -> None:

@@ -41,12 +41,12 @@ from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.retuning import SETTABLE
-from gpuherd.jobs.rows import engine_title
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.jobs.standing import Standing, StandingFile
 from gpuherd.jobs.stopping import Ask, StopSignals
 from gpuherd.jobs.supervisor import GRACE_S, Supervisor
+from gpuherd.jobs.whereabouts import engine_name
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Handover:
         self._on_ready = on_ready
         self._grace_s = grace_s
         self.options = options
-        self._title = engine_title(engine.name)
+        self._title = engine_name(engine.name)
         self._asking = Asking(engine, self._tell, self._title)
         self._folder = Folder(run)
         self._endings = Endings(queue, run, self._tell, HealthBook(queue))

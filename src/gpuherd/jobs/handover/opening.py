@@ -15,8 +15,9 @@ from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs.durable import private_write
 from gpuherd.jobs.queuefile import QueueFile
-from gpuherd.jobs.rows import LOCAL, engine_title
+from gpuherd.jobs.rows import LOCAL
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.whereabouts import engine_name
 
 _FILE = "engine.json"
 
@@ -28,9 +29,9 @@ def make(options: EngineOptions) -> Engine:
 
         return SlurmEngine(options)
     from gpuherd.engines.ray.engine import RayEngine
-    from gpuherd.jobs.handover.node import lead
+    from gpuherd.jobs.handover.node import join, lead
 
-    return RayEngine(options, lead=lead)
+    return RayEngine(options, lead, join)
 
 
 @contextmanager
@@ -56,10 +57,10 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
         elif record.process is not None and record.process.is_alive():
             elsewhere[LOCAL] = elsewhere.get(LOCAL, 0) + 1
     for engine, jobs in elsewhere.items():
-        how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} JOB ..."
+        how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} --all"
         if engine != options.engine:
             many = jobs > 1
-            where = f"{'are' if many else 'is'} in the hands of {engine_title(engine)}"
+            where = f"{'are' if many else 'is'} in the hands of {engine_name(engine)}"
             if engine == LOCAL:
                 where = f"{'run' if many else 'runs'} on this machine"
             raise UsageError(f"{jobs} job{'s' if many else ''} of {run.root} {where}; {how}")
