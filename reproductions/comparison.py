@@ -206,9 +206,23 @@ def _collecting(budget: Budget, seed: int, policy: Policy, task: Task, problems:
     )
 
 
-def is_done(folder: Path) -> bool:
-    """Whether a method has been run in this folder."""
-    return (folder / "done.json").exists()
+def is_done(folder: Path, name: str) -> bool:
+    """Whether a method has been run in this work folder."""
+    return (_of_method(folder, name) / "done.json").exists()
+
+
+def run_methods(
+    shared: Shared, names: Sequence[str], folder: Path, after_each: Callable[[str, Mapping[str, Any]], None]
+) -> None:
+    """Each method in a folder of its own in the work folder; ``after_each`` is given all figures so far."""
+    found: dict[str, Any] = {}
+    for name in names:
+        found[name] = run_method(shared, name, _of_method(folder, name))
+        after_each(name, found)
+
+
+def _of_method(folder: Path, name: str) -> Path:
+    return folder / name.replace("#", "sharp").replace(" ", "-")
 
 
 def run_method(shared: Shared, name: str, folder: Path) -> dict[str, Any]:

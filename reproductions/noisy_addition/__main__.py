@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def run_seed(protocol: Protocol, seed: int, folder: Path, result: Path, console:
     """The base of a seed, and each method from it; what is there is not done again."""
     import torch
 
-    from reproductions.comparison import run_method, share, tested
+    from reproductions.comparison import run_methods, share, tested
     from reproductions.noisy_addition.base import make_base, sums
 
     torch.set_num_threads(1)
@@ -68,11 +68,12 @@ def run_seed(protocol: Protocol, seed: int, folder: Path, result: Path, console:
         return
     shared = share(protocol.budget, "noisy addition", seed, place, sums(protocol, seed), folder)
     found["base"] = tested(shared, "base", shared.base, folder / "base-test")
-    for name in METHODS:
-        found["methods"][name] = run_method(shared, name, folder / name.replace("#", "sharp").replace(" ", "-"))
-        write_result(result, found)
-        point = own(found["methods"][name]["points"])
-        console.print(f"seed {seed}: {name} {point['right']['value']:.3f}")
+
+    def after_each(name: str, figures: Mapping[str, Any]) -> None:
+        write_result(result, found | {"methods": figures})
+        console.print(f"seed {seed}: {name} {own(figures[name]['points'])['right']['value']:.3f}")
+
+    run_methods(shared, METHODS, folder, after_each)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from rich.console import Console
 from reproductions.results import own, quiet_libraries, write_result
 from reproductions.star_graph.protocol import METHODS, PROTOCOLS, Protocol
 
-Unit = tuple[tuple[int, int], int]  # d and l, seed
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -97,7 +96,7 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
     """The base of a seed, and each method from it; what is there is not done again."""
     import torch
 
-    from reproductions.comparison import is_done, run_method, share, tested
+    from reproductions.comparison import is_done, run_methods, share, tested
     from reproductions.star_graph.base import chosen_base, graphs, make_base
 
     torch.set_num_threads(1)
@@ -120,16 +119,13 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
     task = graphs(protocol, protocol.length, seed, protocol.budget.completions // 2)
     shared = share(protocol.budget, protocol.name, seed, place, task, folder)
     found["base"] = tested(shared, "base", shared.base, folder / "base-test")
-    asked = [name for name in METHODS if name in (args.methods or METHODS) or is_done(folder / _safe(name))]
-    for name in asked:
-        found["methods"][name] = run_method(shared, name, folder / _safe(name))
-        write_result(result, found)
-        point = own(found["methods"][name]["points"])
-        console.print(f"{protocol.name} seed {seed}: {name} {point['right']['value']:.3f}")
+    asked = [name for name in METHODS if name in (args.methods or METHODS) or is_done(folder, name)]
 
+    def after_each(name: str, figures: Mapping[str, Any]) -> None:
+        write_result(result, found | {"methods": figures})
+        console.print(f"{protocol.name} seed {seed}: {name} {own(figures[name]['points'])['right']['value']:.3f}")
 
-def _safe(name: str) -> str:
-    return name.replace("#", "sharp").replace(" ", "-")
+    run_methods(shared, asked, folder, after_each)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_everything_that_can_be_said() -> None:
 #gpuherd default mem=20GB retries=3 env.A=1
 python first.py
 
-#gpuherd gpus=1-4 priority=-2 name=large timeout=2h stage-timeout=10m heartbeat=90s
+#gpuherd gpus=1-4 priority=-2 name=large timeout=2h stage-timeout=10m heartbeat=90s nodes=2 cpus=8 host-mem=64GB
 # a comment between
 #gpuherd needs=line-0003 round=2 cost=1.5 family=f cwd=/tmp result=out.txt env.B="two words" mem=1GB share=no
 python second.py
@@ -40,6 +40,9 @@ python second.py
         argv=("python", "second.py"),
         gpus=1,
         gpus_at_most=4,
+        nodes=2,
+        cpus=8,
+        host_memory_mb=65536,
         memory_mb=1024,
         priority=-2,
         needs=("line-0003",),
@@ -54,6 +57,14 @@ python second.py
         cwd="/tmp",
         result="out.txt",
     )
+
+
+def test_nodes_cores_and_main_memory_are_numbers_above_0() -> None:
+    assert problems("#gpuherd nodes=0 cpus=many host-mem=64\na\n") == [
+        (1, "cpus: 'many' is not a whole number above 0"),
+        (1, "host-mem: '64' needs a unit, like 20GB or 500MB"),
+        (1, "nodes: '0' is not a whole number above 0"),
+    ]
 
 
 def test_a_bare_share_and_defaults_that_change() -> None:

@@ -39,7 +39,7 @@ def test_there_are_command_lines_of_every_command() -> None:
 
 
 def test_the_files_are_what_the_page_says() -> None:
-    (commands,), (document,) = blocks("text"), blocks("yaml")
+    (commands,), (document, sweep) = blocks("text"), blocks("yaml")
     drafts = read_commands(commands)
     assert [draft.said.get("name", draft.proposed) for draft in drafts] == [
         "line-0003",
@@ -57,6 +57,9 @@ def test_the_files_are_what_the_page_says() -> None:
         "tune-round3",
         "job-0003",
     ]
+    drawn = read_document(sweep)
+    assert len({draft.argv for draft in drawn}) == 20
+    assert drawn[0].said["name"].startswith("tune-lr0.0169996-layers6-")
 
 
 def test_the_table_has_every_key() -> None:

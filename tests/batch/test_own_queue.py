@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -18,13 +19,14 @@ import pytest
 from gpuherd.batch.background import down, up
 from gpuherd.batch.fitting import dispatchers_machine
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.own_queue import folder, open_folder
+from gpuherd.batch.own_queue import folder, in_use, open_folder
 from gpuherd.batch.submitting import make_job, submit
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.settings_place import user_file
 from gpuherd.standin.machine import Machine
 
 
@@ -52,6 +54,70 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/alice")
     assert folder() == Path("/home/alice/.local/state/gpuherd/queue")
+
+
+def test_there_is_one_for_each_engine(own: Path) -> None:
+    assert (folder("local"), folder("slurm"), folder("ray")) == (
+        own,
+        own.parent / "queue-slurm",
+        own.parent / "queue-ray",
+    )
+    assert in_use() == ()
+    for engine in ("ray", "local"):
+        open_folder(engine=engine)
+        Queue(folder(engine) / "queue.sqlite").close()
+    assert in_use() == ("local", "ray")
+    assert stat.S_IMODE(folder("ray").stat().st_mode) == 0o700
+
+
+def test_commands_find_the_queue_that_is_meant(own: Path) -> None:
+    """The one that is named, else that of the settings, else the only one there is."""
+    submitted = gpuherd("submit", "--engine=slurm", "--nodes=2", "--cpus=4", "--host-mem=2GB", "--", "true")
+    assert (submitted.stdout, submitted.returncode) == ("job-0001\n", ExitCode.OK)
+    assert "start it with: gpuherd up --engine slurm" in submitted.stderr
+    with closing(Queue(folder("slurm") / "queue.sqlite")) as queue:
+        found = queue.job("job-0001")
+    assert found is not None
+    assert (found[0].job.nodes, found[0].job.cpus, found[0].job.host_memory_mb) == (2, 4, 2048)
+    assert "queue-slurm" in gpuherd("status").stdout  # the only one
+    assert "no queue of your own yet" in gpuherd("status", "--engine=ray").stderr
+    assert gpuherd("submit", "--", "true").stdout == "job-0001\n"  # to this machine's
+    assert "queue-slurm" not in gpuherd("status").stdout
+    assert gpuherd("cancel", "--engine=slurm", "job-0001").returncode == ExitCode.OK
+    assert "1 cancelled" in gpuherd("status", "--engine=slurm").stdout
+    both = gpuherd("status", "--engine=slurm", str(own))
+    assert both.returncode == ExitCode.USAGE and "name one of them" in both.stderr
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[defaults]\nengine = 'slurm'\n")
+    assert "queue-slurm" in gpuherd("status").stdout
+    told = json.loads(gpuherd("submit", "--dry-run", "--json", "--", "true").stdout)
+    assert told["engine"] == "slurm"
+    shutil.rmtree(folder("slurm"))
+    open_folder(engine="ray")
+    Queue(folder("ray") / "queue.sqlite").close()
+    several = gpuherd("status")
+    assert several.returncode == ExitCode.USAGE and "for local and ray; say which: --engine local" in several.stderr
+
+
+def test_what_this_machine_could_never_run_is_refused_at_once(own: Path) -> None:
+    for words, refused in (
+        (("--nodes=2",), "the job spans 2 nodes, and this is one machine; say --engine slurm or --engine ray"),
+        (("--host-mem=900000GB",), "MB of main memory; there are"),
+        (("--node-gpus=4xA100-80GB", "--model=llama-3.1-8b"), "--node-gpus is for --engine slurm or --engine ray"),
+    ):
+        for more in ((), ("--dry-run",)):
+            shown = gpuherd("submit", *more, *words, "--", "true")
+            assert refused in shown.stderr and shown.returncode == ExitCode.USAGE, shown
+    assert not (own / "queue.sqlite").exists()
+
+
+def test_a_model_is_planned_for_the_clusters_gpus() -> None:
+    """Of this machine no GPU is looked at."""
+    words = ("submit", "--dry-run", "--json", "--engine=ray", "--model=llama-3.1-70b", "--new-tokens=8")
+    told = json.loads(gpuherd(*words, "--node-gpus=8xA100-80GB", "--", "true").stdout)
+    assert told["gpus"] == 2
+    unsaid = gpuherd(*words, "--", "true")
+    assert unsaid.returncode == ExitCode.USAGE and "say what a node has by --node-gpus" in unsaid.stdout
 
 
 def test_it_is_for_its_owner_alone(own: Path) -> None:

@@ -91,4 +91,4 @@ def test_generate_and_posttrain(
     assert states(folder) == {JobState.WAITING}
     assert run(["export", "--to", "slurm", str(folder), "--output", str(tmp_path / "slurm")]) == ExitCode.OK
     submit = (tmp_path / "slurm/submit.sh").read_text()
-    assert '--dependency="afterok:${job_1}"' in submit
+    assert '--dependency="afterok:${job_1}' in submit

@@ -242,11 +242,19 @@ def test_killed_five_times_equals_undisturbed(adders: tuple[str, str], machine: 
     assert one.keys() == other.keys()
     assert [name for name in one if one[name] != other[name]] == []
     assert sum(name.endswith("result.json") for name in one) == 2 * 2 * 2 + 2
-    guided = json.loads(next(killed.glob("results/QSharp/tiny/sums/r1/result.json")).read_bytes())
-    assert max(point["metrics"]["kl"]["sequence"]["value"] for point in guided["points"]) > 1e-4
+    # Each classifier guides: how far depends on what a few hundred steps made of a base of some thousand weights.
+    assert max(divergences(killed, "sums")) > 1e-4
+    assert max(divergences(killed, "more")) > 1e-4
     in_order(killed)
     # Once more: nothing is left to do, and another start of the experiment is a new run.
     assert "is complete; nothing is left to do" in ended(start(machine, "posttrain", "--resume", str(killed)))
+
+
+def divergences(root: Path, dataset: str) -> list[float]:
+    """KL of the guided policies to their base, of all rounds and etas."""
+    results = [json.loads(path.read_bytes()) for path in root.glob(f"results/QSharp/tiny/{dataset}/*/result.json")]
+    assert len(results) == 2
+    return [point["metrics"]["kl"]["sequence"]["value"] for result in results for point in result["points"]]
 
 
 def in_order(root: Path) -> None:

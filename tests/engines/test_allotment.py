@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.allotment import cores, free_memory
+from gpuherd.engines.allotment import cores, free_memory, memory_mb
 
 ALL = len(os.sched_getaffinity(0))
 GB = 1 << 30
@@ -94,3 +94,17 @@ def test_a_path_of_the_host_inside_a_container(machine: Machine) -> None:
 def test_nothing_to_read(tmp_path: Path) -> None:
     assert cores(tmp_path, tmp_path) == ALL
     assert free_memory(tmp_path, tmp_path) is None
+
+
+def test_all_the_memory_that_could_ever_be_had(machine: Machine) -> None:
+    """The machine's, or the least that a group around us is limited to; nothing where nothing says it."""
+    assert memory_mb(machine.proc, machine.groups) is None
+    machine.put("proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 1024 kB\n")
+    assert memory_mb(machine.proc, machine.groups) == 32 << 10
+    machine.put("proc/self/cgroup", "0::/job/step\n")
+    machine.put("cgroup/job/memory.max", f"{8 * GB}\n")
+    machine.put("cgroup/job/step/memory.max", "max\n")
+    assert memory_mb(machine.proc, machine.groups) == 8 << 10
+    machine.put("proc/self/cgroup", "5:memory:/old\n")
+    machine.put("cgroup/memory/old/memory.limit_in_bytes", f"{4 * GB}\n")
+    assert memory_mb(machine.proc, machine.groups) == 4 << 10

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.engines.processes import boot_id
 from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs import Job, Queue, RunDirectory, clock, mounts, onehost
 from gpuherd.jobs.control import send
@@ -77,8 +78,8 @@ def test_nothing_opens_it_while_another_machine_has_it(run: RunDirectory) -> Non
             attempt()
         assert str(told.value) == (
             f"gpuherd on n1 (pid 4711) works on {run.root}, and a queue is opened on one machine at a time: ask there "
-            f"(ssh n1 gpuherd status '{run.root}'), or end it there (ssh n1 gpuherd down '{run.root}') to go on here; "
-            "if n1 is gone, wait 60 seconds"
+            f"(ssh n1 gpuherd status '{run.root}'), or have it end there (ssh n1 gpuherd drain '{run.root}') to go on "
+            "here; if n1 is gone, wait 60 seconds"
         )
         assert told.value.exit_code is ExitCode.BUSY
     assert sorted(path.name for path in run.root.iterdir() if path.name.startswith(".queue.host")) == []
@@ -267,3 +268,20 @@ def test_without_the_table_nothing_is_known_and_it_may_be_shared(
 ) -> None:
     monkeypatch.setattr(mounts, "_TABLE", tmp_path / "none")
     assert mounts.may_be_shared(mounts.kind_of(tmp_path))
+
+
+def test_a_whole_run_has_it_for_as_long_as_it_lasts(shared: Path) -> None:
+    folder = RunDirectory(shared)
+    script = "test -e queue.host && cp queue.host seen"
+    outcome = run_jobs([Job(name="a", argv=("sh", "-c", script), gpus=0, cwd=str(shared))], DispatchOptions(), folder)
+    assert outcome.done == 1
+    assert json.loads((shared / "seen").read_text())["pid"] == os.getpid()
+    assert not (shared / "queue.host").exists()
+
+
+def test_what_a_killed_process_of_this_machine_left_holds_nobody_up(run: RunDirectory) -> None:
+    gone = 2**22 + 1  # above the highest pid that there can be
+    told = Machine("here", boot_id(), gone, run.queue.stat().st_ino)
+    marker(run).write_text(json.dumps(asdict(told)))
+    with closing(Queue(run.queue)):
+        assert json.loads(marker(run).read_text())["pid"] == os.getpid()

@@ -113,16 +113,6 @@ def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def take_engines_away(db: sqlite3.Connection) -> None:
-    """Makes a file of version 5 one of version 4."""
-    for table, names in {
-        "attempts": ("engine", "batch", "place", "handle", "node"),
-        "runs": ("host", "engine"),
-    }.items():
-        for name in names:
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-
-
 def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with Queue(path) as queue:
@@ -143,7 +133,6 @@ def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
         db.executescript(f"DROP TABLE with_rank; {table};")
         db.executemany(f"INSERT INTO jobs ({columns}) VALUES ({','.join('?' * 21)})", kept)
         db.executescript(_INDEXES_OF_2)
-        take_engines_away(db)
         db.execute("PRAGMA user_version = 2")
     db.close()
     with Queue(path) as queue:
@@ -160,7 +149,6 @@ def test_a_dispatcher_of_version_3_at_work_goes_on_in_the_changed_file(tmp_path:
     with sqlite3.connect(path, isolation_level=None) as old:
         without_engines(old)
         old.execute("DROP TABLE family_ends")
-        take_engines_away(old)
         old.execute("PRAGMA user_version = 3")
         with Queue(path) as queue:
             queue.learn("f", 100, well=True)

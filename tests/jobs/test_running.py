@@ -117,6 +117,24 @@ def test_the_runs_time_limit_is_for_jobs_without_one(run: Run) -> None:
     assert [f.job for f in outcome.failures] == ["a"]
 
 
+def test_the_cores_of_a_job_are_the_threads_of_its_libraries(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody may have more main memory than there is."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    print_it = ("sh", "-c", "echo threads=$OMP_NUM_THREADS,$MKL_NUM_THREADS")
+    outcome = run(
+        [
+            Job(name="said", argv=print_it, gpus=0, cpus=3),
+            Job(name="own", argv=print_it, gpus=0, cpus=3, env={"OMP_NUM_THREADS": "5"}),
+            Job(name="large", argv=("true",), gpus=0, host_memory_mb=2**40),
+        ]
+    )
+    assert (outcome.done, outcome.failed) == (2, 1)
+    assert "of main memory; there are" in outcome.failures[0].reason
+    logs = {name: run.directory.attempt_log(name, 1).read_text() for name in ("said", "own")}
+    assert "threads=3,3" in logs["said"] and "threads=5," in logs["own"]
+
+
 def test_max_concurrent_and_longest_first(run: Run) -> None:
     run([sh(f"j{cost}", "true", cost=cost) for cost in (1, 5, 3)], max_concurrent=1, order="longest")
     assert [event.job for event in run.told(EventKind.STARTED)] == ["j5", "j3", "j1"]

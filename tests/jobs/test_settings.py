@@ -12,7 +12,8 @@ from gpuherd.errors import UsageError
 from gpuherd.flags import add_options, build
 from gpuherd.gpus import policy_file
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
-from gpuherd.jobs.settings import NO_SETTINGS, load, user_file
+from gpuherd.jobs.settings import NO_SETTINGS, load
+from gpuherd.jobs.settings_place import user_file
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of others")
 
@@ -65,6 +66,31 @@ def test_defaults_are_for_what_the_command_line_leaves_open() -> None:
     plain = argparse.Namespace()
     settings.fill(plain, GpuOptions)  # a command that knows fewer options gets only those
     assert build(GpuOptions, plain) == GpuOptions(max_checks=3, gpu_list=("4", "5,6"), check_interval=0.5)
+
+
+def test_defaults_of_another_engine_are_left_out() -> None:
+    """Who has a cluster in the file can still say ``--engine local``, and GPUs of this machine are none of SLURM's."""
+    write(
+        "[defaults]\nengine = 'slurm'\npartition = 'gpu'\nhost-mem = '2GB'\ngpu-list = [0]\nray-address = 'h:1'\n"
+        "setup = ['module load cuda']\nmax-gpus = 2\n"
+    )
+    settings = load()
+    assert settings.engine == "slurm" and NO_SETTINGS.engine == "local"
+    parser = argparse.ArgumentParser()
+    add_options(parser, DispatchOptions)
+    for words, expected in (
+        ([], {"engine": "slurm", "partition": "gpu", "host_mem": 2048, "setup": ("module load cuda",)}),
+        (["--engine=slurm", "--partition=cpu"], {"partition": "cpu", "host_mem": 2048, "setup": ("module load cuda",)}),
+        (["--engine=local"], {"gpu_list": ("0",)}),
+        (["--engine=ray"], {"ray_address": "h:1", "host_mem": 2048}),
+    ):
+        args = parser.parse_args(words)
+        settings.fill(args, DispatchOptions)
+        options = build(DispatchOptions, args)
+        assert options == DispatchOptions(**{"engine": args.engine, "max_gpus": 2, **expected})  # type: ignore[arg-type]
+    plain = argparse.Namespace()
+    settings.fill(plain, GpuOptions)  # a command that knows no engines runs here
+    assert build(GpuOptions, plain) == GpuOptions(max_gpus=2, gpu_list=("0",))
 
 
 def test_the_disk_guard_can_be_switched_off() -> None:

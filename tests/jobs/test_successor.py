@@ -18,7 +18,7 @@ from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control import send
-from gpuherd.jobs.settings import user_file
+from gpuherd.jobs.settings_place import user_file
 from gpuherd.jobs.wishes import Control, ControlKind
 from gpuherd.standin.machine import Machine
 

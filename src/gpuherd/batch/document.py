@@ -1,4 +1,4 @@
-"""Reads ``jobs.yaml``: jobs with settings, and a matrix of values to expand. Pure.
+"""Reads ``jobs.yaml``: jobs with settings, and a matrix or a sweep of values to expand. Pure.
 
 ::
 
@@ -16,32 +16,26 @@ Words stay as they are written: ``0.10`` is not turned into 0.1. All that is wro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from gpuherd.batch import matrix
 from gpuherd.batch.draft import MOST_JOBS, BadJobFile, Draft, Problem
+from gpuherd.batch.expanding import EXPANDING, combinations_of
 from gpuherd.batch.job_options import KEYS, field_of, merged, unknown, value_of, variable
-from gpuherd.batch.matrix import Combination, combinations, filled, has_placeholder
+from gpuherd.batch.matrix import Combination, filled, has_placeholder
+from gpuherd.batch.nodes import Wrong, mapping_of, word_of
 from gpuherd.batch.words import leading_variables, split_words
 from gpuherd.batch.yaml_tree import Mapping, Node, Scalar, Sequence, read_tree
 
 _MOST_PROBLEMS = 100
 _MOST_ROUNDS = 10_000
-_ENTRY = ("command", "matrix", "include", "exclude", "rounds")
+_ENTRY = ("command", *EXPANDING, "rounds")
 _SETTINGS = (*(key for key in KEYS if key != "env.NAME"), "env")
 _SHELL = "/bin/sh"
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-class _Wrong(Exception):
-    """Something wrong with an entry; the other entries can still be read."""
-
-    def __init__(self, line: int, text: str, also: Iterable[Problem] = ()):
-        super().__init__(text)
-        self.problems = (Problem(line, text), *also)
 
 
 def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
@@ -58,9 +52,9 @@ def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
                 if key not in ("defaults", "jobs"):
                     problems.append(Problem(top.lines[key], unknown(key, ("defaults", "jobs"))))
             given = top.items.get("defaults")
-            defaults = {} if given is None else _settings(_mapping(given, "defaults"), (), None)
+            defaults = {} if given is None else _settings(mapping_of(given, "defaults"), (), None)
         entries = _entries(top)
-    except _Wrong as wrong:
+    except Wrong as wrong:
         raise BadJobFile([*problems, *wrong.problems]) from None
     for number, entry in enumerate(entries, start=1):
         try:
@@ -68,7 +62,7 @@ def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
                 drafts.append(draft)
                 if len(drafts) > MOST_JOBS:
                     raise BadJobFile([Problem(entry.line, f"more than {MOST_JOBS} jobs; split the file")])
-        except _Wrong as wrong:
+        except Wrong as wrong:
             problems += wrong.problems
         if len(problems) >= _MOST_PROBLEMS:
             break
@@ -81,24 +75,24 @@ def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
 def _entries(top: Node) -> list[Node]:
     jobs = top.items.get("jobs") if isinstance(top, Mapping) else top
     if not isinstance(jobs, Sequence) or not jobs.items:
-        raise _Wrong(top.line, "no jobs: write a list of them under the key jobs")
+        raise Wrong(top.line, "no jobs: write a list of them under the key jobs")
     return jobs.items
 
 
 def _expanded(entry: Node, number: int, defaults: dict[str, Any], shell: bool) -> Iterator[Draft]:
-    """The drafts of one entry. Raises _Wrong with all that is wrong in it."""
+    """The drafts of one entry. Raises Wrong with all that is wrong in it."""
     if isinstance(entry, Scalar):
         entry = Mapping(entry.line, {"command": entry}, {"command": entry.line})
-    job = _mapping(entry, "a job")
+    job = mapping_of(entry, "a job")
     command = job.items.get("command")
     if command is None:
         near = next((key for key in job.items if key in ("cmd", "run", "argv", "script", "commands")), None)
         near = near or next(iter(difflib.get_close_matches("command", job.items, n=1)), None)
-        raise _Wrong(job.line, "a job without a command" + (f"; did you mean it by {near!r}?" if near else ""))
-    values, rounds = _combinations(job), _rounds(job)
-    expands = "matrix" in job.items or "include" in job.items or "rounds" in job.items
+        raise Wrong(job.line, "a job without a command" + (f"; did you mean it by {near!r}?" if near else ""))
+    values, rounds = combinations_of(job), _rounds(job)
+    expands = any(key in job.items for key in ("matrix", "include", "sweep", "rounds"))
     if len(values) * rounds > MOST_JOBS:
-        raise _Wrong(job.line, f"{len(values) * rounds} jobs; the most of a file are {MOST_JOBS}")
+        raise Wrong(job.line, f"{len(values) * rounds} jobs; the most of a file are {MOST_JOBS}")
     index = 0
     for number_of_round in range(1, rounds + 1):
         for value in values:
@@ -117,16 +111,14 @@ def _expanded(entry: Node, number: int, defaults: dict[str, Any], shell: bool) -
 
 
 def _both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """What both return. Raises _Wrong with the problems of both."""
+    """What both return. Raises Wrong with the problems of both."""
     try:
         one = first()
-    except _Wrong as wrong:
+    except Wrong as wrong:
         try:
             second()
-        except _Wrong as also:
-            raise _Wrong(
-                wrong.problems[0].line, wrong.problems[0].text, (*wrong.problems[1:], *also.problems)
-            ) from None
+        except Wrong as also:
+            raise Wrong(wrong.problems[0].line, wrong.problems[0].text, (*wrong.problems[1:], *also.problems)) from None
         raise
     return one, second()
 
@@ -147,15 +139,15 @@ def _argv(command: Node, places: Combination | None, shell: bool) -> tuple[tuple
     """The argument list of a command, and the variables in front of it. ``places`` None: braces are mere letters."""
     try:
         if isinstance(command, Sequence):
-            words = [_word(item, "a word of the command") for item in command.items]
+            words = [word_of(item, "a word of the command") for item in command.items]
             argv = [word if places is None else filled(word, places) for word in words]
             variables: dict[str, str] = {}
         elif shell:
-            line = _word(command, "command")
+            line = word_of(command, "command")
             argv = [_SHELL, "-c", line if places is None else filled(line, places, for_shell=True)]
             variables = {}
         else:
-            variables, argv = leading_variables(split_words(_word(command, "command").replace("\n", " ")))
+            variables, argv = leading_variables(split_words(word_of(command, "command").replace("\n", " ")))
             if places is not None:
                 argv = [filled(word, places) for word in argv]
                 variables = {name: filled(value, places) for name, value in variables.items()}
@@ -165,12 +157,12 @@ def _argv(command: Node, places: Combination | None, shell: bool) -> tuple[tuple
         if any("\0" in word for word in argv):
             raise ValueError("the command has a NUL byte in it")
     except ValueError as problem:
-        raise _Wrong(command.line, str(problem)) from None
+        raise Wrong(command.line, str(problem)) from None
     return tuple(argv), variables
 
 
 def _settings(job: Mapping, others: tuple[str, ...], places: Combination | None) -> dict[str, Any]:
-    """The settings of a mapping by field name; keys of ``others`` are not settings. Raises _Wrong with all problems."""
+    """The settings of a mapping by field name; keys of ``others`` are not settings. Raises Wrong with all problems."""
     said: dict[str, Any] = {}
     problems: list[Problem] = []
     for key, node in job.items.items():
@@ -178,18 +170,18 @@ def _settings(job: Mapping, others: tuple[str, ...], places: Combination | None)
             continue
         try:
             if key == "env":
-                said["env"] = _variables(_mapping(node, "env"), places)
+                said["env"] = _variables(mapping_of(node, "env"), places)
                 continue
             field = _field(key, others)
             if field in said:
                 raise ValueError(f"{key} is said twice")
-            said[field] = _value(key, field, _comma_list(node) if field == "needs" else _word(node, key), places)
-        except _Wrong as wrong:
+            said[field] = _value(key, field, _comma_list(node) if field == "needs" else word_of(node, key), places)
+        except Wrong as wrong:
             problems += wrong.problems
         except ValueError as problem:
             problems.append(Problem(job.lines[key], str(problem)))
     if problems:
-        raise _Wrong(problems[0].line, problems[0].text, problems[1:])
+        raise Wrong(problems[0].line, problems[0].text, problems[1:])
     return said
 
 
@@ -209,54 +201,8 @@ def _value(key: str, field: str, word: str, places: Combination | None) -> Any:
 def _variables(node: Mapping, places: Combination | None) -> dict[str, str]:
     found = {}
     for name, item in node.items.items():
-        value = "" if isinstance(item, Scalar) and item.value is None else _word(item, name)
+        value = "" if isinstance(item, Scalar) and item.value is None else word_of(item, name)
         found[variable(name, value)] = value if places is None else filled(value, places)
-    return found
-
-
-def _combinations(job: Mapping) -> list[Combination]:
-    """The combinations of the entry's matrix; one empty one without a matrix."""
-    axes: dict[str, list[str]] = {}
-    given = job.items.get("matrix")
-    if given is not None:
-        for key, node in _mapping(given, "matrix").items.items():
-            line = given.lines[key] if isinstance(given, Mapping) else given.line
-            if not matrix.KEY.fullmatch(key) or key == "round":
-                raise _Wrong(line, f"{key!r} can't be a key of a matrix; use letters, digits and _ (round is taken)")
-            items = node.items if isinstance(node, Sequence) else [node]
-            axes[key] = [_word(item, f"a value of {key}") for item in items]
-            if len(set(axes[key])) < len(axes[key]):
-                raise _Wrong(line, f"{key} has a value twice")
-            if not axes[key]:
-                raise _Wrong(line, f"{key} has no values")
-    if matrix.size(axes) > MOST_JOBS:
-        raise _Wrong(job.line, f"the matrix stands for {matrix.size(axes)} jobs; the most of a file are {MOST_JOBS}")
-    include, exclude = (_parts(job, key, axes, whole=key == "include") for key in ("include", "exclude"))
-    if not axes and not include:
-        return [{}]
-    found = list(combinations(axes, include, exclude))
-    if not found:
-        raise _Wrong(job.line, "exclude leaves nothing of the matrix")
-    return found
-
-
-def _parts(job: Mapping, key: str, axes: dict[str, list[str]], *, whole: bool) -> list[dict[str, str]]:
-    """The entries of ``include`` (``whole``: each must say all keys of the matrix) or ``exclude``."""
-    given = job.items.get(key)
-    if given is None:
-        return []
-    if not isinstance(given, Sequence):
-        raise _Wrong(given.line, f"{key} takes a list of mappings")
-    found = []
-    for item in given.items:
-        part = {name: _word(node, name) for name, node in _mapping(item, key).items.items()}
-        for name in part:
-            if not matrix.KEY.fullmatch(name) or name == "round" or (axes and name not in axes):
-                raise _Wrong(item.line, f"{key}: {unknown(name, tuple(axes))}" if axes else f"{name!r} can't be a key")
-        missing = sorted(axes.keys() - part.keys()) if whole else []
-        if missing:
-            raise _Wrong(item.line, f"{key}: it says nothing of {', '.join(missing)}")
-        found.append(part)
     return found
 
 
@@ -264,23 +210,15 @@ def _rounds(job: Mapping) -> int:
     node = job.items.get("rounds")
     if node is None:
         return 1
-    word = _word(node, "rounds")
+    word = word_of(node, "rounds")
     if not word.isascii() or not word.isdigit() or not 1 <= int(word[:9]) <= _MOST_ROUNDS:
-        raise _Wrong(node.line, f"rounds: {word!r} is not a whole number from 1 to {_MOST_ROUNDS}")
+        raise Wrong(node.line, f"rounds: {word!r} is not a whole number from 1 to {_MOST_ROUNDS}")
     return int(word)
 
 
-def _mapping(node: Node, what: str) -> Mapping:
-    if not isinstance(node, Mapping):
-        raise _Wrong(node.line, f"{what} must be a mapping of keys to values")
-    return node
-
-
-def _word(node: Node, what: str) -> str:
-    if not isinstance(node, Scalar) or node.value is None:
-        raise _Wrong(node.line, f"{what} must be a word")
-    return node.value
-
-
 def _comma_list(node: Node) -> str:
-    return ",".join(_word(item, "needs") for item in node.items) if isinstance(node, Sequence) else _word(node, "needs")
+    return (
+        ",".join(word_of(item, "needs") for item in node.items)
+        if isinstance(node, Sequence)
+        else word_of(node, "needs")
+    )

@@ -4,6 +4,7 @@ whose log is followed here.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -113,7 +114,7 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
     """
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
-    with _place(options) as run, _stopping() as stop:
+    with _place(options) as run, _stopping() as stop, _own_words():
         state = _Followed()
 
         def hear(event: Event) -> None:
@@ -244,6 +245,17 @@ def _place(options: RunOptions) -> Iterator[RunDirectory]:
         yield open_folder(Path(place))
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Keeps the log of runs from the terminal: what concerns the user is told, and the folder is gone afterwards."""
+    logger = logging.getLogger("gpuherd.jobs")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpuherd.jobs.rundir import RunDirectory
 
 DESCRIPTION = """\
-Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix of
-values to expand. The same command again goes on where it stopped; what is done is not done twice.
+Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix or
+a sweep of values to expand. The same command again goes on where it stopped; what is done is not done twice.
 
 examples:
   gpuherd batch commands.txt --max-gpus 4
@@ -36,6 +36,9 @@ examples:
 In commands.txt a line above a command says what it needs:
   #gpuherd gpus=2 mem=20GB priority=5 name=large needs=small timeout=2h retries=1
   #gpuherd model=llama-3.1-70b dtype=bf16 batch=8         GPUs and memory by the model's plan
+
+In jobs.yaml twenty settings are drawn, the same ones each time, by
+  sweep: {samples: 20, parameters: {lr: {low: 1e-5, high: 1e-1, log: true}, opt: [adam, sgd]}}
 
 Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
 """

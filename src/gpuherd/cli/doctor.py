@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ Exits with 0 when all is well and with 1 when something is wrong.
 examples:
   gpuherd doctor
   gpuherd doctor --json
+  gpuherd doctor --engine slurm                SLURM: programs, controller, accounting, partitions, this folder
+  gpuherd doctor --engine ray --ray-address node7:6379
   gpuherd --simulate 8x40GB doctor
 """
 
@@ -40,6 +42,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+    parser.add_argument("--engine", choices=("slurm", "ray"), help="look at this engine too, and at this folder")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the Ray cluster (default: one on this machine)")
     parser.set_defaults(run=run)
 
 
@@ -55,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     simulated = STATE_VARIABLE in os.environ
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     results: list[CheckResult] = []
-    for step in checkup.steps(simulated=simulated, compiler=build.compiler()):
+    if args.ray_address is not None and args.engine != "ray":
+        raise UsageError("--ray-address is for --engine ray")
+    asked = {"engine": args.engine, "ray_address": args.ray_address}
+    for step in checkup.steps(simulated=simulated, compiler=build.compiler(), **asked):
         with _progress(waiting, step.title):
             found = step.run()
         results += found

@@ -107,9 +107,13 @@ def own_engine(args: argparse.Namespace) -> EngineName:
 
 def usual_engine() -> EngineName:
     """What runs jobs where nothing is said: the settings' word, or this machine."""
-    from gpuherd.jobs.settings import load, user_file
+    from gpuherd.jobs.settings_place import user_file
 
     try:
-        return load().engine if user_file().exists() else LOCAL
+        if not user_file().exists():
+            return LOCAL
     except RuntimeError:  # a user without a home folder has no settings in it
         return LOCAL
+    from gpuherd.jobs.settings import load
+
+    return load().engine

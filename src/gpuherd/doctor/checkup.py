@@ -8,15 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuherd.doctor import hardware, models, software, storage
+from gpuherd.doctor import clusters, hardware, models, software, storage
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.result import CheckResult
+from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import CannotWrite
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.lease import Holder, LeaseFolder
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
+from gpuherd.jobs.mounts import kind_of
 
 _TORCH_TIMEOUT_S = 120.0
 
@@ -29,12 +31,16 @@ class Step:
     run: Callable[[], list[CheckResult]]
 
 
-def steps(*, simulated: bool, compiler: list[str] | None) -> Iterator[Step]:
+def steps(
+    *, simulated: bool, compiler: list[str] | None, engine: str | None = None, ray_address: str | None = None
+) -> Iterator[Step]:
     """All checks of this machine, in the order in which they explain each other.
 
     Args:
         simulated: whether the GPUs that this process sees are simulated.
         compiler: the compile command that ``--simulate`` would use, None if there is none.
+        engine: ``slurm`` or ``ray`` to look at that too, None for a line on what is there.
+        ray_address: of the Ray cluster that is meant.
     """
     machine = Nvml().snapshot(topology=True)
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -50,6 +56,15 @@ def steps(*, simulated: bool, compiler: list[str] | None) -> Iterator[Step]:
         yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
     yield Step("options", lambda: [_config()])
     yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(compiler)])
+    yield Step("clusters", lambda: _clusters(engine, ray_address))
+
+
+def _clusters(engine: str | None, ray_address: str | None) -> list[CheckResult]:
+    if engine is None:
+        here = Path.cwd()
+        return [clusters.find_engines(), *clusters.queues_on(here, kind_of(here))]
+    found = clusters.find_ray(ray_address) if engine == "ray" else clusters.find_slurm(Programs())
+    return [*found, clusters.find_folder(Path.cwd(), engine)]
 
 
 def _libraries() -> CheckResult:

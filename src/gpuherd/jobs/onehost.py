@@ -91,8 +91,8 @@ def _sentence(host: str, pid: int | None, folder: Path) -> str:
     there, here = shlex.quote(host), shlex.quote(str(folder))
     return (
         f"gpuherd on {host} (pid {pid or 'unknown'}) works on {folder}, and a queue is opened on one machine at a time:"
-        f" ask there (ssh {there} gpuherd status {here}), or end it there (ssh {there} gpuherd down {here}) to go on"
-        f" here; if {host} is gone, wait {SILENT_S:.0f} seconds"
+        f" ask there (ssh {there} gpuherd status {here}), or have it end there (ssh {there} gpuherd drain {here}) to"
+        f" go on here; if {host} is gone, wait {SILENT_S:.0f} seconds"
     )
 
 

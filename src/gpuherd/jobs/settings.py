@@ -21,6 +21,7 @@ from gpuherd.gpus.policy_file import parse, read_policy
 from gpuherd.jobs import quiet_hours
 from gpuherd.jobs.options import DispatchOptions, count, foreign, gpu_names, positive_int
 from gpuherd.jobs.quiet_hours import QuietHours
+from gpuherd.jobs.settings_place import user_file
 from gpuherd.options import Option
 from gpuherd.quantities import duration_s
 
@@ -91,12 +92,6 @@ class Settings:
 
 
 NO_SETTINGS = Settings()
-
-
-def user_file() -> Path:
-    """Where the user's settings are looked for: under XDG_CONFIG_HOME, else ~/.config."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path("~/.config").expanduser()) / "gpuherd" / "config.toml"
 
 
 def load() -> Settings:

@@ -128,7 +128,7 @@ def test_a_turn_ends_before_the_time_is_up(two_nodes: TwoNodes, tmp_path: Path) 
     engine = engine_of(two_nodes, notice=9.5)
     jobs = Parcels(tmp_path / "jobs", ["sleep", "60"], Placement(gpus=1, time_s=10.0))
     engine.submit(jobs.batch)
-    jobs.to_the_end(engine)
+    assert jobs.to_the_end(engine)[0].end is End.TIME_UP
     engine.close()
     assert jobs.ended().interrupted and jobs.ended().signal == signal.SIGTERM
 

@@ -50,6 +50,11 @@ def test_what_a_task_raised_is_told_in_its_own_words() -> None:
     assert (found, reason) == (End.FAILED, "in Ray's worker: ModuleNotFoundError: No module named 'gpuherd'")
 
 
+def test_exit_codes_of_leaders() -> None:
+    codes = {(0, False): End.OK, (1, False): End.FAILED, (75, False): End.PREEMPTED, (75, True): End.TIME_UP}
+    assert {given: ends().end_of_leader(given[0], time_was_up=given[1])[0] for given in codes} == codes
+
+
 def job(status: str, **told: Any) -> Any:
     from ray.job_submission import JobDetails, JobStatus, JobType
 
@@ -85,6 +90,8 @@ def job(status: str, **told: Any) -> Any:
             End.FAILED,
             "its leader ended with exit code 1",
         ),
+        (("FAILED", {"driver_exit_code": 124, "message": "x"}), End.TIME_UP, "time was up"),
+        (("FAILED", {"driver_exit_code": 75, "message": "x"}), End.PREEMPTED, "made room"),
         (("FAILED", {"error_type": "JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "message": "Gave up."}), End.NEVER, "Gave up"),
         (
             ("FAILED", {"error_type": "JOB_SUPERVISOR_ACTOR_DIED", "message": "Its node died. x"}),

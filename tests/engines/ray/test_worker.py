@@ -85,7 +85,7 @@ def test_a_task_tells_its_node_at_once_and_then_its_leaders_exit_code() -> None:
 
     task = work(lead, "m", 3, "b-3", None)
     assert next(task) == os.uname().nodename
-    assert next(task) == 7
+    assert next(task) == (7, False)
     assert next(task, None) is None
 
 

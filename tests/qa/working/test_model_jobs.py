@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuherd.errors import JobCannotFit
+from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.gpus.nvml import machine
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import ShardedDirectory
-from gpuherd.qa.working.model_jobs import Asks, Having, WorkerCall, shard_jobs, what_it_takes
+from gpuherd.qa.working.model_jobs import Asks, Having, WorkerCall, having, shard_jobs, what_it_takes
 from gpuherd.qa.working.options import ShardOptions, WorkOptions, plain_values
 from gpuherd.qa.working.sharding import Shard
 
@@ -48,6 +48,25 @@ def test_a_large_model_takes_several(standin: Callable[..., Any]) -> None:
         what_it_takes("llama-3.1-70b", WorkOptions(max_gpus=2), WORK, have)
     offloaded = what_it_takes("llama-3.1-70b", WorkOptions(max_gpus=2, allow_offload="cpu"), WORK, have)
     assert (offloaded.gpus, offloaded.memory_mb, offloaded.at_once) == (2, None, 1)
+
+
+def test_a_cluster_is_planned_for_by_its_own_gpus(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver is asked on the machine where the command is typed."""
+
+    def nobody(*_: object, **__: object) -> None:
+        raise AssertionError("a driver was asked")
+
+    monkeypatch.setattr("gpuherd.jobs.gpuwatch.GpuWatch.__init__", nobody)
+    options = WorkOptions(engine="slurm", node_gpus="8xA100-80GB", max_gpus=8)
+    have = having(options)
+    assert (what_it_takes("llama-3.1-70b", options, WORK, have).gpus, have.gpus) == (2, ())
+    # max_gpus says how wide the work is to be, not how many GPUs a node has.
+    wide = WorkOptions(engine="slurm", node_gpus="2x24GB", max_gpus=16)
+    assert what_it_takes(str(trained), wide, WORK, having(wide)).at_once == 16
+    unsaid = WorkOptions(engine="ray", device_map="cpu", max_gpus=3)
+    assert what_it_takes(str(trained), unsaid, WORK, having(unsaid)) == Asks(0, None, 3, "on the CPU, as asked")
+    with pytest.raises(UsageError, match="say what a node has by --node-gpus"):
+        what_it_takes(str(trained), WorkOptions(engine="ray"), WORK, having(WorkOptions(engine="ray")))
 
 
 def test_a_device_map_says_how_many(trained: Path, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from ray import exceptions
 from ray.job_submission import JobDetails
 
 from gpuherd.engines.cluster import End
+from gpuherd.errors import ExitCode
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
+_MADE_ROOM = ExitCode.BUSY  # as a leader ends that was asked to
+_TIMEOUT = 124  # as the program ``timeout`` ends that has asked it
 _OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
 
 
@@ -36,6 +39,15 @@ def end_of(error: BaseException) -> tuple[End, str]:
     return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
 
 
+def end_of_leader(code: int, *, time_was_up: bool) -> tuple[End, str | None]:
+    """What the exit code of an attempt's leader says."""
+    if code == 0:
+        return End.OK, None
+    if code == _MADE_ROOM:
+        return (End.TIME_UP, "its time was up") if time_was_up else (End.PREEMPTED, "it has made room")
+    return End.FAILED, f"its leader ended with exit code {code}"
+
+
 def end_of_job(job: JobDetails) -> tuple[End, str | None]:
     """How a job of the job server ended."""
     status, kind = str(job.status.value), str(getattr(job, "error_type", None))
@@ -53,8 +65,11 @@ def end_of_job(job: JobDetails) -> tuple[End, str | None]:
         return End.NODE_LOST, _first_line(words)
     if job.driver_exit_code is None:
         return End.FAILED, _last_line(words) or None
+    if job.driver_exit_code in (_MADE_ROOM, _TIMEOUT):
+        return end_of_leader(_MADE_ROOM, time_was_up=job.driver_exit_code == _TIMEOUT)
+    end, reason = end_of_leader(job.driver_exit_code, time_was_up=False)
     last = said(words.partition("logs")[2])
-    return End.FAILED, f"its leader ended with exit code {job.driver_exit_code}{f': {last}' if last else ''}"
+    return end, f"{reason}: {last}" if last else reason
 
 
 def said(log: str) -> str:

@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import connecting
-from gpuherd.engines.ray.ends import end_of
+from gpuherd.engines.ray.ends import end_of, end_of_leader
 from gpuherd.engines.ray.messages import Lead, Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, waits_for, wanted
 from gpuherd.engines.ray.spanning import Span, free, in_bundle, reserve
@@ -182,9 +182,9 @@ def _take(flight: Flight) -> None:
         if isinstance(value, str):
             flight.node = value
             return
-        failed = None if value == 0 else f"its leader ended with exit code {value}"
-        end = End.CANCELLED if flight.cancelled else End.OK if value == 0 else End.FAILED
-        flight.ended = _end(flight, end, failed)
+        code, time_was_up = value
+        end, reason = end_of_leader(code, time_was_up=time_was_up)
+        flight.ended = _end(flight, End.CANCELLED if flight.cancelled else end, reason)
 
 
 def _end(flight: Flight, end: End, reason: str | None) -> Sighting:

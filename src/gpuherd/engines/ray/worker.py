@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,12 +32,14 @@ _BREAKPOINT = "PYTHONBREAKPOINT"
 
 def work(
     lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None, span: Span | None = None
-) -> Iterator[str | int]:
-    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code.
+) -> Iterator[str | tuple[int, bool]]:
+    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code,
+    and whether its time was up.
 
     ``span``: the group of an attempt over several nodes, whose first this is.
     """
     yield os.uname().nodename
+    began = time.monotonic()
     others: Others | None = None
     if span is not None:
         from gpuherd.engines.ray.spanning import Companions
@@ -44,7 +47,7 @@ def work(
         others = Companions(span, manifest, index, handle)
     with asked_to_stop(turn_s) as stop:
         code = lead(manifest, index, stop, handle=handle, others=others)
-    yield int(code)
+    yield int(code), turn_s is not None and time.monotonic() >= began + turn_s
 
 
 def join_in(join: Callable[..., Failure | None], manifest: str, index: int, world: World) -> Failure | None:

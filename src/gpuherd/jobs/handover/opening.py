@@ -29,9 +29,9 @@ def make(options: EngineOptions) -> Engine:
 
         return SlurmEngine(options)
     from gpuherd.engines.ray.engine import RayEngine
-    from gpuherd.jobs.handover.node import lead
+    from gpuherd.jobs.handover.node import join, lead
 
-    return RayEngine(options, lead=lead)
+    return RayEngine(options, lead, join)
 
 
 @contextmanager

@@ -106,6 +106,8 @@ def make_model(folder: Path, *, width: int = 16, layers: int = 2, heads: int = 2
     with naming_extras({"tokenizers": "posttrain", "transformers": "posttrain", "torch": "posttrain"}, "models take"):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.utils import logging as of_transformers
+    of_transformers.disable_progress_bar()  # what is written here is there in a moment
     tokenizer = make_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -1,0 +1,96 @@
+"""The options of ``hydra.launcher``: those that every command of gpuherd has, as a structured config.
+
+There is no second list: names and what words mean come from gpuherd's own option dataclasses. Values are read as the
+same words would be on the command line, so that ``timeout=2h`` and ``timeout: 7200`` both do.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from typing import Any, Optional, Union
+
+from gpuherd.batch.job_options import JobOptions
+from gpuherd.errors import UsageError
+from gpuherd.flags import build
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.settings import load
+from gpuherd.options import Option
+
+TARGET = "hydra_plugins.gpuherd_launcher.launcher.GpuherdLauncher"
+# What is said of each job, by the name that it has here.
+_OF_A_JOB = {"gpus_per_job": "num_gpus", "mem": "mem", "retries": "retries"}
+# Nothing is known of how long the jobs of a sweep take.
+_NOT_HERE = frozenset({"order"})
+# Hydra's configs know no tuples, and a number may be written as one or with a unit.
+_WORD = Optional[Union[int, float, str]]  # noqa: UP007, UP045 - as OmegaConf reads it
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for: of the run, and of each job."""
+
+    run: DispatchOptions
+    job: JobOptions
+
+
+def _options() -> dict[str, tuple[type, Field[Any]]]:
+    """Each option of ``hydra.launcher``: the dataclass that it comes from, and its field there."""
+    ours = {each.name: each for each in fields(JobOptions)}
+    found: dict[str, tuple[type, Field[Any]]] = {
+        name: (JobOptions, ours[original]) for name, original in _OF_A_JOB.items()
+    }
+    for each in fields(DispatchOptions):
+        if "option" in each.metadata and each.name not in found and each.name not in _NOT_HERE:
+            found[each.name] = (DispatchOptions, each)
+    return dict(sorted(found.items(), key=lambda item: item[0] != "engine"))
+
+
+OPTIONS = _options()
+
+
+def option_of(name: str) -> Option:
+    """What gpuherd says of an option: its help text, and how its words are read."""
+    found: Option = OPTIONS[name][1].metadata["option"]
+    return found
+
+
+def _declared(name: str) -> tuple[str, Any, Any]:
+    if OPTIONS[name][1].default is False:
+        return name, Optional[bool], field(default=None)  # noqa: UP045
+    if option_of(name).many:
+        return name, Optional[list[Any]], field(default=None)  # noqa: UP045
+    return name, Optional[str] if option_of(name).parse is None else _WORD, field(default=None)  # noqa: UP045
+
+
+# None is what was not said: then the user's own settings file counts, else gpuherd's default.
+GpuherdConf = make_dataclass("GpuherdConf", [("_target_", str, field(default=TARGET)), *map(_declared, OPTIONS)])
+GpuherdConf.__module__ = __name__  # it is pickled with the configs that are made of it
+
+
+def read(said: Mapping[str, Any]) -> Settings:
+    """The settings that the values of ``hydra.launcher`` mean; None is what was not said.
+
+    Raises UsageError for a value that means nothing, naming its key, and for options that don't go together.
+    """
+    given = {DispatchOptions: Namespace(), JobOptions: Namespace()}
+    for name, value in said.items():
+        origin, declared = OPTIONS[name]
+        if value is not None:
+            setattr(given[origin], declared.name, _value(name, value))
+    load().fill(given[DispatchOptions], DispatchOptions)
+    return Settings(build(DispatchOptions, given[DispatchOptions]), build(JobOptions, given[JobOptions]))
+
+
+def _value(name: str, value: Any) -> Any:
+    spec = option_of(name)
+    parse = spec.parse or str
+    try:
+        if isinstance(value, bool):
+            return value
+        if spec.many:
+            return tuple(parse(str(each)) for each in value)
+        return parse(str(value))
+    except ValueError as problem:
+        raise UsageError(f"hydra.launcher.{name}: {problem}") from None

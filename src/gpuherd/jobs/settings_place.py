@@ -1,0 +1,13 @@
+"""Where the user's settings file is. Light: whoever only wants to know whether there is one imports nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_file() -> Path:
+    """Where the user's settings are looked for: under XDG_CONFIG_HOME, else ~/.config. Raises RuntimeError for a user
+    without a home folder."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path("~/.config").expanduser()) / "gpuherd" / "config.toml"

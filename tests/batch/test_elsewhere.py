@@ -1,0 +1,86 @@
+"""``gpuherd run`` as one job of a cluster whose log is followed: its output, its exit code, and how it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobs.handover.conftest import Cluster, cluster
+from tests.patience import wait_until
+
+from gpuherd.batch.elsewhere import follow
+from gpuherd.batch.foreground import NoGpuFree, RunOptions
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "state" / "queue"))
+    return tmp_path / "state"
+
+
+def run(*argv: str, told: list[str] | None = None, **options: Any) -> int:
+    return follow(RunOptions(engine="ray", **options), argv, (told if told is not None else []).append)
+
+
+def test_its_output_and_its_exit_code_are_the_commands(
+    cluster: Cluster, state: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    told: list[str] = []
+    code = run("/bin/sh", "-c", "printf 'a\\377 b\\n'; echo c >&2; printf d; exit 7", num_gpus=2, nodes=None, told=told)
+    assert code == 7
+    assert capfdbinary.readouterr().out == b"a\xff b\nc\nd"
+    assert [batch["gpus"] for batch in cluster.orders.batches()] == [2]
+    assert any("started" in text for text in told)
+    assert list(state.iterdir()) == []  # nothing is left
+
+
+def test_a_signal_is_told_as_a_shell_does(cluster: Cluster) -> None:
+    assert run("/bin/sh", "-c", "kill -9 $$") == 128 + 9
+    assert run("true") == 0
+
+
+def test_what_can_not_begin_is_an_error(cluster: Cluster) -> None:
+    with pytest.raises(JobCannotFit, match="the largest has 4"):
+        run("true", num_gpus=5)
+    with pytest.raises(UsageError, match="say --wait TIME"):
+        run("true", no_wait=True)
+
+
+def sent(number: signal.Signals, when: Callable[[], bool]) -> threading.Thread:
+    def send() -> None:
+        wait_until(when)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)]
+)
+def test_ctrl_c_ends_the_job(
+    cluster: Cluster, tmp_path: Path, state: Path, number: signal.Signals, code: ExitCode
+) -> None:
+    before = signal.getsignal(number)
+    sender = sent(number, (tmp_path / "up").exists)
+    script = f"trap 'touch {tmp_path}/ended; exit 3' TERM; touch {tmp_path}/up; sleep 60 & wait"
+    assert run("/bin/sh", "-c", script) == code
+    sender.join()
+    assert (tmp_path / "ended").exists() and signal.getsignal(number) is before
+    assert list(state.iterdir()) == []
+
+
+def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:
+    cluster.settings["slots"] = 0
+    with pytest.raises(NoGpuFree, match=r"has not begun in 0\.2 s"):
+        run("true", wait=0.2)
+    assert {cluster.orders.state.parcel(each).get("end") for each in cluster.orders.handles()} <= {"cancelled"}

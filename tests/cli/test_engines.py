@@ -1,0 +1,167 @@
+"""``--engine`` on every command that starts jobs, and ``engine:`` in their YAML files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.jobs.handover.conftest import Cluster, cluster
+from tests.posttrain import tiny
+from tests.qa.conftest import made_once
+
+from gpuherd.cli.main import run
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+from gpuherd.jobs.settings_place import user_file
+
+__all__ = ["cluster"]
+
+STARTING = ("esd", "batch", "run", "up", "generate", "judge", "score", "posttrain", "train")
+OF_OWN_QUEUES = ("submit", "status", "logs", "top", "cancel", "retry", "pause", "resume", "drain", "set", "down")
+
+
+@pytest.mark.parametrize("command", STARTING)
+def test_a_command_that_starts_jobs_takes_an_engine(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    group = told.partition(" engine: ")[2]
+    assert group.startswith("--engine local|slurm|ray what runs the jobs"), told
+    # What goes for any cluster first, then SLURM's own, then Ray's.
+    places = [group.index(flag) for flag in ("--time-limit", "--node-gpus", "--partition", "--ray-address")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", OF_OWN_QUEUES)
+def test_a_command_about_the_own_queue_takes_its_engine(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run([command, "--help"])
+    assert "--engine local|slurm|ray" in capsys.readouterr().out
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "commands.txt"
+    path.write_text(
+        "#gpuherd gpus=2 cpus=4 name=first\ntrue\n#gpuherd nodes=2\ntrue\n#gpuherd gpus=9 name=large\ntrue\n"
+    )
+    return path
+
+
+def test_simulated_gpus_are_none_of_a_clusters(
+    commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--simulate", "2x40GB", "batch", str(commands)]
+    with pytest.raises(UsageError, match="--simulate pretends GPUs of this machine, and --engine slurm would hand"):
+        run([*words, "--engine=slurm", "--json"])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == ExitCode.USAGE
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[defaults]\nengine = 'slurm'\npartition = 'gpu'\n")
+    assert run([*words, "--dry-run"]) == ExitCode.FAILED  # whatever the settings say, they are looked for here
+    assert "asks for 9 GPUs; there are 2 to use" in capsys.readouterr().out
+    assert cluster.engines == []
+
+
+def test_a_dry_run_tells_what_a_cluster_would_be_asked_for(
+    commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["batch", str(commands), "--engine=slurm", "--dry-run", "--host-mem=2GB", "--time-limit=1h"]
+    assert run(words) == ExitCode.FAILED
+    told = capsys.readouterr().out
+    assert "asks slurm for" in told and "2 GPUs, 4 cores, 2 GB, 60 min" in told
+    assert "1 GPU, 2 GB, 60 min on each of 2 nodes" in told
+    assert "refused  large asks for 9 GPUs on a node; the largest has 4" in told
+    assert run([*words, "--json"]) == ExitCode.FAILED
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["engine"] == "slurm"
+    assert [(job["nodes"], job["cpus"], job["state"]) for job in plan["jobs"]] == [
+        (1, 4, "to do"),
+        (2, None, "to do"),
+        (1, None, "refused"),
+    ]
+    assert cluster.orders.batches() == []
+
+
+def test_the_same_file_runs_there(commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.write_text("#gpuherd gpus=2 cpus=4\ntrue\n#gpuherd host-mem=2GB\nfalse\n")
+    assert run(["batch", str(commands), "--engine=ray", "--json", "--retries=0"]) == ExitCode.FAILED
+    assert json.loads(capsys.readouterr().out)["counts"] == {"done": 1, "failed": 1, "waiting": 0, "cancelled": 0}
+    asked = [(batch["gpus"], batch["cpus"], batch["memory_mb"]) for batch in cluster.orders.batches()]
+    assert sorted(asked, key=str) == [(1, None, 2048), (2, 4, None)]
+
+
+def test_a_dry_run_of_run(commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--engine=ray", "--num-gpus=2", "--dry-run", "--", "true"]) == ExitCode.OK
+    assert capsys.readouterr().out == "would ask ray for 2 GPUs\n"
+    assert run(["run", "--engine=slurm", "--cpus=2", "--dry-run", "--json", "--", "a b"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["asks"]["cpus"] == 2 and told["becomes"][0] == "srun" and told["becomes"][-1] == "a b"
+    with pytest.raises(JobCannotFit, match="the command can never run there: asks for 9 GPUs"):
+        run(["run", "--engine=slurm", "--num-gpus=9", "--dry-run", "--", "true"])
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "tiny-policy", tiny.tiny_llama)
+
+
+@pytest.fixture
+def training(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training's configuration that names an engine."""
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "training": {"algorithm": "grpo", "num_rollouts_per_iteration": 8, "batch_size": 8},
+        "model": {"model_name_or_path": str(model), "max_new_tokens": 4, "torch_dtype": "float32"},
+        "policy_env": {
+            "env_type": "math",
+            "problems": [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)],
+        },
+        "engine": {"name": "slurm", "cpus-per-job": 3, "node-gpus": "4x40GB"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_a_trainings_file_may_name_the_engine(
+    training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Less than a flag, more than the settings; and words over the file count."""
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[defaults]\nengine = 'ray'\nhost-mem = '2GB'\n")
+    words = ["train", "--config", str(training), "--dry-run"]
+    for more, told in (
+        ([], "asks slurm for 1 GPU, 3 cores, 2 GB"),
+        (["engine.cpus-per-job=2"], "asks slurm for 1 GPU, 2 cores, 2 GB"),
+        (["--cpus-per-job=4"], "asks slurm for 1 GPU, 4 cores, 2 GB"),
+        (["--engine=ray", "--node-gpus=4x40GB"], "asks ray for 1 GPU, 2 GB"),
+        (["engine=ray", "--node-gpus=4x40GB"], "asks ray for 1 GPU, 2 GB"),
+    ):
+        assert run([*words, *more]) == ExitCode.OK, more
+        assert told in capsys.readouterr().out, more
+    with pytest.raises(UsageError, match=r"engine\.partitoin is no option of an engine; did you mean partition"):
+        run([*words, "engine.partitoin=x"])
+    assert run([*words, "--engine=local", "--device=cpu"]) == ExitCode.OK
+    assert "asks" not in capsys.readouterr().out
+
+
+def test_an_experiments_file_may_name_the_engine(
+    tmp_path: Path, model: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("engine: {name: slurm, node-gpus: 4x40GB, time-limit: 2h}\n")
+    words = [
+        "posttrain", "experiment.name=first", f"output_dir={tmp_path / 'out'}", "models=[]", "datasets=[]",
+        f"models.tiny.reference={model}", "datasets.sums={task:arithmetic,settings:{digits:1,train:8,test:4}}",
+        "algos=[GRPO]", "system.dtype=fp32", "evaluation.num_samples=2", "--dry-run",
+        "generation={max_new_tokens:4,temperature:1,top_p:1,batch_size:8}",
+    ]  # fmt: skip
+    assert run([*words, "--config", str(mine)]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "engine: slurm; the jobs would ask for" in told and "1 GPU, 120 min" in told
+    assert run([*words, "engine=ray", "engine.node-gpus=4x40GB"]) == ExitCode.OK
+    assert "engine: ray" in capsys.readouterr().out
+    assert run([*words, "--config", str(mine), "--engine=local"]) == ExitCode.OK
+    assert "engine:" not in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""A plugin of the tests: a sweeper that reads what jobs return."""
