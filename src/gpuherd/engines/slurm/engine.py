@@ -143,19 +143,20 @@ class SlurmEngine:
 
 
 def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dict[Ticket, Row]:
-    """The row that speaks of each ticket: by its handle, or by the batch's name where we have not heard that."""
-    by_job: dict[str, list[Row]] = {}
-    by_name: dict[str, list[Row]] = {}
+    """The row that speaks of each ticket: by its handle, or by the name alone where we have not heard that. The name
+    must be right in any case: a controller that has crashed may give a number a second time.
+    """
+    by_name: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        by_job.setdefault(row.job, []).append(row)
-        by_name.setdefault(row.name, []).append(row)
+        by_name.setdefault(row.name, {}).setdefault(row.job, []).append(row)
     found = {}
     for ticket, (name, place) in places.items():
-        if ticket.handle is not None:
-            job, place = parse.place_of(ticket.handle)
-            candidates = by_job.get(job, [])
+        jobs = by_name.get(name, {})
+        if ticket.handle is None:
+            candidates = [row for rows_of_job in jobs.values() for row in rows_of_job]
         else:
-            candidates = by_name.get(name, [])
+            job, place = parse.place_of(ticket.handle)
+            candidates = jobs.get(job, [])
         speaking = [row for row in candidates if row.speaks_of(place)]
         if speaking:
             found[ticket] = max(speaking, key=lambda row: int(row.job))
