@@ -43,9 +43,8 @@ def test_a_command_about_the_own_queue_takes_its_engine(command: str, capsys: py
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "commands.txt"
-    path.write_text(
-        "#gpuherd gpus=2 cpus=4 name=first\ntrue\n#gpuherd nodes=2\ntrue\n#gpuherd gpus=9 name=large\ntrue\n"
-    )
+    asks = ("gpus=2 cpus=4 name=first", "nodes=2", "gpus=9 name=large")
+    path.write_text("".join(f"#gpuherd {words}\ntrue\n" for words in asks))
     return path
 
 
@@ -161,7 +160,7 @@ def test_an_experiments_file_may_name_the_engine(
     assert run([*words, "--config", str(mine)]) == ExitCode.OK
     told = capsys.readouterr().out
     assert "engine: slurm; the jobs would ask for" in told and "1 GPU, 120 min" in told
-    assert run([*words, "engine=ray", "engine.node-gpus=4x40GB"]) == ExitCode.OK
+    assert run([*words, "engine={name:ray,node-gpus:4x40GB}"]) == ExitCode.OK
     assert "engine: ray" in capsys.readouterr().out
     assert run([*words, "--config", str(mine), "--engine=local"]) == ExitCode.OK
     assert "engine:" not in capsys.readouterr().out

@@ -18,6 +18,14 @@ from tests.qa.conftest import made_once
 
 from gpuherd.cli.main import run as in_process
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
+from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.launching import Where, placed
+from gpuherd.posttrain.learning.preparing import prepare
+from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.training.curves import read_curves
 from gpuherd.standin.machine import Machine
 
@@ -90,6 +98,13 @@ def test_a_dry_run_tells_and_starts_nothing(
         (["--num-gpus=2", "--gpu-ids", "1"], "--gpu-ids names 1"),
         (["--device=cpu", "seed"], "is no setting"),
         (["--device=cpu", "training.num_rollouts_per_iteration=64"], "asks for 16 problems a step, and there are"),
+        (["--nnodes=2", "--num-gpus=2"], "master_port is missing.*--engine slurm or --engine ray, starts them all"),
+        (["--engine=slurm", "--nnodes=2", "--node-rank=0"], "--node-rank is for machines that you start yourself"),
+        (["--engine=slurm", "--gpu-ids", "1"], "--gpu-ids is for machines that you start yourself"),
+        (["--engine=slurm", "--no-wait"], "--no-wait is for GPUs of this machine"),
+        (["--engine=slurm", "--num-gpus=3", "--device=cpu"], "batch_size=8 is no multiple of the 3 processes"),
+        (["--engine=slurm", "--ray-address=a:1"], "--ray-address is for --engine ray, and this is slurm"),
+        (["--partition=gpu"], "--partition is for --engine slurm, and this is local"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told: str) -> None:
@@ -97,6 +112,34 @@ def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told
     with pytest.raises(UsageError, match=told):
         in_process(["train", "--config", str(file), "--output", str(output), *words])
     assert not output.exists()
+
+
+def test_a_training_in_the_hands_of_a_cluster_is_left_there(tmp_path: Path, file: Path) -> None:
+    """Started again without its engine, it is not trained twice."""
+    output = tmp_path / "out"
+    folder, run = TrainDirectory(output), RunDirectory(output)
+    config = placed(read_config(file), Where(device="cpu", num_gpus=2, nnodes=2), "slurm")
+    prepare(folder, config, resume=False)
+    run.create()
+    job = Job(name="train", argv=("true",), gpus=0, nodes=2)
+    with Queue(run.queue) as queue:
+        queue.submit([job])
+        queued = QueuedJob(1, job, tries=0, attempts=0, not_before=0.0, avoid=frozenset(), ready_at=0.0)
+        record = AttemptRecord(
+            id=1,
+            queued=queued,
+            number=1,
+            gpus=(),
+            labels=(),
+            process=None,
+            log=str(run.attempt_log("train", 1)),
+            started_at=1.0,
+            started_mono=1.0,
+            handed=Handed("slurm", "batch", 0, "77"),
+        )
+        queue.record_starts([StartRecord(record, 0.0, None)], queue.begin_run(1.0, 1.0))
+    with pytest.raises(UsageError, match="in the hands of SLURM; go on with --engine slurm, or end them first"):
+        in_process(["train", "--resume", "--output", str(output), "--nnodes=1", "--num-gpus=4", "--device=cpu"])
 
 
 def test_settings_stand_before_gpu_ids(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

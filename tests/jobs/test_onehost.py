@@ -63,6 +63,13 @@ def other_machine(run: RunDirectory, *, touched_s_ago: float = 1.0) -> Path:
     return marker(run)
 
 
+def test_a_job_may_lock_its_own_file_beside_a_queue_of_elsewhere(run: RunDirectory) -> None:
+    """A training on a node, in the folder of the queue that another machine has open: it knows nothing of that."""
+    other_machine(run)
+    with closing(DispatcherLock(run.root / "train.lock")):
+        assert DispatcherLock.holder(run.root / "train.lock") == os.getpid()
+
+
 def test_nothing_opens_it_while_another_machine_has_it(run: RunDirectory) -> None:
     other_machine(run)
     ways: tuple[Callable[[], object], ...] = (

@@ -44,8 +44,11 @@ class DispatcherLock:
             raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
         try:
             self._wait(path, role)
-            # Where locks of one machine don't hold another off, this does.
-            refuse_elsewhere(RunDirectory(path.parent).queue)
+            run = RunDirectory(path.parent)
+            if path.absolute() == run.lock:
+                # Where locks of one machine don't hold another off, this does. (A job's own lock, as of a training in
+                # the folder of its queue, is taken on a node of a cluster, and says nothing about the queue.)
+                refuse_elsewhere(run.queue)
         except BaseException:
             os.close(self._fd)
             raise

@@ -107,7 +107,7 @@ def main() -> None:
 
 def _say_version(address: str, version: str | None) -> None:
     import ray
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     said = {"ray_version": version or ray.__version__, "python_version": ".".join(map(str, sys.version_info[:3]))}
     GcsClient(address=address).internal_kv_put(b"CLUSTER_METADATA", json.dumps(said).encode(), True, b"cluster")

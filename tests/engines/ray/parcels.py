@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.patience import wait_until
+
 from gpuherd.engines.cluster import Batch, Engine, Parcel, Phase, Placement, Sighting, Ticket
 from gpuherd.jobs.handover.manifest import Manifest, Order, portable, to_json
 from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended
-from tests.patience import wait_until
 
 
 class Parcels:

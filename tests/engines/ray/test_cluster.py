@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,7 @@ def test_500_jobs_on_8_gpus_never_share_one(engine: RayEngine, tmp_path: Path) -
     assert len(by_gpu) == 2 * GPUS
     for spans in by_gpu.values():
         spans.sort()
-        assert all(ended <= began for (_, ended), (began, _) in zip(spans, spans[1:], strict=False))
+        assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
 
 
 def test_a_job_sees_its_gpus_and_one_without_sees_none(engine: RayEngine, tmp_path: Path) -> None:
@@ -326,14 +327,14 @@ def test_nodes_without_gpuherd_are_told_before_anything_starts(
     import leader_of_here  # type: ignore[import-not-found]
 
     engine = RayEngine(EngineOptions(engine="ray", ray_address=two_nodes.address), leader_of_here.lead)
-    with pytest.raises(UsageError, match="can't run gpuherd .*not on this node.*install the same gpuherd there"):
+    with pytest.raises(UsageError, match=r"can't run gpuherd .*not on this node.*install the same gpuherd there"):
         engine.check([Placement(gpus=1)])
     engine.close()
 
 
 def test_nobody_answers() -> None:
     engine = RayEngine(EngineOptions(engine="ray", ray_address="127.0.0.1:1"), lead)
-    with pytest.raises(EngineAway, match="no Ray cluster answers at 127.0.0.1:1"):
+    with pytest.raises(EngineAway, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
         engine.check([Placement(gpus=1)])
     engine.close()
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs.handover.manifest import Manifest, Order, to_json
 from gpuherd.jobs.handover.reports import Ended, read_ended
+
+NODE = (sys.executable, "-m", "gpuherd.jobs.handover.node")
 
 
 def order(folder: Path, argv: tuple[str, ...], number: int = 1, **more: Any) -> Order:
@@ -40,3 +46,17 @@ def end(order: Order) -> Ended:
     found = read_ended(Path(order.ended))
     assert found is not None, f"nothing was told of attempt {order.attempt}"
     return found
+
+
+@contextmanager
+def leader(
+    manifest: str, index: int = 0, words: Sequence[str] = NODE, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The command as an engine starts it; killed at the end where it hasn't ended."""
+    with subprocess.Popen(
+        [*words, manifest, str(index)], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.orders import end, shell, written
+from tests.jobs.handover.orders import NODE, end, leader, shell, written
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.processes import everyone, identify, tagged
@@ -17,7 +19,6 @@ from gpuherd.jobs.handover.guardian import Guardian
 from gpuherd.jobs.handover.manifest import Order
 from gpuherd.jobs.handover.reports import Ended, read_ended, write_ended
 
-AS_COMMAND = [sys.executable, "-m", "gpuherd.jobs.handover.node"]
 IN_A_WORKER = [
     sys.executable,
     "-c",
@@ -29,19 +30,25 @@ def alive(job: Order) -> bool:
     return any(each.attempt == job.tag for each in tagged(job.tag))
 
 
-def guards(manifest: str) -> bool:
-    """Whether a guardian of this manifest's attempts is there."""
-    return any(manifest.encode() in Path(f"/proc/{each.process.pid}/cmdline").read_bytes() for each in everyone())
+def guardians(manifest: str) -> list[int]:
+    """The pids of the guardians of this manifest's attempts."""
+    found = []
+    for each in everyone():
+        with suppress(OSError):  # it has ended meanwhile
+            line = Path(f"/proc/{each.process.pid}/cmdline").read_bytes()
+            if b"guardian" in line and manifest.encode() in line:
+                found.append(each.process.pid)
+    return found
 
 
-@pytest.mark.parametrize("words", [AS_COMMAND, IN_A_WORKER])
-def test_leader_killed(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [NODE, IN_A_WORKER])
+def test_leader_killed(tmp_path: Path, words: Sequence[str]) -> None:
     """Nothing of the attempt goes on, not even what hides; its end is told, and it is nobody's fault."""
     ready = tmp_path / "ready"
     stubborn = f'trap "" TERM; touch {ready}; while :; do sleep 0.02; done'
     job = shell(tmp_path, f"trap 'exit 5' TERM; (setsid sh -c '{stubborn}' &); while :; do sleep 0.02; done")
     manifest = written(tmp_path, job)
-    with subprocess.Popen([*words, manifest, "0"]) as child:
+    with leader(manifest, words=words) as child:
         wait_until(ready.exists)
         child.kill()
     wait_until(Path(job.ended).exists)
@@ -60,7 +67,7 @@ def test_leader_killed_after_the_end(tmp_path: Path) -> None:
         tmp_path, f"touch {tmp_path}/ready; {gate.wait}; echo made >{tmp_path}/result", result=f"{tmp_path}/result"
     )
     manifest = written(tmp_path, job)
-    with subprocess.Popen([*AS_COMMAND, manifest, "0"]) as child:
+    with leader(manifest) as child:
         wait_until((tmp_path / "ready").exists)
         child.send_signal(signal.SIGSTOP)
         gate.open()
@@ -74,7 +81,7 @@ def test_leader_and_job_killed(tmp_path: Path) -> None:
     """Both at once, as by a kernel short of memory: there is no exit status, and the guardian says so."""
     job = shell(tmp_path, f"touch {tmp_path}/ready; exec sleep 1000")
     manifest = written(tmp_path, job)
-    with subprocess.Popen([*AS_COMMAND, manifest, "0"]) as child:
+    with leader(manifest) as child:
         wait_until((tmp_path / "ready").exists)
         child.send_signal(signal.SIGSTOP)
         for each in tagged(job.tag):
@@ -90,9 +97,9 @@ def test_all_is_well(tmp_path: Path) -> None:
     """A guardian that is dismissed does nothing, and is gone when the leader is."""
     job = shell(tmp_path, "exit 0")
     manifest = written(tmp_path, job)
-    assert subprocess.run([*AS_COMMAND, manifest, "0"]).returncode == 0
+    assert subprocess.run([*NODE, manifest, "0"]).returncode == 0
     assert end(job).well
-    assert not guards(manifest)
+    assert not guardians(manifest)
 
 
 def test_what_was_told_stays(tmp_path: Path) -> None:
@@ -124,12 +131,10 @@ def test_signals_for_all_do_not_end_it(tmp_path: Path) -> None:
     """An engine signals all processes of a job before it kills its leader."""
     job = shell(tmp_path, f"touch {tmp_path}/ready; trap '' TERM; while :; do sleep 0.02; done", grace_s=0.2)
     manifest = written(tmp_path, job)
-    with subprocess.Popen([*AS_COMMAND, manifest, "0"]) as child:
+    with leader(manifest) as child:
         wait_until((tmp_path / "ready").exists)
-        for each in everyone():
-            line = Path(f"/proc/{each.process.pid}/cmdline").read_bytes()
-            if b"gpuherd-guardian" in line and manifest.encode() in line:
-                os.kill(each.process.pid, signal.SIGTERM)
+        (guardian,) = guardians(manifest)
+        os.kill(guardian, signal.SIGTERM)
         child.kill()
     wait_until(Path(job.ended).exists)
     assert end(job).interrupted and not end(job).well

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.handover.orders import end, order, shell, written
+from tests.jobs.handover.orders import NODE, end, leader, order, shell, written
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.processes import tagged
@@ -28,20 +26,6 @@ from gpuherd.jobs.handover.node import environment, lead
 from gpuherd.jobs.handover.peak import most
 from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take, write_ended
 from gpuherd.jobs.handover.telling import INTERRUPTED
-
-NODE = [sys.executable, "-m", "gpuherd.jobs.handover.node"]
-
-
-@contextmanager
-def leader(manifest: str, index: int = 0, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """The command as an engine starts it."""
-    with subprocess.Popen(
-        [*NODE, manifest, str(index)], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 def alive(job: Order) -> bool:
@@ -193,6 +177,37 @@ def test_make_room(tmp_path: Path, number: signal.Signals) -> None:
         assert child.wait() == INTERRUPTED
     assert end(job).interrupted and end(job).code == 9
     assert Path(job.log).read_text().endswith("saved\n")  # the shell tells of its sleep before
+
+
+@pytest.mark.parametrize("notice_s", [None, 5.1, 60.0])
+def test_notice(tmp_path: Path, notice_s: float | None) -> None:
+    """A job whose time is nearly up has its notice to save; and no more than the grace when somebody asks again."""
+    ready, saved, gate = tmp_path / "ready", tmp_path / "saved", Gate(tmp_path / "gate")
+    script = f"trap '{gate.wait}; touch {saved}; exit 9' TERM; touch {ready}; while :; do sleep 0.02; done"
+    job = shell(tmp_path, script, grace_s=0.1, notice_s=notice_s)
+    with leader(written(tmp_path, job)) as child:
+        wait_until(ready.exists)
+        child.send_signal(signal.SIGUSR1)
+        if notice_s == 60.0:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)
+            assert child.poll() is None
+            child.send_signal(signal.SIGTERM)
+        assert child.wait() == INTERRUPTED
+    assert end(job).signal == signal.SIGKILL and not saved.exists()
+
+
+def test_notice_is_enough(tmp_path: Path) -> None:
+    ready, told, gate = tmp_path / "ready", tmp_path / "told", Gate(tmp_path / "gate")
+    script = f"trap 'touch {told}; {gate.wait}; exit 9' TERM; touch {ready}; while :; do sleep 0.02; done"
+    job = shell(tmp_path, script, grace_s=0.01, notice_s=60.0)
+    with leader(written(tmp_path, job)) as child:
+        wait_until(ready.exists)
+        child.send_signal(signal.SIGUSR1)
+        wait_until(told.exists)
+        gate.open()
+        assert child.wait() == INTERRUPTED
+    assert end(job).code == 9 and end(job).interrupted
 
 
 def test_work_that_was_done_counts(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def start(rank):
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": f"none{{rank + 1}}"}}
     return subprocess.Popen(words, env={{**os.environ, **more}}, process_group=0)
 tasks = [start(rank) for rank in range(nodes)]
+with open(os.environ["TASKS"], "w") as told:
+    print(*[task.pid for task in tasks], file=told)
 def hand_on(number, _frame=None):
     for task in tasks:
         if task.poll() is None:
@@ -49,14 +51,27 @@ sys.exit(max(task.returncode for task in tasks))
 """
 
 
+# What scancel does for us: a signal to all that srun has started, and none to srun.
+_SCANCEL = f"""#!{sys.executable}
+import os, signal, sys
+assert sys.argv[1:] == ["--signal=TERM", "77"], sys.argv
+with open(os.environ["TASKS"]) as told:
+    for pid in told.read().split():
+        os.killpg(int(pid), signal.SIGTERM)
+"""
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """srun is there, and we are in a SLURM job."""
-    program = tmp_path / "bin" / "srun"
-    program.parent.mkdir()
-    program.write_text(_SRUN)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    """srun and scancel are there, and we are in a SLURM job."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", _SRUN), ("scancel", _SCANCEL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("TASKS", str(tmp_path / "tasks"))
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
 
 
@@ -117,8 +132,11 @@ def test_first_failure_counts(tmp_path: Path, fails: str, code: int | None, numb
 
 
 @pytest.mark.usefixtures("slurm")
-def test_make_room_on_all(tmp_path: Path) -> None:
-    """Every node's part hears of it."""
+@pytest.mark.parametrize("answers", [True, False])
+def test_make_room_on_all(tmp_path: Path, answers: bool) -> None:
+    """Every node's part hears of it; also when SLURM's controller does not answer: then srun is told, as it must be."""
+    if not answers:
+        (tmp_path / "bin" / "scancel").write_text("#!/bin/sh\nexit 1\n")
     script = f"trap 'echo >{tmp_path}/$NODE_RANK.saved; exit 0' TERM; echo >{tmp_path}/$NODE_RANK.ready; "
     job = shell(tmp_path, script + "while :; do sleep 0.02; done", nodes=2, grace_s=60.0)
     codes = []

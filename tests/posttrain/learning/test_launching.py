@@ -82,3 +82,31 @@ def test_a_port_in_use_is_told() -> None:
         check_port(config(num_gpus=1, master_port=port))  # nobody listens
         check_port(config(num_gpus=2, num_nodes=2, node_rank=1, master_port=port))  # the other machine does
     check_port(config(num_gpus=2, master_port=port))
+
+
+def test_a_cluster_says_where_its_machines_are(tmp_path: Path) -> None:
+    """What a file says of machines that its user starts is none of a cluster's; torchrun reads it where it starts."""
+    by_hand = config(gpu_ids=[4, 5], num_nodes=2, node_rank=1, master_addr="10.0.0.1", master_port=29500)
+    told = placed(by_hand, Where(), "slurm")
+    assert processes_of(told) == Processes(2, 4, False, None)
+    words = command(processes_of(told), told, tmp_path, on_cpu=False, engine="slurm")
+    assert words[:4] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    assert words[4:6] == ["-m", "gpuherd.posttrain.learning"]
+    assert "--standalone" in command(processes_of(config(num_gpus=2)), config(num_gpus=2), tmp_path, on_cpu=False)
+    assert placed(config(), Where(nnodes=2), "ray").distributed.num_nodes == 2
+    one = placed(config(), Where(), "slurm")
+    assert command(processes_of(one), one, tmp_path, on_cpu=True, engine="slurm")[1] == "-m"
+
+
+@pytest.mark.parametrize(
+    ("where", "flag"),
+    [
+        (Where(gpu_ids=(0,)), "--gpu-ids"),
+        (Where(nnodes=2, node_rank=0), "--node-rank"),
+        (Where(nnodes=2, master_addr="a"), "--master-addr"),
+        (Where(nnodes=2, master_port=29500), "--master-port"),
+    ],
+)
+def test_machines_started_by_hand_are_none_of_a_cluster(where: Where, flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag} is for machines that you start yourself; --engine slurm chooses"):
+        placed(config(), where, "slurm")

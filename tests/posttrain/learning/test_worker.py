@@ -194,3 +194,11 @@ def test_a_second_request_ends_it_at_once(tmp_path: Path) -> None:
     assert asked.stopping() and asked.code == ExitCode.TERMINATED
     done = subprocess.run([sys.executable, "-c", ASKED_TWICE, str(tmp_path)], capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGTERM and done.stdout == b""
+
+
+def test_in_a_job_one_request_may_come_often(tmp_path: Path) -> None:
+    """From the job's leader, from torchrun and from SLURM: it ends behind its checkpoint all the same."""
+    in_a_job = {**os.environ, "GPUHERD_ATTEMPT": "queue/1"}
+    words = [sys.executable, "-c", ASKED_TWICE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, timeout=60, env=in_a_job)
+    assert done.returncode == 0 and done.stdout == b"still here\n"

@@ -97,3 +97,21 @@ def test_a_watcher_hears_sees_and_tells(
     with logged_to(folder.root / "run.log"):
         logging.getLogger("gpuherd.jobs").info("again")
     assert (folder.root / "run.log").read_text().startswith(log)
+
+
+def test_gpus_of_a_cluster_are_told_by_the_jobs_that_had_them(tmp_path: Path) -> None:
+    """Nobody can look at them from here."""
+    folder, shown = RoundsDirectory(tmp_path), Shown()
+    folder.usage.mkdir()
+    watcher = GpuWatcher(folder, {"a": "train", "b": "train"}, shown, lambda: ())
+    usage = {"peak_allocated": 3 << 30, "peak_reserved": 4 << 30, "total": 80 << 30}
+    folder.usage_of("a").write_text(json.dumps(usage))
+    watcher.event(event(EventKind.STARTED, "a", "n1:0"))
+    watcher.event(event(EventKind.STARTED, "b", "n2:1"))
+    watcher.event(event(EventKind.DONE, "a", "n1:0"))
+    watcher.event(event(EventKind.DONE, "b", "n2:1"))
+    assert watcher.write() == [
+        "GPU Memory Summary:",
+        "  GPU n1:0: 3.00 GB allocated, 4.00 GB reserved, 80.00 GB total",
+        "  GPU n2:1: N/A allocated, N/A reserved, N/A total",
+    ]

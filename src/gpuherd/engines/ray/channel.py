@@ -43,7 +43,7 @@ class Channel:
         self._folder: Path | None = None
         if setup.address.kind is Kind.OWN:
             # Ray's sockets lie below it, and a socket's path must be short.
-            self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-ray-", dir="/tmp"))  # noqa: S108
+            self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-ray-", dir="/tmp"))
         # Closed by ``close``: what Ray prints is read here when the process has died.
         self._log = tempfile.TemporaryFile(prefix="gpuherd-ray-")  # noqa: SIM115
         try:

@@ -65,7 +65,8 @@ def _answer(office: Office, question: Question) -> object:
         case Look(handles):
             return office.look(handles)
         case Cancel(handles):
-            return office.cancel(handles)
+            office.cancel(handles)
+            return None
     raise AssertionError(f"no question: {question!r}")
 
 

@@ -107,7 +107,7 @@ def _watch(read_end: int, stop: Stop, turn_s: float | None) -> None:
     wait_ms = None if turn_s is None else 1000 * turn_s
     while True:
         if not ready.poll(wait_ms):
-            stop.ask()
+            stop.ask(time_up=True)
             wait_ms = None
             continue
         told = os.read(read_end, 64)

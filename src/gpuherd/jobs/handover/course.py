@@ -8,6 +8,7 @@ import math
 import os
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,7 @@ _KILL_AGAIN_S = 5.0
 # What the main process leaves behind gets so long to obey a SIGTERM.
 _PATIENCE_S = 1.0
 _LOOK_S = 0.05
+_LAST_S = 5.0  # of the notice are ours, to end what is left and to tell of it
 _OTHERS_LOOK_S = 0.5
 _OTHERS_END_S = 30.0  # beyond their grace; an engine that can't end them will not be waited for
 
@@ -33,7 +35,10 @@ class Course:
     """One attempt that runs.
 
     Attributes:
+        grace_s, notice_s: what it has to end: when it is asked to, and when its time is nearly up.
         others: its other nodes, where the engine starts them one by one.
+        ask_all: sends SIGTERM to all of it on all of its nodes, where the main process would not hand it on; False
+            where that failed.
         passed: the limit for which it is being ended.
         interrupted: it is being ended to make room.
         failure: another node that failed, for which it is being ended.
@@ -43,7 +48,9 @@ class Course:
     progress: Path
     timer: Timer
     grace_s: float
+    notice_s: float | None = None
     others: Others | None = None
+    ask_all: Callable[[], bool] | None = None
     passed: Passed | None = None
     interrupted: bool = False
     failure: Failure | None = None
@@ -56,26 +63,25 @@ class Course:
         poll = select.poll()
         if not self._ended:
             poll.register(self.process.pidfd, select.POLLIN)
-        if not self.interrupted:
-            poll.register(stop.fileno(), select.POLLIN)
+        poll.register(stop.fileno(), select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll(self._wait_ms())}
             if self.process.pidfd in ready:
                 poll.unregister(self.process.pidfd)
                 self._ended = True
                 if _failed(self.process.pidfd):
-                    self._end_others()
+                    self._end_others(self.grace_s)
             if stop.fileno() in ready:
-                poll.unregister(stop.fileno())
-                self.make_room()
+                stop.heard()
+                self.make_room(soon=stop.soon)
             if self._all_ended():
                 return
             self._keep_time(clock.mono())
 
-    def make_room(self) -> None:
-        """SIGTERM to all that belongs to it, and SIGKILL after the grace."""
+    def make_room(self, *, soon: bool = True) -> None:
+        """SIGTERM to all that belongs to it, and SIGKILL after the grace, or when the notice of its end is over."""
         self.interrupted = True
-        self._end(clock.mono())
+        self._end(clock.mono(), self.grace_s if soon else max(self.grace_s, (self.notice_s or 0.0) - _LAST_S))
 
     def _all_ended(self) -> bool:
         if self.others is None:
@@ -83,7 +89,7 @@ class Course:
         if self.failure is None and self._others_end_at is None:
             self.failure = self.others.failure()
             if self.failure is not None:
-                self._end(clock.mono())
+                self._end(clock.mono(), self.grace_s)
         given_up = self._others_end_at is not None and clock.mono() > self._others_end_at
         return self._ended and (self.others.over() or given_up)
 
@@ -99,14 +105,14 @@ class Course:
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill_at = now + _KILL_AGAIN_S
-                self._end_others()
+                self._end_others(self.grace_s)
                 self.process.kill()
             return
         if self.timer.wants_look(now):
             self._look(now)
         self.passed = self.timer.passed(now)
         if self.passed is not None:
-            self._end(now)
+            self._end(now, self.grace_s)
 
     def _look(self, now: float) -> None:
         try:
@@ -116,17 +122,19 @@ class Course:
         told = None if mark is None else progress.read(self.progress)
         self.timer.look(now, mark, None if told is None else told.stage)
 
-    def _end(self, now: float) -> None:
+    def _end(self, now: float, grace_s: float) -> None:
         if self._kill_at is None:
-            self._kill_at = now + self.grace_s
-            self._end_others()
-            self.process.terminate()
+            self._kill_at = now + grace_s
+            self._end_others(grace_s)
+            if self.ask_all is None or not self.ask_all():
+                self.process.terminate()
+        self._kill_at = min(self._kill_at, now + grace_s)
 
-    def _end_others(self) -> None:
+    def _end_others(self, grace_s: float) -> None:
         if self.others is not None:
             self.others.end()
             if self._others_end_at is None:
-                self._others_end_at = clock.mono() + self.grace_s + _OTHERS_END_S
+                self._others_end_at = clock.mono() + grace_s + _OTHERS_END_S
 
 
 def _failed(pidfd: int) -> bool:

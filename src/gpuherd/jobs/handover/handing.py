@@ -191,6 +191,7 @@ class Handing:
             stage_timeout_s=limits.stage_s,
             heartbeat_s=limits.heartbeat_s,
             grace_s=self._grace_s,
+            notice_s=self._options.notice,
             threads=placement.cpus,
         )
 

@@ -47,6 +47,7 @@ class Order:
         gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
         timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
         grace_s: between SIGTERM and SIGKILL.
+        notice_s: so long before its time is up the engine tells it; None where it doesn't.
         threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
     """
 
@@ -66,6 +67,7 @@ class Order:
     stage_timeout_s: float | None = None
     heartbeat_s: float | None = None
     grace_s: float = 10.0
+    notice_s: float | None = None
     threads: int | None = None
 
     @property

@@ -1,10 +1,10 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.handover.node MANIFEST INDEX``.
 
 It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP or SIGUSR1), and tells by a file how it has ended. It exits with 0 only if
-the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was interrupted, or somebody else
-has it. Of an attempt on several nodes it leads all: in SLURM by ``srun`` (``rank``), elsewhere by what the engine gives
-it (``world.Others``), whose nodes ``join``.
+node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and tells by a file how it has ended.
+It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
+interrupted, or somebody else has it. Of an attempt on several nodes it leads all: in SLURM by ``srun`` (``rank``),
+elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
 
 Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
 is little, for this begins once for each attempt.
@@ -25,14 +25,15 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
 from gpuherd.jobs.handover.part import Part
-from gpuherd.jobs.handover.rank import srun
+from gpuherd.jobs.handover.rank import ask_steps, srun
 from gpuherd.jobs.handover.reports import Claim, read_claim, read_ended, take
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_TIME_UP = signal.SIGUSR1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
 
 
 def main(words: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         return ExitCode.USAGE
     with Stop() as stop:
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: stop.ask())
+            signal.signal(number, lambda number, _frame: stop.ask(time_up=number == _TIME_UP))
         try:
             return lead(words[0], int(words[1]), stop)
         except (GpuherdError, OSError) as problem:
@@ -133,7 +134,7 @@ def _spread(part: Part, others: Others | None) -> Part:
     if others is not None:
         return replace(part, world=World(0, order.nodes, others.address, port))
     words = srun(order.nodes, port, order.first_failure, order.argv, part.inherited.get("SLURM_CPUS_PER_TASK"))
-    return replace(part, order=replace(order, argv=tuple(words)))
+    return replace(part, order=replace(order, argv=tuple(words)), ask_all=lambda: ask_steps(part.inherited))
 
 
 def _taken(order: Order) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ class Part:
         order: its files and its command are this node's.
         inherited: the environment that the job's own comes on top of.
         world: this node's place among several, where the command itself does not find it.
+        ask_all: as in ``Course``.
         patience_s: how long a start or a report is tried again that fails.
     """
 
@@ -43,6 +44,7 @@ class Part:
     order: Order
     inherited: Mapping[str, str]
     world: World | None = None
+    ask_all: Callable[[], bool] | None = None
     patience_s: float = 60.0
 
     def run(self, stop: Stop, others: Others | None = None) -> Ended:
@@ -95,7 +97,7 @@ class Part:
         order, began = self.order, clock.mono()
         limits = Limits(order.timeout_s, order.stage_timeout_s, order.heartbeat_s)
         timer = Timer(began, limits, seen_at=began)
-        course = Course(process, Path(order.progress), timer, order.grace_s, others)
+        course = Course(process, Path(order.progress), timer, order.grace_s, order.notice_s, others, self.ask_all)
         thrown: BaseException | None = None
         with Peak(process.traces, order.gpus != 0) as peak:
             process.go()

@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from gpuherd.jobs.handover.reports import once
 from gpuherd.jobs.handover.telling import say
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_ANSWER_S = 10.0
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
 
 
@@ -39,6 +40,22 @@ def srun(nodes: int, port: int, first: Path, argv: Sequence[str], cpus: str | No
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     words += ["--input=none", "--export=ALL", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
     return [*words, sys.executable, "-m", "gpuherd.jobs.handover.rank", str(port), str(first), "--", *argv]
+
+
+def ask_steps(variables: Mapping[str, str]) -> bool:
+    """Sends SIGTERM to what srun has started in the SLURM job of these variables, on all of its nodes; False where that
+    can't be done.
+
+    A signal to srun itself would not do: it takes SIGTERM for the wish to end all, and leaves SLURM's KillWait for it.
+    """
+    job = variables.get("SLURM_JOB_ID")
+    if job is None:
+        return False
+    try:
+        words = ["scancel", "--signal=TERM", job]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_ANSWER_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def main(words: Sequence[str]) -> int:
@@ -55,6 +72,8 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     code = _run(words[3:], world)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # an interpreter that ends takes handlers away, and one is still coming
     if code != 0:
         ended = Failure(world.rank, node, None if code < 0 else code, -code if code < 0 else None)
         say(str(ended))

@@ -28,7 +28,7 @@ class GpuWatcher:
 
     Args:
         phases: of each job, by name.
-        look: the GPUs now; () where there are none.
+        look: the GPUs now; () where there are none, and where they are those of a cluster.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class GpuWatcher:
         self._shown_at = self._looked_at = clock.mono()
         self._at_work: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, tuple[int, int]] = {}
+        self._totals: dict[str, int] = {}
         self._seen: set[str] = set()
         self._looks = Looks()
 
@@ -72,16 +73,18 @@ class GpuWatcher:
 
     def write(self) -> list[str]:
         """Writes the lines to the log. Returns those of the memory, for people."""
-        gpus = [gpu for gpu in self._look() if gpu.label in self._seen]
-        lines = memory_summary([self._memory(gpu) for gpu in gpus])
+        here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
+        # On a cluster nobody can look from here: there a job's own word counts for the whole of its GPU too.
+        labels = [*here, *sorted(self._seen - {*here})]
+        lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
         for line in (*lines, *utilisation_lines(self._looks.found())):
             logger.info("%s", line)
         return lines
 
-    def _memory(self, gpu: Gpu) -> GpuMemory:
-        used = self._used.get(gpu.label)
+    def _memory(self, label: str, total: int | None) -> GpuMemory:
+        used = self._used.get(label)
         allocated, reserved = (None, None) if used is None else used
-        return GpuMemory(gpu.label, allocated, reserved, gpu.total_mb * _MIB)
+        return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
         """What a finished job says that it took of its GPU."""
@@ -92,5 +95,7 @@ class GpuWatcher:
             return  # it is for people; a run doesn't end for it
         if len(labels) != 1 or not isinstance(allocated, int) or not isinstance(reserved, int):
             return
+        if isinstance(told.get("total"), int):
+            self._totals[labels[0]] = told["total"]
         before = self._used.get(labels[0], (0, 0))
         self._used[labels[0]] = max(before[0], allocated), max(before[1], reserved)

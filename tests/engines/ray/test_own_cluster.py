@@ -1,0 +1,67 @@
+"""A cluster of our own on this machine, and what is left of it: nothing. And Ray that is not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.engines.ray.parcels import Parcels
+
+from gpuherd.engines.cluster import End, EngineMissing, Placement
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.ray import RayEngine
+from gpuherd.errors import UsageError
+from gpuherd.jobs.handover.node import join, lead
+from gpuherd.standin.machine import Machine
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
+    tmp_path: Path, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin("2x40GB")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    environment, places = dict(os.environ), ours_in_tmp()
+    engine = RayEngine(EngineOptions(engine="ray"), lead, join)
+    assert engine.check([Placement(gpus=2), Placement(gpus=3)]).keys() == {Placement(gpus=3)}
+    jobs = Parcels(tmp_path / "jobs", ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"'], Placement(gpus=1), count=4)
+    engine.submit(jobs.batch)
+    assert {each.end for each in jobs.to_the_end(engine).values()} == {End.OK}
+    assert {jobs.log(number).strip() for number in range(4)} <= {"0", "1"}
+    family = psutil.Process().children(recursive=True)
+    assert any("raylet" in process.name() for process in family)
+    assert ours_in_tmp() != places
+    engine.close()
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    assert ours_in_tmp() == places
+    assert os.environ == environment
+    assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
+    assert "ray" not in sys.modules or sys.modules["ray"].is_initialized() is False
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    engine = RayEngine(EngineOptions(engine="ray", ray_address="head:6379"), lead)
+    with pytest.raises(EngineMissing, match=r"pip install 'gpuherd\[ray\]'"):
+        engine.check([Placement(gpus=1)])
+    engine.close()
+
+
+def test_words_are_refused_before_ray_is_touched() -> None:
+    with pytest.raises(UsageError, match="ray:// is not taken"):
+        RayEngine(EngineOptions(engine="ray", ray_address="ray://head:10001"), lead)
+    with pytest.raises(UsageError, match="NAME=AMOUNT"):
+        RayEngine(EngineOptions(engine="ray", ray_address="head:6379", ray_resources=("licence",)), lead)
+
+
+def ours_in_tmp() -> set[str]:
+    """Folders of clusters of our own."""
+    return {path.name for path in Path("/tmp").glob("gpuherd-ray-*")}
