@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, cluster
 from tests.posttrain import tiny
 from tests.qa.conftest import made_once
+from tests.qa.judging.conftest import capitals_run
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
@@ -162,5 +164,42 @@ def test_an_experiments_file_may_name_the_engine(
     assert "engine: slurm; the jobs would ask for" in told and "1 GPU, 120 min" in told
     assert run([*words, "engine={name:ray,node-gpus:4x40GB}"]) == ExitCode.OK
     assert "engine: ray" in capsys.readouterr().out
+    assert run([*words, "--config", str(mine), "--json"]) == ExitCode.OK
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["engine"] == "slurm" and {job["asks"] for job in plan["jobs"]} == {"1 GPU, 120 min"}
     assert run([*words, "--config", str(mine), "--engine=local"]) == ExitCode.OK
     assert "engine:" not in capsys.readouterr().out
+
+
+def test_dry_runs_as_json_name_the_engine_and_what_it_is_asked(
+    tmp_path: Path, model: Path, training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "sums.jsonl"
+    questions.write_text("".join(f'{{"question": "{n}+1=", "answers": ["{n + 1}"]}}\n' for n in range(4)))
+    capitals_run(tmp_path / "runs" / "capitals")
+    on_it = ["--engine=slurm", "--time-limit=1h", "--dry-run", "--json"]
+
+    def told(*words: str) -> dict[str, Any]:
+        assert run([*words, *on_it]) == ExitCode.OK
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert (found["plan"] if words[0] == "train" else found)["engine"] == "slurm"
+        return found
+
+    asks = "1 GPU, 60 min"
+    esd = ["esd", "--single-model", str(model), f"--output-dir={tmp_path / 'esd'}"]
+    assert [each["asks"] for each in told(*esd)["plan"]] == [asks]
+    assert [each["asks"] for each in told(*esd, "--gpus-per-job=0")["plan"]] == ["no GPU, 60 min"]
+    assert told(*esd)["never"] == []
+    assert told(*esd, "--gpus-per-job=9")["never"] == ["asks for 9 GPUs on a node; the largest has 4"]
+    gpus = "--node-gpus=4x40GB"
+    assert told("generate", f"--model={model}", f"--dataset={questions}", gpus)["engine_asks"] == asks
+    assert told("judge", "capitals", str(model), gpus)["engine_asks"] == asks
+    assert told("train", f"--config={training}", gpus)["plan"]["asks"] == "1 GPU, 3 cores, 60 min"
+    scoring = told("score", "capitals", "--measures=p-true", f"--p-true-model={model}", gpus)
+    assert [each["engine_asks"] for each in scoring["to_measure"]] == [asks]
+    assert cluster.orders.batches() == []
+    assert run([*esd, "--dry-run", "--json"]) == ExitCode.OK
+    here = json.loads(capsys.readouterr().out)
+    assert here["engine"] == "local" and here["plan"][0]["asks"] is None
+    with pytest.raises(UsageError, match="--device-map cuda needs a GPU, and --gpus-per-job 0 gives none"):
+        run([*esd, "--gpus-per-job=0", "--device-map=cuda"])

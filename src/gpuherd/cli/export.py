@@ -15,7 +15,7 @@ from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
-from gpuherd.jobs.options import positive_int
+from gpuherd.jobs.options import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export.reading import Found
@@ -63,10 +63,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--shell", action="store_true", help="the file's command lines are for /bin/sh")
     parser.add_argument(
         "--gpus-per-job",
-        type=positive_int,
+        type=count,
         default=1,
         metavar="N",
-        help="GPUs of jobs that don't say how many (default: 1)",
+        help="GPUs of jobs that don't say how many; 0: none (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     add_options(parser, EngineOptions, only=_SLURM)

@@ -67,7 +67,7 @@ def asked(job: Job, options: DispatchOptions) -> str:
     (reason,) = outlook.never([job], options)
     if reason is not None:
         raise JobCannotFit(reason)
-    return f"asks {options.engine} for {outlook.in_words(outlook.would_ask(job, options))}"
+    return outlook.in_words(outlook.would_ask(job, options))
 
 
 def train_there(

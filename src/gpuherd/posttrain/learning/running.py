@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Plan:
     Attributes:
         need: of each GPU; None on a CPU.
         argv: the command.
+        engine: what runs it, and ``asks`` for what it would ask a cluster, as far as that was looked at.
     """
 
     config: TrainConfig
@@ -60,6 +61,8 @@ class Plan:
     on_cpu: bool
     need: Need | None
     argv: Sequence[str]
+    engine: str = LOCAL
+    asks: str | None = None
 
     def lines(self) -> list[str]:
         """For people."""
@@ -88,6 +91,8 @@ class Plan:
             "device": "cpu" if self.on_cpu else "cuda",
             "memory_mb": None if self.need is None else self.need.memory_mb,
             "argv": list(self.argv),
+            "engine": self.engine,
+            "asks": self.asks,
         }
 
 
@@ -167,11 +172,12 @@ class TrainRun:
             lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
             need = need_of(config, cards, processes.size, lengths)
         argv = command(processes, config, folder.root, on_cpu=processes.on_cpu, engine=engine)
-        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv)
+        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine)
         job = job_of(config, processes, argv, folder)
         self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
-            self._tell([asked(job, options), "nothing was started"])
+            self.plan = replace(self.plan, asks=asked(job, options))
+            self._tell([f"asks {engine} for {self.plan.asks}", "nothing was started"])
             return ExitCode.OK
         look_over(folder, config, resume=self.options.resume)
 
