@@ -11,7 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.engine_key import fill_from_block
+from gpuherd.cli.parsing import add_command
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
@@ -37,6 +38,7 @@ examples:
   gpuherd export --to slurm results --output results/slurm --account lab
 """
 _SLURM = (
+    "node_gpus",
     "partition",
     "account",
     "qos",
@@ -94,13 +96,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> EngineOptions:
-    """The options of SLURM, with what the settings say; none for a shell."""
+    """The options of SLURM, with what the job file and the settings say; none for a shell."""
     if args.to == "shell":
         given = next((name for name in _SLURM if hasattr(args, name)), None)
         if given is not None:
             raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
         return EngineOptions()
-    load_for(args, EngineOptions)
+    from gpuherd.batch.job_file import read_engine
+    from gpuherd.jobs.settings import load
+
+    args.engine = "slurm"  # whatever file and settings take for running jobs
+    fill_from_block(args, read_engine(args.path))
+    load().fill(args, EngineOptions)
     named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
     return build(EngineOptions, argparse.Namespace(engine="slurm", **named))
 
