@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, cluster
+from tests.patience import wait_until
 from tests.posttrain import tiny
 from tests.qa.conftest import made_once
 from tests.qa.judging.conftest import capitals_run
@@ -169,6 +171,24 @@ def test_a_trainings_file_may_name_the_engine(
         run([*words, "engine.partitoin=x"])
     assert run([*words, "--engine=local", "--device=cpu"]) == ExitCode.OK
     assert "asks" not in capsys.readouterr().out
+
+
+def test_a_training_that_was_cancelled_has_not_failed(
+    training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.orders.hold()
+
+    def cancel() -> None:
+        wait_until(cluster.orders.handles)
+        cluster.orders.end(cluster.orders.handles()[0], "cancelled", by="root")
+
+    administrator = threading.Thread(target=cancel)
+    administrator.start()
+    assert run(["train", "--config", str(training), "--output", "out"]) == ExitCode.FAILED
+    administrator.join()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "cancelled by root in SLURM" in told and "failed" not in told
+    assert "cancelled: gpuherd train --resume --output" in told and "out --engine slurm goes on from there" in told
 
 
 def test_an_experiments_file_may_name_the_engine(

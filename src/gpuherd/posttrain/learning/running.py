@@ -162,7 +162,7 @@ class TrainRun:
 
     def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, job_of, train_there
+        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, code_of, job_of, train_there
 
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
@@ -185,9 +185,11 @@ class TrainRun:
             prepare(folder, config, resume=self.options.resume)
             folder.stop.unlink(missing_ok=True)  # of a start before
 
-        code = train_there(job, options, folder, begin, self.console)
+        outcome = train_there(job, options, folder, begin, self.console)
+        code = code_of(outcome)
         self.summary = folder.summary()
-        self._tell(self._end(code, folder))
+        told = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
+        self._tell(self._end(code, folder, told))
         return code
 
     def _refuse_other_hands(self, folder: TrainDirectory) -> None:
@@ -259,13 +261,16 @@ class TrainRun:
                 for lease in taken.leases:
                     lease.close()
 
-    def _end(self, code: int, folder: TrainDirectory) -> list[str]:
+    def _end(self, code: int, folder: TrainDirectory, ended: str | None = None) -> list[str]:
+        """What is told last. ``ended``: a word for an end that is no failure."""
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
             return [f"at the end: {told_figures(last)}"]  # the worker has said how long it took, and where the model is
-        if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            ended = "stopped"
+        if ended is not None:
             engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
-            return [f"stopped: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
+            return [f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
 
     def _tell(self, lines: Sequence[str]) -> None:
