@@ -62,7 +62,7 @@ sys.exit(any(codes))
 
 def run(*, quick: bool) -> dict[str, Any]:
     """All figures. Seconds of a whole run, milliseconds of overhead a job, and ratios of these."""
-    jobs, rounds = (40, 1) if quick else (160, 3)
+    jobs, rounds = (24, 1) if quick else (160, 3)
     figures = {}
     with _cluster() as (address, folder):
         for seconds in (0.0, 1.0):
