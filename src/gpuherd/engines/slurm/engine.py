@@ -76,7 +76,7 @@ class SlurmEngine:
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
-        """See ``cluster.Engine``. squeue is asked for all, X"""
+        """See ``cluster.Engine``. squeue is asked for all, and sacct for what that does not know or calls cancelled."""
         if not tickets:
             return {}
         size = self._settings.array_size
