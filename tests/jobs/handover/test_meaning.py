@@ -178,8 +178,8 @@ def test_what_is_unknown_there_never_began_or_is_lost() -> None:
     assert isinstance(lost, Over) and lost.blameless is Blameless.NODE_LOST
 
 
-def test_a_guardian_that_saw_no_end_leaves_the_word_to_the_engine() -> None:
-    """Leader and shell were killed together, as by a node's end or for want of memory: all that is left can only say so."""
+def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the_engine() -> None:
+    """Both were killed together, as by a node's end or for want of memory: all that is left can only say so."""
     told = Ended(at=1.0, ran_s=1.0, problem="the process that led it was killed")
     claim = Claim(at=0.0)
 
