@@ -60,9 +60,9 @@ python second.py
 
 
 def test_nodes_cores_and_main_memory_are_numbers_above_0() -> None:
-    assert problems("#gpuherd nodes=0 cpus=many host-mem=64\na\n") == [
+    assert problems("#gpuherd nodes=0 cpus=many host-mem=much\na\n") == [
         (1, "cpus: 'many' is not a whole number above 0"),
-        (1, "host-mem: '64' needs a unit, like 20GB or 500MB"),
+        (1, "host-mem: 'much' is not a size; write 20GB, 1.5GB or 800MB"),
         (1, "nodes: '0' is not a whole number above 0"),
     ]
 

@@ -77,7 +77,7 @@ def test_what_chooses_among_the_gpus_here_is_refused_elsewhere() -> None:
         ({"yield_to_others": "pause"}, "--yield"),
     ):
         with pytest.raises(UsageError, match=f"{flag} is for this machine's GPUs, and the engine is slurm"):
-            DispatchOptions(engine="slurm", **more)  # type: ignore[arg-type]
+            DispatchOptions(engine="slurm", **more)
         assert next(iter(more)) in foreign_to_jobs("slurm") and next(iter(more)) not in foreign_to_jobs("local")
     # As a record in JSON has it.
     assert DispatchOptions(engine="slurm", gpu_list=[], setup=[]).setup == ()  # type: ignore[arg-type]

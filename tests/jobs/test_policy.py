@@ -543,12 +543,10 @@ def test_who_asks_for_more_than_they_may_ever_hold_is_refused_and_in_quiet_hours
 
 def test_a_job_that_asks_for_more_main_memory_than_there_is_can_never_run() -> None:
     limits = Limits(max_gpus=9, cpu_slots=1, host_memory_mb=1000)
-    decision = decide(
-        [WaitingJob(1, 0, host_memory_mb=1001), WaitingJob(2, 0, host_memory_mb=1000)], [], limits, choose
-    )
+    decision = decide([WaitingJob(1, 0, host_memory_mb=1001), WaitingJob(2, 0, host_memory_mb=1000)], [], limits, pick)
     assert [(wait.job, wait.reason) for wait in decision.refused] == [
         (1, "asks for 1001 MB of main memory; there are 1000 MB to use")
     ]
     assert [start.job for start in decision.starts] == [2]
-    unknown = decide([WaitingJob(1, 0, host_memory_mb=10**9)], [], LARGE, choose)
+    unknown = decide([WaitingJob(1, 0, host_memory_mb=10**9)], [], LARGE, pick)
     assert [start.job for start in unknown.starts] == [1]

@@ -87,7 +87,7 @@ def test_defaults_of_another_engine_are_left_out() -> None:
         args = parser.parse_args(words)
         settings.fill(args, DispatchOptions)
         options = build(DispatchOptions, args)
-        assert options == DispatchOptions(**{"engine": args.engine, "max_gpus": 2, **expected})  # type: ignore[arg-type]
+        assert options == DispatchOptions(**{"engine": args.engine, "max_gpus": 2, **expected})
     plain = argparse.Namespace()
     settings.fill(plain, GpuOptions)  # a command that knows no engines runs here
     assert build(GpuOptions, plain) == GpuOptions(max_gpus=2, gpu_list=("0",))

@@ -52,7 +52,7 @@ class Sweeps:
     def run(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a script of this folder to its end."""
         process = self.start(script, *words)
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def returns(self, seeds: int, *words: str) -> list[dict[str, Any]]:

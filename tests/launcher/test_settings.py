@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.settings import user_file
+from gpuherd.jobs.settings_place import user_file
 from hydra_plugins.gpuherd_launcher._settings import OPTIONS, TARGET, GpuherdConf, Settings, read
 from hydra_plugins.gpuherd_launcher.configs import GpuherdConfigs, GpuherdSearchPath
 
@@ -59,7 +59,6 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         "retries=0",
         "timeout=90",
         "min_disk=0",
-        "gpu_list=[0, 2]",
     )
     assert found.run == DispatchOptions(
         engine="slurm",
@@ -70,8 +69,8 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         slurm_args=("--exclude=n3", "--nice"),
         timeout=90,
         min_disk=0,
-        gpu_list=("0", "2"),
     )
+    assert settings("gpu_list=[0, 2]").run == DispatchOptions(gpu_list=("0", "2"))
     assert found.job == JobOptions(num_gpus=(1, 4), mem=20480, retries=0)
     assert settings("gpus_per_job=0").job.num_gpus == (0, 0)
 

@@ -21,27 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.slurm.configuration import Layout, Plan
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "unshare", "setpriv", "mknod")
 _ACCOUNTING = ("slurmdbd", "mariadbd", "sacctmgr")
-# Root has two accounts; nobody has one, and may end jobs of others, as an administrator does.
-_ACCOUNTS = """\
-Cluster - 'test'
-Parent - 'root'
-Account - 'lab'
-Account - 'theory'
-Parent - 'lab'
-User - 'root'
-User - 'nobody':AdminLevel='Operator'
-Parent - 'theory'
-User - 'root'
-"""
-_SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
 _PATIENCE_S = 60.0
 
 # Runs as the first process of a node, in its namespaces: $1 the cluster's folder, $2 the node, $3 "apart" or "".
@@ -60,33 +49,6 @@ while true; do wait; sleep 1; done
 
 class Unavailable(Exception):
     """This machine can't have a cluster; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a cluster is to be.
-
-    Attributes:
-        nodes, gpus: how many nodes, and (fake) GPUs on each.
-        cpus, memory_mb: what each node says that it has.
-        apart: each node in a network of its own, joined by a bridge.
-        accounting: with slurmdbd; else ``sacct`` says that it is switched off.
-        slurmd_timeout_s: after which a silent node is lost.
-        array_size: MaxArraySize.
-        min_job_age_s: how long the controller remembers a job that has ended.
-        more: further lines of slurm.conf.
-    """
-
-    nodes: int = 1
-    gpus: int = 8
-    cpus: int = 64
-    memory_mb: int = 64000
-    apart: bool = False
-    accounting: bool = True
-    slurmd_timeout_s: int = 300
-    array_size: int = 1001
-    min_job_age_s: int = 300
-    more: tuple[str, ...] = ()
 
 
 def why_not(*, accounting: bool = True) -> str | None:
@@ -114,12 +76,14 @@ class Cluster:
     its processes end with this one, however that ends.
     """
 
-    folder: Path
-    plan: Plan
-    ports: Mapping[str, int]
-    network: str | None = None
+    layout: Layout
     tied: bool = True
     daemons: dict[str, _Daemon] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """All of its files."""
+        return self.layout.folder
 
     @property
     def environment(self) -> dict[str, str]:
@@ -128,13 +92,7 @@ class Cluster:
     @property
     def names(self) -> tuple[str, ...]:
         """The nodes."""
-        return tuple(f"n{number}" for number in range(1, self.plan.nodes + 1))
-
-    def address(self, node: str) -> str:
-        """The IP address of a node, or of the controller ("")."""
-        if self.network is None:
-            return "127.0.0.1"
-        return f"{self.network}.{node.removeprefix('n') if node else 254}"
+        return self.layout.names
 
     def command(self, *words: str, check: bool = True) -> str:
         """What a command of SLURM's prints."""
@@ -162,6 +120,14 @@ class Cluster:
         """Starts slurmctld and waits until it answers."""
         self._start("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
         self._wait(lambda: self.command("scontrol", "ping", check=False).find("is UP") >= 0, "slurmctld")
+        # SLURM 22.05 never gets back the GPUs of jobs that it starts after a restart and before their node has
+        # registered anew, seconds later; so the nodes are asked at once.
+        self.command("scontrol", "reconfigure", check=False)
+
+    def wait_until_saved(self, *names: str) -> None:
+        """Waits until the controller would remember jobs of these names after a crash; it saves every few seconds."""
+        path = self.folder / "state" / "job_state"
+        self._wait(lambda: path.exists() and all(name.encode() in path.read_bytes() for name in names), str(path))
 
     def stop_controller(self, sign: signal.Signals = signal.SIGTERM) -> None:
         """Ends slurmctld, as for a restart; SIGKILL for a crash."""
@@ -171,7 +137,7 @@ class Cluster:
         """Starts a node's slurmd in namespaces of its own."""
         for mark in ("ready-for-a-network", "has-a-network"):
             (self.folder / "run" / f"{node}.{mark}").unlink(missing_ok=True)
-        apart = self.network is not None
+        apart = self.layout.network is not None
         spaces = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
         if apart:
             spaces.append("--net")
@@ -192,21 +158,21 @@ class Cluster:
 
         def there() -> bool:
             found = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
-            return len(found) == self.plan.nodes and all(state in wanted for state in found)
+            return len(found) == self.layout.plan.nodes and all(state in wanted for state in found)
 
         self._wait(there, f"nodes in state {' or '.join(wanted)}")
 
-    def stop(self) -> None:
-        """Ends all of it. Safe to call twice."""
-        for name in [*self.names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
+    def stop(self, *names: str) -> None:
+        """Kills these nodes and daemons, or all there is. Safe to call twice."""
+        for name in names or [*self.names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
             self._stop(name, signal.SIGKILL)
-        if self.network is not None:
+        if not names and self.layout.network is not None:
             subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
     @property
     def bridge(self) -> str:
         """The bridge's name on this machine."""
-        return f"ghs{self.ports['slurmctld']}"
+        return f"ghs{self.layout.ports['slurmctld']}"
 
     # --- up
 
@@ -215,34 +181,33 @@ class Cluster:
         for name in ("etc", "spool", "state", "log", "run", "dev", "db"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
-        for number in range(self.plan.gpus):
+        for number in range(self.layout.plan.gpus):
             device = self.folder / "dev" / f"nvidia{number}"
             done = subprocess.run(["mknod", "-m", "666", str(device), "c", "1", "3"], capture_output=True, text=True)
             if done.returncode != 0:
                 raise Unavailable(f"no device files can be made here: {done.stderr.strip()}")
-        self._write()
-        if self.network is not None:
+        self.layout.write()
+        if self.layout.network is not None:
             self._ip("link", "add", self.bridge, "type", "bridge")
-            self._ip("addr", "add", f"{self.address('')}/24", "dev", self.bridge)
+            self._ip("addr", "add", f"{self.layout.address('')}/24", "dev", self.bridge)
             self._ip("link", "set", self.bridge, "up")
         run, etc = self.folder / "run", self.folder / "etc"
         key = etc / "munge.key"
         key.write_bytes(random.randbytes(128))
         key.chmod(0o400)
-        if self.plan.accounting:
+        if self.layout.plan.accounting:
             database = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={self.folder / 'db'}"]
             database += [f"--socket={run / 'my.sock'}", "--bind-address=127.0.0.1", "--skip-grant-tables"]
-            database += [f"--port={self.ports['database']}", "--innodb-flush-log-at-trx-commit=0"]
-            database += [f"--init-file={self._tables()}"]
+            database += [f"--port={self.layout.ports['database']}", "--innodb-flush-log-at-trx-commit=0"]
+            database += [f"--init-file={etc / 'tables.sql'}"]
             self._start("mariadbd", [*database, "--innodb-buffer-pool-size=64M", f"--pid-file={run / 'my.pid'}"])
         secrets = ["munged", "-F", "--force", f"--key-file={key}", f"--socket={run / 'munge.sock'}"]
         self._start("munged", [*secrets, f"--pid-file={run / 'munged.pid'}", f"--seed-file={run / 'munge.seed'}"])
         self._wait((run / "munge.sock").is_socket, "munged")
-        if self.plan.accounting:
+        if self.layout.plan.accounting:
             self._wait((run / "my.sock").is_socket, "mariadbd")
             self._start("slurmdbd", ["slurmdbd", "-D"])
-            self._wait(lambda: _answers(self.ports["slurmdbd"]), "slurmdbd")
-            (etc / "accounts").write_text(_ACCOUNTS)
+            self._wait(lambda: _answers(self.layout.ports["slurmdbd"]), "slurmdbd")
             self.command("sacctmgr", "-i", "load", str(etc / "accounts"))
             self.command("sacctmgr", "-i", "add", "qos", "short")
         for node in self.names:
@@ -253,106 +218,10 @@ class Cluster:
             json.dumps(
                 {
                     "processes": {each.name: [each.process.pid, _born(each.process.pid)] for each in self._alive()},
-                    "bridge": self.bridge if self.network is not None else None,
+                    "bridge": self.bridge if self.layout.network is not None else None,
                 }
             )
         )
-
-    def _write(self) -> None:
-        folder, plan, ports = self.folder, self.plan, self.ports
-        host = os.uname().nodename
-        etc = folder / "etc"
-        lines = [
-            "ClusterName=test",
-            f"SlurmctldHost={host}({self.address('')})",
-            f"SlurmctldPort={ports['slurmctld']}",
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={folder}/run/munge.sock",
-            "SlurmUser=root",
-            "SlurmdUser=root",
-            f"StateSaveLocation={folder}/state",
-            f"SlurmdSpoolDir={folder}/spool/%n",
-            f"SlurmctldPidFile={folder}/run/slurmctld.pid",
-            f"SlurmdPidFile={folder}/run/%n.pid",
-            f"SlurmctldLogFile={folder}/log/slurmctld.log",
-            f"SlurmdLogFile={folder}/log/%n.log",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "JobAcctGatherType=jobacct_gather/none",
-            "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_Core_Memory",
-            "DefMemPerCPU=100",
-            "GresTypes=gpu",
-            "SlurmdParameters=config_overrides",
-            "ReturnToService=2",
-            "PreemptType=preempt/partition_prio",
-            "PreemptMode=REQUEUE",
-            "PriorityType=priority/basic",
-            "SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=10000",
-            f"MaxArraySize={plan.array_size}",
-            f"MinJobAge={plan.min_job_age_s}",
-            f"SlurmdTimeout={plan.slurmd_timeout_s}",
-            "KillWait=2",
-            "MessageTimeout=10",
-            "MpiDefault=none",
-            f"PlugStackConfig={folder}/etc/plugstack.conf",
-            *plan.more,
-        ]
-        if plan.accounting:
-            lines += [
-                "AccountingStorageType=accounting_storage/slurmdbd",
-                "AccountingStorageHost=127.0.0.1",
-                f"AccountingStoragePort={ports['slurmdbd']}",
-                f"AccountingStoragePass={folder}/run/munge.sock",
-                "AccountingStorageEnforce=associations,limits,qos",
-                "AccountingStorageTRES=gres/gpu",
-            ]
-            dbd = [
-                "AuthType=auth/munge",
-                f"AuthInfo=socket={folder}/run/munge.sock",
-                f"DbdHost={host}",
-                "DbdAddr=127.0.0.1",
-                f"DbdPort={ports['slurmdbd']}",
-                "SlurmUser=root",
-                "StorageType=accounting_storage/mysql",
-                "StorageHost=127.0.0.1",
-                f"StoragePort={ports['database']}",
-                "StorageUser=root",
-                "StorageLoc=accounting",
-                f"LogFile={folder}/log/slurmdbd.log",
-                f"PidFile={folder}/run/slurmdbd.pid",
-            ]
-            (etc / "slurmdbd.conf").touch(0o600)
-            (etc / "slurmdbd.conf").write_text("\n".join(dbd) + "\n")
-        for node in self.names:
-            lines.append(
-                f"NodeName={node} NodeHostname={node} NodeAddr={self.address(node)} Port={ports[node]} "
-                f"CPUs={plan.cpus} RealMemory={plan.memory_mb} Gres=gpu:fake:{plan.gpus} State=UNKNOWN"
-            )
-        everywhere = f"Nodes={','.join(self.names)}"
-        lines += [
-            f"PartitionName=main {everywhere} Default=YES PriorityTier=10 MaxTime=INFINITE",
-            f"PartitionName=scavenge {everywhere} PriorityTier=1 MaxTime=1-0",
-            f"PartitionName=urgent {everywhere} PriorityTier=50 PreemptMode=OFF",
-            f"PartitionName=closed {everywhere} State=DRAIN",
-            f"PartitionName=brief {everywhere} PriorityTier=10 MaxTime=0:10:00 GraceTime=2",
-        ]
-        (etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        devices = f"{folder}/dev/nvidia[0-{plan.gpus - 1}]"
-        (etc / "gres.conf").write_text(f"NodeName={','.join(self.names)} Name=gpu Type=fake File={devices}\n")
-        (etc / "plugstack.conf").touch()
-        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
-        hosts = ["127.0.0.1 localhost", f"{self.address('')} {host}" if self.network else ""]
-        hosts += [f"{self.address(node)} {node}" for node in self.names]
-        (etc / "hosts").write_text("\n".join(hosts) + "\n")
-
-    def _tables(self) -> Path:
-        """SQL for the one table of the database's own that slurmdbd needs, for its stored procedures."""
-        path = self.folder / "etc" / "tables.sql"
-        mark = "CREATE TABLE IF NOT EXISTS proc "
-        lines = [line for line in _SYSTEM_TABLES.read_text().splitlines() if line.startswith(mark)]
-        path.write_text("\n".join(["CREATE DATABASE IF NOT EXISTS mysql;", "USE mysql;", *lines]) + "\n")
-        return path
 
     def _join(self, node: str) -> None:
         pid = self.daemons[node].process.pid
@@ -362,7 +231,7 @@ class Cluster:
         inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
         for words in (
             ["link", "set", "lo", "up"],
-            ["addr", "add", f"{self.address(node)}/24", "dev", "eth0"],
+            ["addr", "add", f"{self.layout.address(node)}/24", "dev", "eth0"],
             ["link", "set", "eth0", "up"],
         ):
             subprocess.run([*inside, *words], check=True, capture_output=True)
@@ -424,7 +293,8 @@ def prepare(folder: Path, plan: Plan, *, tied: bool = True) -> Cluster:
         raise Unavailable(reason)
     names = ["slurmctld", "slurmdbd", "database", *(f"n{number}" for number in range(1, plan.nodes + 1))]
     network = f"10.{random.randint(100, 250)}.{random.randint(0, 250)}" if plan.apart else None
-    return Cluster(folder, plan, dict(zip(names, _free_ports(len(names)), strict=True)), network, tied)
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    return Cluster(Layout(folder, plan, ports, network), tied)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.patience import wait_until
-from tests.slurm.cluster import Cluster, Plan, Unavailable, cluster, why_not
+from tests.slurm.cluster import Cluster, Unavailable, cluster, why_not
+from tests.slurm.configuration import Plan
 
 from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Phase, Placement, Sighting, Ticket
 from gpuherd.engines.options import EngineOptions
@@ -98,10 +99,11 @@ def _session_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def slurm(_session_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The session's cluster: one node of 8 GPUs, with accounting. What a test starts there it ends."""
+def slurm(_session_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The session's cluster: one node of 8 GPUs, with accounting. What a test leaves there is ended."""
     monkeypatch.setenv("SLURM_CONF", _session_cluster.environment["SLURM_CONF"])
-    return _session_cluster
+    yield _session_cluster
+    _session_cluster.command("scancel", "--user=root", check=False)
 
 
 @pytest.fixture

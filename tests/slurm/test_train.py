@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.patience import wait_until
 from tests.posttrain import tiny
-from tests.slurm.cluster import Cluster, Plan
+from tests.slurm.cluster import Cluster
+from tests.slurm.configuration import Plan
 
 from gpuherd.posttrain.training.curves import read_curves
 

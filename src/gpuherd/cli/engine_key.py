@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuherd.flags import option_fields
@@ -16,24 +16,35 @@ def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> No
     """
     from gpuherd.engines.block import read_block
 
-    block = read_block(told, {field.name for field, _ in option_fields(config_type)})
-    if getattr(args, "engine", None) not in (None, block.get("engine")):
+    fill_from_block(args, read_block(told, {field.name for field, _ in option_fields(config_type)}))
+
+
+def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
+    """The same with what was read already. Simulated GPUs are this machine's, whatever a file says."""
+    here = None if args.simulate is None else "local"
+    if getattr(args, "engine", here) not in (None, block.get("engine")):
         return
     for name, value in block.items():
         if not hasattr(args, name):
             setattr(args, name, value)
 
 
-def key_of(file: str | None, words: Sequence[str]) -> Any:
-    """What a YAML file says under ``engine``, and the words over it (``engine=slurm``, ``engine.partition=gpu``); None
-    where they say nothing. Raises UsageError for a file that can't be read, and for such words that can't be.
+def key_of(file: str | None, words: Mapping[str, Any]) -> Any:
+    """What a YAML file says under ``engine``, and what is said over it by full keys (``engine``, ``engine.partition``);
+    None where nothing is. Raises UsageError for a file that can't be read, and for a key of what is no mapping.
     """
     from gpuherd.posttrain.config.yaml_strict import read_yaml
-    from gpuherd.posttrain.learning.reading import set_value
 
-    values: dict[str, Any] = {"engine": None if file is None else read_yaml(file).get("engine")}
-    for word in (each.lstrip("+") for each in words):
-        name = word.partition("=")[0]
-        if name == "engine" or name.startswith("engine."):
-            set_value(values, word)
-    return values["engine"]
+    told: Any = None if file is None else read_yaml(file).get("engine")
+    told = words.get("engine", told)
+    inner = {key.partition(".")[2]: value for key, value in words.items() if key.startswith("engine.")}
+    if not inner:
+        return told
+    block = {} if told is None else dict(told) if isinstance(told, Mapping) else {"name": told}
+    return block | inner
+
+
+def about_engines(words: Sequence[str]) -> list[str]:
+    """Those of the words ``key=value`` that speak of the engine."""
+    keys = [(word, word.lstrip("+").partition("=")[0]) for word in words]
+    return [word.lstrip("+") for word, key in keys if key == "engine" or key.startswith("engine.")]

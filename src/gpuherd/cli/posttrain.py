@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.engine_key import fill_from_yaml, key_of
+from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
@@ -76,15 +77,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _engine_key(args: argparse.Namespace) -> Any:
     """What the configuration says of the engine; that of a run that goes on, where there is one."""
+    if getattr(args, "resume", None) and getattr(args, "config", None):
+        return None  # they are refused together
     said = [word.partition("=")[2] for word in args.overrides if word.startswith("resume_from=")]
     place = getattr(args, "resume", None) or (said[0] if said else None)
-    told = key_of(getattr(args, "config", None), args.overrides)
+    words = about_engines(args.overrides)
+    told = key_of(getattr(args, "config", None), _by_key(words) if words else {})
     if told is not None or place is None:
         return told
     from gpuherd.posttrain.rounds.folder import RoundsDirectory
-    from gpuherd.posttrain.rounds.record import read_record
+    from gpuherd.posttrain.rounds.record import BadRun, read_record
 
-    return read_record(RoundsDirectory(place)).settings.engine
+    try:
+        return read_record(RoundsDirectory(place)).settings.engine
+    except BadRun:
+        return None  # what else is wrong with the command line is told first
+
+
+def _by_key(words: Sequence[str]) -> Mapping[str, Any]:
+    from gpuherd.posttrain.config.composing import said
+
+    return said(words)
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:

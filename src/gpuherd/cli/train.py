@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gpuherd.cli.engine_key import fill_from_yaml, key_of
+from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
@@ -43,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs it. Returns its exit code."""
-    fill_from_yaml(args, TrainOptions, key_of(_file(args), args.overrides))
+    fill_from_yaml(args, TrainOptions, key_of(_file(args), _by_key(about_engines(args.overrides))))
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
@@ -74,3 +76,10 @@ def _file(args: argparse.Namespace) -> str | None:
 
     kept = TrainDirectory(args.output).config
     return str(kept) if kept.exists() else None
+
+
+def _by_key(words: Sequence[str]) -> Mapping[str, Any]:
+    from gpuherd.posttrain.config.yaml_strict import parse_yaml
+
+    pairs = [word.partition("=") for word in words]
+    return {key: parse_yaml(f"value: {text}", f"{key}=...")["value"] for key, _, text in pairs}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuherd.engines.cluster import EngineAway, EngineMissing
 from gpuherd.engines.slurm.parse import SACCT_FORMAT, SQUEUE_FORMAT, job_number
@@ -130,6 +131,10 @@ def _good(words: Sequence[str], done: _Done) -> str:
 def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
     if shutil.which(words[0]) is None:
         raise EngineMissing(f"{words[0]} is not here; {GET_SLURM}")
+    configuration = os.environ.get("SLURM_CONF")
+    if configuration is not None and not Path(configuration).exists():
+        # SLURM's programs would wait a minute for it.
+        raise EngineMissing(f"SLURM_CONF={configuration} is not there; {GET_SLURM}")
     try:
         done = subprocess.run(
             words,
@@ -141,7 +146,9 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
             errors="replace",
         )
     except subprocess.TimeoutExpired as late:
-        raise EngineAway(f"SLURM does not answer: {words[0]} took more than {limit_s:g} s") from late
+        told = said((late.stderr or b"").decode(errors="replace"))
+        text = f"{words[0]} took more than {limit_s:g} s" + (f" ({told})" if told else "")
+        raise EngineAway(text) from late
     except OSError as problem:
         raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
     return _Done(done.returncode, done.stdout, done.stderr)

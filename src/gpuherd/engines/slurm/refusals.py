@@ -84,7 +84,7 @@ def unavailable(errors: str) -> GpuherdError | None:
     if any(words in low for words in _UNCONFIGURED):
         return EngineMissing(f"SLURM's commands are here, but know no cluster ({said(errors)}); {GET_SLURM}")
     if any(words in low for words in _AWAY):
-        return EngineAway(f"SLURM does not answer: {said(errors)}")
+        return EngineAway(said(errors))
     return None
 
 

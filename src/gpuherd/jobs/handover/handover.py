@@ -185,7 +185,7 @@ class Handover:
     def _is_over(self) -> bool:
         out = bool(self._following.open)
         if self._endings.again_at is not None:
-            if not out and self.asked >= Ask.STOP:
+            if self._leaves or (not out and self.asked >= Ask.STOP):
                 text = f"{self._endings.trouble}; put that right and start again"
                 raise CannotWrite(f"can't write {self._run.queue}: {text}")
             return False

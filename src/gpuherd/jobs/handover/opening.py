@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuherd.engines.cluster import Engine
 from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.jobs.durable import private_write
 from gpuherd.jobs.queuefile import QueueFile
 from gpuherd.jobs.rows import LOCAL
@@ -72,11 +72,16 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
 
 
 def remember(run: RunDirectory, options: EngineOptions) -> None:
-    """Writes down what the engine was asked by. Raises OSError."""
-    run.handover.mkdir(exist_ok=True)
+    """Writes down what the engine was asked by. Raises CannotWrite."""
     values = asdict(options)
     known = {each.name: values[each.name] for each in fields(EngineOptions)}
-    private_write(run.handover / _FILE, json.dumps(known).encode())
+    try:
+        run.handover.mkdir(exist_ok=True)
+        private_write(run.handover / _FILE, json.dumps(known).encode())
+    except OSError as problem:
+        raise CannotWrite(
+            f"can't write in {run.handover}: {problem.strerror}; put that right and start again"
+        ) from None
 
 
 def recall(run: RunDirectory) -> EngineOptions | None:

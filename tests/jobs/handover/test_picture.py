@@ -1,0 +1,66 @@
+"""What a display shows of jobs in an engine's hands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.jobs.attempts import attempt_of
+
+from gpuherd.engines.cluster import Phase, Sighting
+from gpuherd.jobs import live
+from gpuherd.jobs.events import RunningLine, RunSnapshot
+from gpuherd.jobs.handover.collecting import begun, gpu_labels
+from gpuherd.jobs.handover.followed import Followed
+from gpuherd.jobs.handover.picture import in_line_sentence
+from gpuherd.jobs.handover.reports import Claim
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import Counts, Handed, QueuedJob
+
+
+def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) -> Followed:
+    queued = QueuedJob(
+        id=number,
+        job=Job(name=f"j{number}", argv=("true",), gpus=gpus, nodes=nodes),
+        tries=0,
+        attempts=0,
+        not_before=0.0,
+        avoid=frozenset(),
+        ready_at=0.0,
+    )
+    handed = Handed("slurm", "batch", number, f"h{number}")
+    record = attempt_of(queued, number, process=None, handed=handed, started_at=100.0)
+    each = Followed(record, handed, Path("nothing"))
+    each.sighting = Sighting(handle=f"h{number}", phase=Phase.WAITING, reason=reason)
+    return each
+
+
+def test_how_many_wait_there_and_what_is_said_most_often_why() -> None:
+    waiting = [followed(1, "Priority"), followed(2, "Resources"), followed(3, "Resources"), followed(4, None)]
+    assert in_line_sentence(waiting, "SLURM") == "4 wait in SLURM (Resources)"
+    waiting[0].claim = Claim(at=1.0, node="n1")
+    assert in_line_sentence(waiting[:1], "SLURM") is None
+    assert in_line_sentence([followed(1, "bad\x1b[31m")], "SLURM") == "1 waits in SLURM (bad)"
+
+
+def test_a_line_of_the_display_has_the_node() -> None:
+    line = RunningLine("a", ("n1:0", "n1:1"), 1.0, None, None, node="n1")
+    assert live.cells(line)[0] == "GPU n1:0,n1:1"
+    assert live.cells(replace(line, gpus=()))[0] == "CPU of n1"
+    snapshot = RunSnapshot(Counts(running=10, waiting=2), (line,), None, None, in_line=9)
+    assert live.counts(snapshot) == "0 of 12 done, 1 running, 9 handed over, 2 waiting"
+
+
+def test_gpu_time_counts_on_all_nodes() -> None:
+    """As many labels as GPUs, each its own; also where the engine does not say which they are."""
+    assert len(set(gpu_labels(Claim(at=0.0, node="n1", gpus=("0", "1")), 2, 3))) == 6
+    assert gpu_labels(Claim(at=0.0, node="n1"), 2, 1) == ("n1:0", "n1:1")
+    assert gpu_labels(Claim(at=0.0, node="n1", gpus=("0",)), 0, 1) == ()
+
+
+def test_a_nodes_clock_is_believed_as_far_as_it_can_be_right() -> None:
+    for told, since in ((90.0, 100.0), (150.0, 150.0), (900.0, 200.0)):
+        each = followed(1, None)
+        each.claim = Claim(at=told, node="n1", gpus=("0",))
+        found = begun(each, at=200.0, mono=20.0)
+        assert found is not None and found.at == since and found.mono == 20.0 - (200.0 - since)
