@@ -70,7 +70,7 @@ class JobServer:
         handles = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            with self._told():
+            with self._told(so_far=index):
                 try:
                     self._client.submit_job(
                         submission_id=handle,
@@ -143,8 +143,9 @@ class JobServer:
         return False
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turns what can go wrong on the way to the server into our errors."""
+    def _told(self, so_far: int = 0) -> Iterator[None]:
+        """Turns what can go wrong on the way to the server into our errors. ``so_far``: what it has of the batch
+        already; only a batch of which it has nothing can be refused."""
         try:
             yield
         except AuthenticationError as problem:
@@ -155,6 +156,9 @@ class JobServer:
                 "the cluster was started with another --dashboard-port"
             ) from problem
         except RuntimeError as problem:
+            if so_far:
+                text = f"Ray's job server has taken {so_far} jobs of a batch: {_first_sentence(str(problem))}"
+                raise EngineAway(text) from problem
             raise Refused(
                 f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True
             ) from problem

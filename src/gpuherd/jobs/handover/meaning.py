@@ -119,9 +119,11 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
         return Over(exit=found, told=told)
     if known.end is None and not known.late:
         return Step.ASK
-    return _by_engine(known, found) or Over(
-        exit=found, blameless=Blameless.MADE_ROOM if ended.interrupted else None, told=told
-    )
+    by_engine = _by_engine(known, found)
+    if by_engine is None and ended.interrupted:
+        # Nobody says why: what has ended it may end it again at once, and that must not go round and round.
+        return Over(exit=found, blameless=Blameless.MADE_ROOM, told=told, rests=True)
+    return by_engine or Over(exit=found, told=told)
 
 
 def _never_began(known: Known) -> Over:
