@@ -177,7 +177,7 @@ def test_a_training_that_was_cancelled_has_not_failed(
     cluster.orders.hold()
 
     def cancel() -> None:
-        wait_until(cluster.orders.handles)
+        wait_until(lambda: bool(cluster.orders.handles()))
         cluster.orders.end(cluster.orders.handles()[0], "cancelled", by="root")
 
     administrator = threading.Thread(target=cancel)
