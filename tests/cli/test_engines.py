@@ -87,9 +87,7 @@ def test_a_dry_run_tells_what_a_cluster_would_be_asked_for(
     assert cluster.orders.batches() == []
 
 
-def test_a_job_file_may_name_the_engine(
-    commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_file_may_name_the_engine(commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Less than a flag, more than the settings; simulated GPUs are this machine's."""
     user_file().parent.mkdir(parents=True)
     user_file().write_text("[defaults]\nengine = 'ray'\nhost-mem = '2GB'\n")
@@ -179,7 +177,7 @@ def test_a_training_that_was_cancelled_has_not_failed(
     cluster.orders.hold()
 
     def cancel() -> None:
-        wait_until(cluster.orders.handles)
+        wait_until(lambda: bool(cluster.orders.handles()))
         cluster.orders.end(cluster.orders.handles()[0], "cancelled", by="root")
 
     administrator = threading.Thread(target=cancel)

@@ -150,8 +150,8 @@ def _tell(to: str, found: Found, folder: Path) -> None:
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
     script = folder / (slurm.SUBMIT if to == "slurm" else shell.RUN)
     print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
-    for what, count in left_over(found.jobs).items():
-        print(f"gpuherd: these files don't keep {what}, which {count} of the jobs say", file=sys.stderr)
+    for what, many in left_over(found.jobs).items():
+        print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)
     if found.left_out:
         first = next(iter(found.left_out.items()))
         more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""

@@ -68,7 +68,7 @@ class Outlook:
 
 
 def of_like(gpus: Sequence[int], options: DispatchOptions) -> Outlook:
-    """The outlook of jobs that get so many GPUs each, and otherwise ask for what the options say. Raises as ``never``."""
+    """The outlook of jobs that get so many GPUs each, and ask for what the options say. Raises as ``never``."""
     counts = Counter(gpus)
     asks, reasons = {}, []
     if options.engine != LOCAL and counts:

@@ -179,19 +179,23 @@ class Scoring:
             "remarks": list(outcome.remarks),
         }
         if self.options.dry_run:
-            return told | self.outlook.to_dict() | {
-                "to_measure": [
-                    {
-                        "statistic": work.spec.name,
-                        "model": work.model,
-                        "jobs": len(work.shards),
-                        "asks": asdict(work.asks),
-                        "engine_asks": self.outlook.asks.get(work.asks.gpus),
-                    }
-                    for work in self.missing
-                ],
-                "sources": {need.value: source.said for need, source in sorted(self.choice.sources.items())},
-            }
+            return (
+                told
+                | self.outlook.to_dict()
+                | {
+                    "to_measure": [
+                        {
+                            "statistic": work.spec.name,
+                            "model": work.model,
+                            "jobs": len(work.shards),
+                            "asks": asdict(work.asks),
+                            "engine_asks": self.outlook.asks.get(work.asks.gpus),
+                        }
+                        for work in self.missing
+                    ],
+                    "sources": {need.value: source.said for need, source in sorted(self.choice.sources.items())},
+                }
+            )
         if outcome.stopped is not None:
             told["failures"] = [{"job": job, "reason": why} for job, why in failure_lines(outcome.stopped)]
         if outcome.meta is not None and outcome.scores is not None:
