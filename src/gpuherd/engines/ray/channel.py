@@ -120,12 +120,8 @@ class Channel:
                 raise UsageError(refused_token("the Ray cluster"))
             if time.monotonic() >= until:
                 self.end()
-                what = (
-                    f"nobody at {self._address.text} answers as a Ray cluster does"
-                    if joining
-                    else "Ray gives no answer"
-                )
-                raise EngineAway(f"{what}; {within_s:g} s were waited")
+                who = f"what listens at {self._address.text}, if it is a Ray cluster," if joining else "Ray"
+                raise EngineAway(f"{who} has not answered within {within_s:g} s")
 
     def _sweep(self) -> None:
         if self._folder is not None:
