@@ -10,7 +10,7 @@ import pytest
 from gpuherd.jobs.handover import folder as module
 from gpuherd.jobs.handover.folder import Folder
 from gpuherd.jobs.handover.followed import Followed
-from gpuherd.jobs.handover.reports import Claim, Ended, take, write_ended
+from gpuherd.jobs.handover.reports import Claim, Ended, read_ended, take, write_ended
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob
 from gpuherd.jobs.rundir import RunDirectory
@@ -53,9 +53,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a network each such question is waited for, and of a thousand jobs that run none has an end."""
-    asked = []
-    read = module.read_ended
-    monkeypatch.setattr(module, "read_ended", lambda path: asked.append(path.name) or read(path))
+    asked: list[str] = []
+
+    def read(path: Path) -> Ended | None:
+        asked.append(path.name)
+        return read_ended(path)
+
+    monkeypatch.setattr(module, "read_ended", read)
     out = {number: followed(run, number) for number in range(1, 6)}
     for number in out:
         assert take(run.attempt_claim(number), Claim(at=1.0, node="n1"))
