@@ -211,3 +211,15 @@ def test_a_dispatcher_that_waits_for_days_carries_nothing_that_it_does_not_use()
     assert "gpuherd.jobs" in loaded
     heavy = {"rich", "textual", "yaml", "email", "http", "urllib.request", "asyncio", "multiprocessing", "numpy"}
     assert not loaded & heavy
+
+
+@pytest.mark.parametrize(("engine", "kept"), [("local", None), ("slurm", "/lib:{here}/src")])
+def test_gpuherd_is_found_again_on_the_nodes_of_a_cluster(tmp_path: Path, engine: str, kept: str | None) -> None:
+    """Where PYTHONPATH is how it was found here, as by a module of a cluster's."""
+    script = (
+        "import os; from gpuherd.batch.background import forget_environment;"
+        f" os.environ.update(PYTHONPATH='/lib::src', MINE='x'); forget_environment({engine!r});"
+        " print(os.environ.get('PYTHONPATH'), os.environ.get('MINE'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == [str(kept and kept.format(here=tmp_path)), "None"]

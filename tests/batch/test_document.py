@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.batch.assemble import assemble
-from gpuherd.batch.document import read_document
+from gpuherd.batch.document import read_document, read_engine
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.jobs.job import Job
 
@@ -29,6 +29,17 @@ def test_a_misspelt_command_is_found() -> None:
     assert problems("jobs: [{comand: echo}]") == [(1, "a job without a command; did you mean it by 'comand'?")]
     assert problems("jobs: [{cmd: echo}]") == [(1, "a job without a command; did you mean it by 'cmd'?")]
     assert problems("jobs: [{mem: 1GB}]") == [(1, "a job without a command")]
+
+
+def test_what_is_wrong_with_the_engine_is_told_with_all_else() -> None:
+    text = "engine:\n  name: slurm\n  partitoin: gpu\njobs: [{comand: echo}]"
+    first, second = problems(text)
+    assert first == (1, first[1]) and first[1].startswith("engine.partitoin is no option of an engine; did you mean")
+    assert second[0] == 4
+    assert read_engine(text) == {} == read_engine("engine: [") == read_engine("jobs: [engine]") == read_engine("")
+    assert len(jobs("engine:\njobs: [echo]")) == 1
+    told = "engine: {name: slurm, time-limit: 1h, setup: [module load cuda, date]}\njobs: [echo]"
+    assert read_engine(told) == {"engine": "slurm", "time_limit": 3600.0, "setup": ("module load cuda", "date")}
 
 
 def test_a_matrix_with_include_and_exclude() -> None:
@@ -96,7 +107,7 @@ def test_a_list_of_words_json_and_anchors() -> None:
     assert [job.argv for job in jobs("- python a.py\n- command: b\n")] == [("python", "a.py"), ("b",)]
     assert jobs('{"jobs": [{"command": ["a", "b c"], "gpus": 2, "mem": null}]}')[0].argv == ("a", "b c")
     text = "x: &base {gpus: 2, mem: 1GB}\njobs:\n  - {<<: *base, mem: 2GB, command: a}\n"
-    assert problems(text) == [(1, "unknown key 'x'; possible: defaults, jobs")]
+    assert problems(text) == [(1, "unknown key 'x'; possible: engine, defaults, jobs")]
     text = "defaults: &base {gpus: 2, mem: 1GB}\njobs:\n  - {<<: *base, mem: 2GB, command: a}\n"
     assert [(job.gpus, job.memory_mb) for job in jobs(text)] == [(2, 2048)]
 

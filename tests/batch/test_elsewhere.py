@@ -83,4 +83,6 @@ def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:
     cluster.settings["slots"] = 0
     with pytest.raises(NoGpuFree, match=r"has not begun in 0\.2 s"):
         run("true", wait=0.2)
-    assert {cluster.orders.state.parcel(each).get("end") for each in cluster.orders.handles()} <= {"cancelled"}
+    handles = cluster.orders.handles()
+    # It was told so before we left, and does it in a moment.
+    wait_until(lambda: {cluster.orders.state.parcel(each).get("end") for each in handles} <= {"cancelled"})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, cluster
+from tests.patience import wait_until
 from tests.posttrain import tiny
 from tests.qa.conftest import made_once
+from tests.qa.judging.conftest import capitals_run
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
@@ -83,6 +87,27 @@ def test_a_dry_run_tells_what_a_cluster_would_be_asked_for(
     assert cluster.orders.batches() == []
 
 
+def test_a_job_file_may_name_the_engine(commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Less than a flag, more than the settings; simulated GPUs are this machine's."""
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[defaults]\nengine = 'ray'\nhost-mem = '2GB'\n")
+    (commands.parent / "jobs.yaml").write_text("engine: {name: slurm, cpus-per-job: 3}\njobs: ['true']\n")
+    for more, told in (
+        ([], ("slurm", "1 GPU, 3 cores, 2 GB")),
+        (["--cpus-per-job=4"], ("slurm", "1 GPU, 4 cores, 2 GB")),
+        (["--gpus-per-job=0"], ("slurm", "no GPU, 3 cores, 2 GB")),
+        (["--engine=ray"], ("ray", "1 GPU, 2 GB")),
+        (["--engine=local"], ("local", None)),
+    ):
+        assert run(["batch", "jobs.yaml", "--dry-run", "--json", *more]) == ExitCode.OK, more
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["engine"], plan["jobs"][0]["asks"]) == told, more
+    assert run(["--simulate", "2x40GB", "batch", "jobs.yaml", "--dry-run", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["engine"] == "local"
+    assert run(["batch", "jobs.yaml"]) == ExitCode.OK
+    assert [batch["cpus"] for batch in cluster.orders.batches()] == [3]
+
+
 def test_the_same_file_runs_there(commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     commands.write_text("#gpuherd gpus=2 cpus=4\ntrue\n#gpuherd host-mem=2GB\nfalse\n")
     assert run(["batch", str(commands), "--engine=ray", "--json", "--retries=0"]) == ExitCode.FAILED
@@ -146,6 +171,24 @@ def test_a_trainings_file_may_name_the_engine(
     assert "asks" not in capsys.readouterr().out
 
 
+def test_a_training_that_was_cancelled_has_not_failed(
+    training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.orders.hold()
+
+    def cancel() -> None:
+        wait_until(lambda: bool(cluster.orders.handles()))
+        cluster.orders.end(cluster.orders.handles()[0], "cancelled", by="root")
+
+    administrator = threading.Thread(target=cancel)
+    administrator.start()
+    assert run(["train", "--config", str(training), "--output", "out"]) == ExitCode.FAILED
+    administrator.join()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "cancelled by root in SLURM" in told and "failed" not in told
+    assert "cancelled: gpuherd train --resume --output" in told and "out --engine slurm goes on from there" in told
+
+
 def test_an_experiments_file_may_name_the_engine(
     tmp_path: Path, model: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,5 +205,40 @@ def test_an_experiments_file_may_name_the_engine(
     assert "engine: slurm; the jobs would ask for" in told and "1 GPU, 120 min" in told
     assert run([*words, "engine={name:ray,node-gpus:4x40GB}"]) == ExitCode.OK
     assert "engine: ray" in capsys.readouterr().out
+    assert run([*words, "--config", str(mine), "--json"]) == ExitCode.OK
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["engine"] == "slurm" and {job["asks"] for job in plan["jobs"]} == {"1 GPU, 120 min"}
     assert run([*words, "--config", str(mine), "--engine=local"]) == ExitCode.OK
     assert "engine:" not in capsys.readouterr().out
+
+
+def test_dry_runs_as_json_name_the_engine_and_what_it_is_asked(
+    tmp_path: Path, model: Path, training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "sums.jsonl"
+    questions.write_text("".join(f'{{"question": "{n}+1=", "answers": ["{n + 1}"]}}\n' for n in range(4)))
+    capitals_run(tmp_path / "runs" / "capitals")
+    on_it = ["--engine=slurm", "--time-limit=1h", "--dry-run", "--json"]
+
+    def told(*words: str) -> dict[str, Any]:
+        assert run([*words, *on_it]) == ExitCode.OK
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert (found["plan"] if words[0] == "train" else found)["engine"] == "slurm"
+        return found
+
+    asks = "1 GPU, 60 min"
+    esd = ["esd", "--single-model", str(model), f"--output-dir={tmp_path / 'esd'}"]
+    assert [each["asks"] for each in told(*esd)["plan"]] == [asks]
+    assert [each["asks"] for each in told(*esd, "--gpus-per-job=0")["plan"]] == ["no GPU, 60 min"]
+    assert told(*esd)["never"] == []
+    assert told(*esd, "--gpus-per-job=9")["never"] == ["asks for 9 GPUs on a node; the largest has 4"]
+    gpus = "--node-gpus=4x40GB"
+    assert told("generate", f"--model={model}", f"--dataset={questions}", gpus)["engine_asks"] == asks
+    assert told("judge", "capitals", str(model), gpus)["engine_asks"] == asks
+    assert told("train", f"--config={training}", gpus)["plan"]["asks"] == "1 GPU, 3 cores, 60 min"
+    assert cluster.orders.batches() == []
+    assert run([*esd, "--dry-run", "--json"]) == ExitCode.OK
+    here = json.loads(capsys.readouterr().out)
+    assert here["engine"] == "local" and here["plan"][0]["asks"] is None
+    with pytest.raises(UsageError, match="--device-map cuda needs a GPU, and --gpus-per-job 0 gives none"):
+        run([*esd, "--gpus-per-job=0", "--device-map=cuda"])

@@ -17,6 +17,7 @@ from gpuherd.cli.main import run
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory
 from gpuherd.jobs.records import Handed, StartRecord
+from gpuherd.jobs.settings_place import user_file
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,17 @@ def test_a_job_file_for_slurm(here: Path, capsys: pytest.CaptureFixture[str]) ->
         run(["export", "--to", "slurm", "commands.txt", "--output", "my slurm"])
     assert run(["export", "--to", "slurm", "commands.txt", "--output", "my slurm", "--force"]) == 0
     assert "partition" not in (here / "my slurm/01-data.sbatch").read_text()
+
+
+def test_a_job_files_engine_and_the_settings_count(here: Path) -> None:
+    (here / "jobs.yaml").write_text("engine: {name: slurm, partition: gpu, qos: short}\njobs: [echo one]\n")
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text("[defaults]\naccount = 'lab'\npartition = 'other'\n")  # and jobs run on this machine
+    assert run(["export", "--to", "slurm", "jobs.yaml", "--output", "x", "--qos", "long"]) == 0
+    script = (here / "x/01-job-0001.sbatch").read_text()
+    for words in ("--partition=gpu", "--qos=long", "--account=lab"):
+        assert f"#SBATCH {words}\n" in script
+    assert run(["export", "--to", "shell", "jobs.yaml", "--output", "y"]) == 0
 
 
 def test_a_dry_run_shows_the_files_and_json_tells_them(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -71,6 +71,7 @@ def test_json(busy: Any, gpuherd: Command) -> None:
         "cancelled": 1,
         "total": 5,
         "paused": 0,
+        "in_line": 0,
     }
     assert told["dispatcher"]["pid"] == busy.process.pid
     jobs = {job["name"]: job for job in told["jobs"]}

@@ -109,6 +109,8 @@ def test_one_that_never_began_has_run_for_no_time(cluster: Cluster) -> None:
     cluster.end(2, AttemptState.REQUEUED, JobState.WAITING)
     attempt = cluster.job("in-line").attempt
     assert attempt is not None and attempt.run_s is None and not attempt.in_line
+    cluster.end(1, AttemptState.FAILED, JobState.CANCELLED)
+    assert gpus(cluster.job("unheard")) == "" and gpus(cluster.job("done")) == "n2:0"
 
 
 def test_why_it_waits_is_what_the_engine_says(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,29 @@ def test_pages(scene: Scene) -> None:
     assert [each.name for each in scene.status(Page(names=("job-04", "none"))).jobs] == ["job-04"]
     assert len(scene.status(EVERYTHING).jobs) == 20
     assert scene.status(Page(text="%")).matching == 0, "a percent sign is a percent sign"
+
+
+@pytest.mark.parametrize("order", ["age", "longest"])
+def test_pages_of_waiting_jobs_are_parts_of_one_order_whatever_keeps_them(scene: Scene, order: str) -> None:
+    """With GPUs and without, of two rounds, paused, and with needs that are not met."""
+    scene.queue.submit(
+        [job(f"job-{i:02}", gpus=i % 3, priority=i % 2, round=i // 12, cost=float(i * 7 % 5)) for i in range(24)]
+        + [job(f"after-{i}", needs=("job-00",), gpus=i) for i in range(3)]
+    )
+    scene.queue.pause(["job-05", "job-10", "job-22"], "someone", clock.mono())
+    scene.begin()
+    file = StandingFile(scene.run.standing)
+    file.touch()
+    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), settings={"order": order}))
+    with closing(sqlite3.connect(scene.run.queue)) as rows:
+        longest = "rank DESC, " if order == "longest" else ""
+        found = rows.execute(f"SELECT name FROM jobs ORDER BY blocked > 0 OR held, round, priority DESC, {longest}id")
+        expected = [name for (name,) in found]
+    assert len(expected) == 27
+    for offset in range(0, 27, 4):
+        told = scene.status(Page(states=(JobState.WAITING,), limit=4, offset=offset))
+        assert [each.name for each in told.jobs] == expected[offset : offset + 4]
+        assert told.matching == 27
 
 
 def test_the_attempts_of_a_job(scene: Scene) -> None:

@@ -34,7 +34,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     queue.submit([Job(name="a", argv=("x",))])
     queue.close()
     commands = [line for block in blocks("console") for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for line in commands:
         words = shlex.split(line.removeprefix("$ gpuherd "), comments=True)
         # Nothing has run in that folder, so that a length must be said.

@@ -343,3 +343,30 @@ def test_time_limits_let_short_jobs_run_on_gpus_that_are_kept() -> None:
 def test_works_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="order"):
         run(machine("4x80GB"), [work("b", 1.0, arrives_s=5.0), work("a", 1.0)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    where=st.sampled_from(["8x80GB", "4x4x80GB"]),
+    order=st.sampled_from(["age", "longest"]),
+    failing=st.booleans(),
+)
+def test_decisions_that_nothing_new_has_come_to_are_left_out_and_nothing_is_missed(
+    seed: int, where: str, order: str, failing: bool
+) -> None:
+    recipe = Recipe(
+        seconds=spread("exponential:60"),
+        gpus=Mix((0, 1, 2, 4), (1.0, 6.0, 2.0, 1.0)),
+        every=spread("exponential:5") if seed % 2 else None,
+        failures={FailureClass.CRASH: 0.1, FailureClass.GPU_FAULT: 0.02} if failing else {},
+    )
+    works = drawn(60, recipe, Random(seed))
+    rules = Rules(max_checks=2, order=order)  # type: ignore[arg-type]
+    there = machine(where) if where.count("x") == 1 else machines(where)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Simulation, "_nothing_is_new", lambda _: False)
+        always = run(there, works, rules)
+    sparing = run(there, works, rules)
+    assert sparing.attempts == always.attempts
+    assert sparing.decisions < always.decisions

@@ -145,12 +145,17 @@ def down(
     return answer
 
 
-def forget_environment() -> None:
+def forget_environment(engine: str = LOCAL) -> None:
     """Drops from this process's environment what came from the terminal in which it happened to be started: jobs bring
-    their own, and would get ours beneath it."""
+    their own, and would get ours beneath it. What finds gpuherd itself stays for an engine beyond this machine, on
+    whose nodes its part of a job is started in our name."""
+    if engine != LOCAL and os.environ.get("PYTHONPATH"):
+        places = [os.path.abspath(place) for place in os.environ["PYTHONPATH"].split(os.pathsep) if place]  # noqa: PTH100
+        os.environ["PYTHONPATH"] = os.pathsep.join(places)
     for name in list(os.environ):
         proxy = name.lower().endswith("_proxy")
-        if name not in _KEPT and not proxy and not name.startswith(_KEPT_BEGINNINGS):
+        ours = engine != LOCAL and name == "PYTHONPATH"
+        if name not in _KEPT and not proxy and not ours and not name.startswith(_KEPT_BEGINNINGS):
             del os.environ[name]
 
 
@@ -173,7 +178,7 @@ def main() -> int:
     with os.fdopen(options_in, "rb") as pipe:
         options = DispatchOptions(**_without_lists(json.loads(pipe.read())))
     run = RunDirectory(folder)
-    forget_environment()
+    forget_environment(options.engine)
     os.chdir(run.root)  # a folder that somebody wants to unmount must not be ours
     _log_to(log_file(run))
 

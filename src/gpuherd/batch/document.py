@@ -2,6 +2,7 @@
 
 ::
 
+    engine: {name: slurm, partition: gpu}
     defaults: {mem: 20GB, retries: 2}
     jobs:
       - name: train
@@ -27,10 +28,13 @@ from gpuherd.batch.job_options import KEYS, field_of, merged, unknown, value_of,
 from gpuherd.batch.matrix import Combination, filled, has_placeholder
 from gpuherd.batch.nodes import Wrong, mapping_of, word_of
 from gpuherd.batch.words import leading_variables, split_words
-from gpuherd.batch.yaml_tree import Mapping, Node, Scalar, Sequence, read_tree
+from gpuherd.batch.yaml_tree import Mapping, Node, Scalar, Sequence, plain, read_tree
+from gpuherd.engines.block import read_block
+from gpuherd.errors import UsageError
 
 _MOST_PROBLEMS = 100
 _MOST_ROUNDS = 10_000
+_TOP = ("engine", "defaults", "jobs")
 _ENTRY = ("command", *EXPANDING, "rounds")
 _SETTINGS = (*(key for key in KEYS if key != "env.NAME"), "env")
 _SHELL = "/bin/sh"
@@ -49,8 +53,12 @@ def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
     try:
         if isinstance(top, Mapping):
             for key in top.items:
-                if key not in ("defaults", "jobs"):
-                    problems.append(Problem(top.lines[key], unknown(key, ("defaults", "jobs"))))
+                if key not in _TOP:
+                    problems.append(Problem(top.lines[key], unknown(key, _TOP)))
+            try:
+                _engine(top)
+            except UsageError as problem:
+                problems.append(Problem(top.lines["engine"], str(problem)))
             given = top.items.get("defaults")
             defaults = {} if given is None else _settings(mapping_of(given, "defaults"), (), None)
         entries = _entries(top)
@@ -70,6 +78,22 @@ def read_document(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
         # An entry that is named by an alias is read twice; what is wrong with it is told once.
         raise BadJobFile(sorted(set(problems))[:_MOST_PROBLEMS])
     return tuple(drafts)
+
+
+def read_engine(text: str) -> dict[str, Any]:
+    """What the document says under ``engine``, as ``engines.block`` reads it; {} where it says nothing, and where that
+    is wrong, which ``read_document`` tells with all else that is."""
+    if "engine" not in text:  # a document may be long, and is read as a whole only once more for this
+        return {}
+    try:
+        top = read_tree(text)
+        return _engine(top) if isinstance(top, Mapping) else {}
+    except (BadJobFile, UsageError):
+        return {}
+
+
+def _engine(top: Mapping) -> dict[str, Any]:
+    return read_block(plain(top.items["engine"])) if "engine" in top.items else {}
 
 
 def _entries(top: Node) -> list[Node]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpuherd.batch.assemble import Content, assemble
 from gpuherd.batch.draft import BadJobFile, Draft, Problem
@@ -67,6 +68,19 @@ def read_drafts(name: str, *, shell: bool = False) -> tuple[Draft, ...]:
     if not drafts:
         raise BadJobFile([Problem(0, "there is no command in it")])
     return tuple(_anchored(draft) for draft in drafts)
+
+
+def read_engine(name: str) -> dict[str, Any]:
+    """What ``jobs.yaml`` says under ``engine``, as names and values of ``EngineOptions``; {} for any other file, and
+    where the file or what it says is wrong, which ``read_jobs`` tells."""
+    if Path(name).suffix.lower() not in _DOCUMENTS or name == STDIN or not Path(name).is_file():
+        return {}
+    from gpuherd.batch import document
+
+    try:
+        return document.read_engine(_text(name))
+    except (NoJobFile, BadJobFile):
+        return {}
 
 
 def _anchored(draft: Draft) -> Draft:

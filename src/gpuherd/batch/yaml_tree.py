@@ -61,6 +61,13 @@ def read_tree(text: str) -> Node:
         raise BadJobFile([Problem(0, f"no YAML: {problem}")]) from None
 
 
+def plain(node: Node) -> Any:
+    """The node as dicts, lists, texts and None."""
+    if isinstance(node, Mapping):
+        return {key: plain(item) for key, item in node.items.items()}
+    return [plain(item) for item in node.items] if isinstance(node, Sequence) else node.value
+
+
 class _Builder:
     """Nodes that are open, with the key that waits for its value in each mapping."""
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
+from gpuherd.batch.job_file import read_engine
+from gpuherd.cli.engine_key import fill_from_block
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
@@ -57,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the file's jobs. Returns the exit code."""
     try:
+        fill_from_block(args, read_engine(args.file))
         load_for(args, BatchOptions)
         options = build(BatchOptions, args)
         return _plan(args, options) if options.dry_run else _work_off(args, options)

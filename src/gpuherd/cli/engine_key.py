@@ -16,8 +16,13 @@ def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> No
     """
     from gpuherd.engines.block import read_block
 
-    block = read_block(told, {field.name for field, _ in option_fields(config_type)})
-    if getattr(args, "engine", None) not in (None, block.get("engine")):
+    fill_from_block(args, read_block(told, {field.name for field, _ in option_fields(config_type)}))
+
+
+def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
+    """The same with what was read already. Simulated GPUs are this machine's, whatever a file says."""
+    here = None if args.simulate is None else "local"
+    if getattr(args, "engine", here) not in (None, block.get("engine")):
         return
     for name, value in block.items():
         if not hasattr(args, name):

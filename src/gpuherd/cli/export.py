@@ -11,11 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.engine_key import fill_from_block
+from gpuherd.cli.parsing import add_command
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
-from gpuherd.jobs.options import positive_int
+from gpuherd.jobs.options import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export.reading import Found
@@ -37,6 +38,7 @@ examples:
   gpuherd export --to slurm results --output results/slurm --account lab
 """
 _SLURM = (
+    "node_gpus",
     "partition",
     "account",
     "qos",
@@ -63,10 +65,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--shell", action="store_true", help="the file's command lines are for /bin/sh")
     parser.add_argument(
         "--gpus-per-job",
-        type=positive_int,
+        type=count,
         default=1,
         metavar="N",
-        help="GPUs of jobs that don't say how many (default: 1)",
+        help="GPUs of jobs that don't say how many; 0: none (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     add_options(parser, EngineOptions, only=_SLURM)
@@ -94,13 +96,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> EngineOptions:
-    """The options of SLURM, with what the settings say; none for a shell."""
+    """The options of SLURM, with what the job file and the settings say; none for a shell."""
     if args.to == "shell":
         given = next((name for name in _SLURM if hasattr(args, name)), None)
         if given is not None:
             raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
         return EngineOptions()
-    load_for(args, EngineOptions)
+    from gpuherd.batch.job_file import read_engine
+    from gpuherd.jobs.settings import load
+
+    args.engine = "slurm"  # whatever file and settings take for running jobs
+    fill_from_block(args, read_engine(args.path))
+    load().fill(args, EngineOptions)
     named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
     return build(EngineOptions, argparse.Namespace(engine="slurm", **named))
 
@@ -143,8 +150,8 @@ def _tell(to: str, found: Found, folder: Path) -> None:
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
     script = folder / (slurm.SUBMIT if to == "slurm" else shell.RUN)
     print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
-    for what, count in left_over(found.jobs).items():
-        print(f"gpuherd: these files don't keep {what}, which {count} of the jobs say", file=sys.stderr)
+    for what, many in left_over(found.jobs).items():
+        print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)
     if found.left_out:
         first = next(iter(found.left_out.items()))
         more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""

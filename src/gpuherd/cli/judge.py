@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command, load_for
@@ -119,7 +118,7 @@ def _judge(
     if config.dry_run:
         planned = plan_judging(judge, opened, config, given=given)
         if args.json:
-            print(json.dumps({"judge": judge.said, "model": judge.model, **asdict(planned)}, indent=2))
+            print(json.dumps({"judge": judge.said, "model": judge.model, **planned.to_dict()}, indent=2))
         else:
             _say(console, plan_lines(judge, planned))
         return ExitCode.OK

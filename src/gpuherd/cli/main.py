@@ -32,6 +32,7 @@ examples:
   gpuherd run -- python train.py                           wait for a free GPU and become the command
   gpuherd submit -- python train.py                        put a command into your own queue
   gpuherd up                                               work that queue off in the background
+  gpuherd batch commands.txt --engine slurm                on a cluster: any command that starts jobs takes --engine
   gpuherd --simulate 4x40GB esd --model-list models.csv    try the same on simulated GPUs
 """
 

@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _engine_key(args: argparse.Namespace) -> Any:
     """What the configuration says of the engine; that of a run that goes on, where there is one."""
+    if getattr(args, "resume", None) and getattr(args, "config", None):
+        return None  # they are refused together
     said = [word.partition("=")[2] for word in args.overrides if word.startswith("resume_from=")]
     place = getattr(args, "resume", None) or (said[0] if said else None)
     words = about_engines(args.overrides)
@@ -84,9 +86,12 @@ def _engine_key(args: argparse.Namespace) -> Any:
     if told is not None or place is None:
         return told
     from gpuherd.posttrain.rounds.folder import RoundsDirectory
-    from gpuherd.posttrain.rounds.record import read_record
+    from gpuherd.posttrain.rounds.record import BadRun, read_record
 
-    return read_record(RoundsDirectory(place)).settings.engine
+    try:
+        return read_record(RoundsDirectory(place)).settings.engine
+    except BadRun:
+        return None  # what else is wrong with the command line is told first
 
 
 def _by_key(words: Sequence[str]) -> Mapping[str, Any]:

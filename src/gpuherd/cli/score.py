@@ -77,7 +77,7 @@ def _print_outcome(console: Console, scoring: Scoring, outcome: ScoreOutcome) ->
     from gpuherd.qa.working.running import failure_lines
 
     if scoring.options.dry_run:
-        lines = plan_lines(scoring.choice, scoring.missing, scoring.options)
+        lines = plan_lines(scoring.choice, scoring.missing, scoring.outlook)
     elif outcome.stopped is not None:
         lines = [f"failed  {job}: {why}" for job, why in failure_lines(outcome.stopped)]
         lines.append("not all is measured; the same command goes on from here")

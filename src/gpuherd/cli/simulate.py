@@ -30,6 +30,7 @@ examples:
   gpuherd simulate --jobs 2000 --seconds lognormal:5m,1 --machine 8x80GB --compare order=age,longest max_checks=1,10
   gpuherd simulate --jobs 64 --seconds 5m --machine 8x80GB --compare policy=gpuherd,guides
   gpuherd simulate --jobs 100000 --num-gpus 1:8,4:2 --seconds exponential:5m --machines 125x8x80GB
+  gpuherd simulate --jobs 20000 --num-nodes 1:9,2:1 --seconds 5m --machines 125x8x80GB --policy handover --at-most 1100
   gpuherd simulate results --machine 8x80GB --background busy=0.3,mean=2h,barge=0.1 --compare yield=ignore,pause,requeue
 
 docs/what-if.md says what is modelled and what is not.

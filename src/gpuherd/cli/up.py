@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         from gpuherd.jobs.live import display
 
         console = Console(highlight=False, stderr=args.json)
-        forget_environment()
+        forget_environment(options.engine)
         with display(console) as shown:
             return serve(options.dispatch_options(), directory, display=shown).exit_code
     pid = up(options.dispatch_options(), directory)

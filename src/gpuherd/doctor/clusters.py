@@ -47,7 +47,7 @@ def find_slurm(programs: Programs) -> list[CheckResult]:
         return [CheckResult("SLURM", Status.FAIL, what, str(problem))]
     except EngineAway as problem:
         remedy = "wait, or ask its administrator; what was handed over goes on meanwhile"
-        return [CheckResult("SLURM", Status.FAIL, str(problem), remedy)]
+        return [CheckResult("SLURM", Status.FAIL, f"SLURM does not answer: {problem}", remedy)]
     if missing:
         remedy = "install all of SLURM's commands here, or hand jobs over where they are"
         return [CheckResult("SLURM", Status.FAIL, f"not here: {', '.join(missing)}", remedy)]

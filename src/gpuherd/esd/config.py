@@ -175,6 +175,8 @@ class ExperimentConfig(DispatchOptions, AnalysisOptions, RunOptions):
             raise UsageError("give --model-list or --single-model, not both")
         if self.base_model is not None and self.single_model is None:
             raise UsageError("--base-model goes with --single-model; in a list the column source_model names the base")
+        if self.device_map == "cuda" and self.gpus_per_job == 0:
+            raise UsageError("--device-map cuda needs a GPU, and --gpus-per-job 0 gives none; leave one of both out")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit={self.limit}; the least is 1")
         if self.retries < 0:

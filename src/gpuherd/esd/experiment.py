@@ -102,6 +102,7 @@ class ESDExperiment:
         self.directory = run_directory(config)
         self.plan = Plan((), ())
         self.outcome: ExperimentOutcome | None = None
+        self._outlook: outlook.Outlook | None = None
 
     def run(self) -> ExperimentOutcome:
         """Runs the experiment to its end, or goes on with one that was stopped.
@@ -117,6 +118,8 @@ class ESDExperiment:
             require_powerlaw()
         if self.config.dry_run:
             self.plan = self._make_plan()
+            left = sum(line.state != "done" for line in self._plan_lines())
+            self._outlook = outlook.of_like([gpus_needed(self.config)] * left, self.config)
             self.outcome = ExperimentOutcome(None, self.plan.refused)
             self._print_plan()
             return self.outcome
@@ -184,7 +187,8 @@ class ESDExperiment:
                 {"model": refusal.model_id, "row": refusal.line, "reason": refusal.reason}
                 for refusal in self.plan.refused
             ]
-            return {"plan": [asdict(line) for line in self._plan_lines()], "refused": refused}
+            engine = {} if self._outlook is None else self._outlook.to_dict()
+            return engine | {"plan": [asdict(line) for line in self._plan_lines()], "refused": refused}
         jobs = self.outcome.jobs
         return {
             "exit_code": int(self.outcome.exit_code),
@@ -306,14 +310,14 @@ class ESDExperiment:
         done = sum(line.state == "done" for line in lines)
         headline = f"{len(lines) - done} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
         refused = [f"{self._where(refusal)}: {refusal.reason}" for refusal in self.plan.refused]
-        jobs = [self._job(planned) for planned in self.plan.models]
-        engine = outlook.lines([job.gpus for job in jobs], self.config)
+        engine = [] if self._outlook is None else self._outlook.lines
         print_plan(self.console, lines, refused, "\n".join([*engine, headline]))
 
     def _plan_lines(self) -> list[PlanLine]:
         jobs = [self._job(planned) for planned in self.plan.models]
         done = self._done_before(jobs)
         gpus = gpus_needed(self.config)
+        asks = None if self._outlook is None else self._outlook.asks.get(gpus)
         return [
             PlanLine(
                 model=planned.row.model_id,
@@ -324,6 +328,7 @@ class ESDExperiment:
                 share=planned.facts.share,
                 gpus=gpus,
                 state="done" if job.name in done else "to do",
+                asks=asks,
             )
             for job, planned in zip(jobs, self.plan.models, strict=True)
         ]

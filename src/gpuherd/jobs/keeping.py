@@ -76,9 +76,8 @@ class Keeping:
     def _keep_free(self, job: WaitingJob, barred: frozenset[str], machine: Machine, until: float | None) -> None:
         """Keeps what is free on the machine, and as much of the limit. The rest of its part is in use there, and comes
         back with the GPUs."""
-        usable = list(machine.usable(job, barred))
-        free = [view for view in usable if view.is_free and comes(view, job)]
-        part = min(job.gpus, len(free) + sum(view.returning for view in usable))
+        free = [view for view in machine.free_for(job, barred) if comes(view, job)]
+        part = min(job.gpus, len(free) + sum(1 for _ in machine.returning_for(job, barred)))
         self._draft.budget -= part
         self.keeps.append(Keep(until, part, {view.gpu.uuid: view.gpu for view in free}))
         for view in free:

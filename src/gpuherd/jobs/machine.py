@@ -49,6 +49,9 @@ class Machine:
     least_mb: float = math.inf
     # Where more may be promised: (minus the MB, UUID), in order, so that the emptiest come first.
     _open: list[tuple[int, str]] = field(default_factory=list)
+    # Those that are free, and those that will be in a moment: what a decision asks for most.
+    _free: dict[str, GpuView] = field(default_factory=dict)
+    _returning: dict[str, GpuView] = field(default_factory=dict)
     # By GPUs and memory asked for. The one is emptied when a GPU of the machine changes, the other kept right.
     _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
     _tallies: dict[tuple[int, int | None], Tally] = field(default_factory=dict)
@@ -67,9 +70,15 @@ class Machine:
         if self._sure:
             self._sure.clear()
         if view.busy is None and not view.ours:
+            self._free[uuid] = view
             least_mb = gpu.free_mb
         else:
+            self._free.pop(uuid, None)
             least_mb = gpu.total_mb if view.room_mb is None else view.room_mb
+        if view.returning:
+            self._returning[uuid] = view
+        elif self._returning:
+            self._returning.pop(uuid, None)
         if least_mb < self.least_mb:
             self.least_mb = least_mb
             self._tallies.clear()
@@ -90,6 +99,8 @@ class Machine:
         self._sure.clear()
         self._tallies.clear()
         old = self.views.pop(uuid)
+        self._free.pop(uuid, None)
+        self._returning.pop(uuid, None)
         if old.is_open:
             del self._open[bisect_left(self._open, (-(old.shareable_mb or 0), uuid))]
         return old
@@ -143,9 +154,21 @@ class Machine:
 
     def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
         """Its GPUs that are large enough for the job, without ``barred``."""
-        for uuid, view in self.views.items():
-            if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
-                yield view
+        return _for(self.views, job, barred)
+
+    def free_for(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+        """Those of ``usable`` that are free, in no order."""
+        return _for(self._free, job, barred)
+
+    def returning_for(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+        """Those of ``usable`` that will be free in a moment, in no order."""
+        return _for(self._returning, job, barred)
+
+
+def _for(views: dict[str, GpuView], job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+    for uuid, view in views.items():
+        if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
+            yield view
 
 
 def comes(view: GpuView, job: WaitingJob) -> bool:

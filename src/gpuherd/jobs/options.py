@@ -90,9 +90,9 @@ class GpuOptions:
     )
     gpus_per_job: int = option(
         1,
-        help="GPUs that each job gets",
+        help="GPUs that each job gets; 0: none, it computes on the CPU",
         aliases=("num-gpus-per-job",),
-        parse=positive_int,
+        parse=count,
         metavar="N",
         group="GPUs",
     )
@@ -105,10 +105,10 @@ class GpuOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_gpus", "max_checks", "gpus_per_job"):
+        for name in ("max_gpus", "max_checks"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
-        for name in ("gpu_memory_threshold", "check_interval", "cpu_jobs"):
+        for name in ("gpu_memory_threshold", "check_interval", "cpu_jobs", "gpus_per_job"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 0")
 

@@ -61,6 +61,8 @@ __all__ = [
 ]
 
 _NOBODY: frozenset[str] = frozenset()
+# What a job is told that waits for GPUs, where nobody asks for more.
+_WAITS = "waits for GPUs"
 
 
 def decide(
@@ -120,6 +122,8 @@ class _Round:
         self.starts: list[Start] = []
         self.waits: list[Wait] = []
         self.refused: list[Wait] = []
+        # Kinds of jobs that wait for GPUs: what is left only becomes less, so that no later job of a kind starts.
+        self.stuck: set[tuple[int, int | None, frozenset[str]]] = set()
         # The limit was lowered: what is shared must empty, too, to come down to it.
         for view in list(islice(pool.emptiest_open(), max(0, -self.draft.budget))):
             self.draft.close(view)
@@ -139,6 +143,9 @@ class _Round:
 
     def place(self, job: WaitingJob) -> None:
         """Starts the job, or says why not."""
+        if not self.explain and self._is_stuck(job):
+            self.waits.append(Wait(job.id, _WAITS))
+            return
         never = self.pool.why_never(job, self.limits)
         if never is not None:
             self.refused.append(Wait(job.id, never))
@@ -171,9 +178,19 @@ class _Round:
             barred = job.avoid
         if (job.share and self._join(job, barred)) or self._take(job, barred) or self._borrow(job, barred):
             return
-        reason = why_not(self.draft, job, barred, keeps=bool(self.keeping.keeps)) if self.explain else "waits for GPUs"
+        reason = why_not(self.draft, job, barred, keeps=bool(self.keeping.keeps)) if self.explain else _WAITS
         self.waits.append(Wait(job.id, reason))
         self.keeping.keep_for(job, barred)
+        if not self.explain and not job.share and job.limit_s is None:
+            self.stuck.add((job.gpus, job.memory_mb, job.avoid))
+
+    def _is_stuck(self, job: WaitingJob) -> bool:
+        """Whether a job of its kind waits already, so that this one can neither start nor have anything kept for it."""
+        if not self.stuck or job.share or job.limit_s is not None or self.pool.open_count:
+            return False
+        if job.gpus > 1 and len(self.keeping.keeps) < self.limits.keep_for:
+            return False
+        return (job.gpus, job.memory_mb, job.avoid) in self.stuck
 
     def _join(self, job: WaitingJob, barred: frozenset[str]) -> bool:
         """Puts a sharing job beside others, on the fullest GPU that has room for it."""
@@ -229,8 +246,8 @@ class _Round:
         for machine in self.pool.with_free(job.gpus):
             candidates = [
                 view.gpu
-                for view in machine.usable(job, barred)
-                if view.is_free and (not job.share or _promisable_mb(view) >= (job.memory_mb or 0))
+                for view in machine.free_for(job, barred)
+                if not job.share or _promisable_mb(view) >= (job.memory_mb or 0)
             ]
             chosen = self.choose(candidates, job.gpus, job.memory_mb) if len(candidates) >= job.gpus else None
             if chosen is not None:

@@ -113,6 +113,10 @@ class Pool:
         for machine in self.machines:
             yield from machine.views.values()
 
+    def __len__(self) -> int:
+        """How many GPUs there are."""
+        return len(self._home)
+
     # --- what a decision asks ---------------------------------------------------------------------------------
 
     def why_never(self, job: WaitingJob, limits: Limits) -> str | None:

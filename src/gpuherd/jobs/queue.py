@@ -89,8 +89,9 @@ class Queue(QueueFile):
             submission.check_added(self._db, jobs)
             submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
             submission.check_circles(self._db, jobs)
-            if any(job.needs for job in jobs):
-                self.doom_hopeless()
+            for job in jobs:
+                for row in submission.lost_needs(self._db, job):
+                    interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
             self._note_round(time.time())
 
     # --- transitions ------------------------------------------------------------------------------------------

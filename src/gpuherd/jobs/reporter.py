@@ -183,7 +183,7 @@ class Reporter:
         besides those that run wait in an engine beyond this machine."""
         if self._display is None:
             return
-        counts = self._queue.counts()
+        counts = self._queue.counts(exact=False)
         lines = tuple(_line(attempt) for attempt in running)
         costs = (attempt.record.queued.job.cost for attempt in running)
         self._display.snapshot(

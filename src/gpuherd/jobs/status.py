@@ -36,6 +36,8 @@ from gpuherd.jobs.wording import time_left as job_time_left
 _LATEST = 1000
 _NEEDS_NAMED = 3
 _HELD_NAMED = 5
+# Those that can't run yet come last.
+_LAST = "blocked > 0 OR held, "
 _PAUSED_FOR = {
     PauseReason.USER: "paused",
     PauseReason.DISK: "paused: there is too little disk space",
@@ -70,7 +72,7 @@ def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     submission = _submission(reader)
     counts = read_counts(reader)
     dispatcher = _dispatcher(run, reader)
-    rows, matching = _page(reader, page, submission, _longest_first(dispatcher))
+    rows, matching = _page(reader, page, submission, counts, _longest_first(dispatcher))
     facts = _wait_facts(reader, dispatcher)
     places = _places(page)
     jobs = tuple(
@@ -128,7 +130,8 @@ def _paused(reader: QueueReader, submission: int) -> int:
     if not (reader.has("jobs", "held") and reader.has("attempts", "paused")):
         return 0
     row = reader.one(
-        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND submission = ?)"
+        # The plus: by the index of those that are held, which are few, and not by that of all of a submission.
+        "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND +submission = ?)"
         " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
         (submission,),
     )
@@ -139,7 +142,7 @@ def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
     """The first waiting jobs that are held, by name."""
     if not reader.has("jobs", "held"):
         return ()
-    query = "SELECT name FROM jobs WHERE held = 1 AND submission = ? ORDER BY id LIMIT ?"
+    query = "SELECT name FROM jobs WHERE held = 1 AND +submission = ? ORDER BY id LIMIT ?"
     return tuple(row["name"] for row in reader.rows(query, (submission, _HELD_NAMED)))
 
 
@@ -190,24 +193,59 @@ def _in_engine(reader: QueueReader) -> InEngine | None:
     return InEngine(*row) if row is not None and row[1] else None
 
 
-def _page(reader: QueueReader, page: Page, submission: int, longest_first: bool) -> tuple[list[sqlite3.Row], int]:
-    """The rows of the page, and how many there are in all."""
+def _page(
+    reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool
+) -> tuple[list[sqlite3.Row], int]:
+    """The rows of the page, and how many there are in all. Of a long queue no more is read than the page holds, unless
+    the page is a search."""
+    searches = bool(page.text or page.names)
     rows: list[sqlite3.Row] = []
     matching, skip = 0, page.offset
     for state in SHOWN_FIRST:
         if page.states and state not in page.states:
             continue
         where, values = _where(page, submission, state)
-        found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
-        here = 0 if found is None else int(found[0])
+        here = _count(reader, where, values) if searches else int(getattr(counts, state.value))
         matching += here
         # What runs is never many: as much as there are GPUs.
         most = min(page.limit - len(rows), here if page.each is None or state is JobState.RUNNING else page.each)
-        if most > 0 and skip < here:
+        if most > 0 and skip < here and state is JobState.WAITING and not searches:
+            rows += _waiting(reader, submission, longest_first, most, skip)
+        elif most > 0 and skip < here:
             query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state, longest_first)} LIMIT ? OFFSET ?"  # noqa: S608
             rows += reader.rows(query, (*values, most, skip))
         skip = max(0, skip - here)
     return rows, matching
+
+
+def _count(reader: QueueReader, where: str, values: tuple[object, ...]) -> int:
+    found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
+    return 0 if found is None else int(found[0])
+
+
+def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Sequence[sqlite3.Row]:
+    """Waiting jobs in the order of ``_order``: those that could run from the indexes that the dispatcher goes by, which
+    hold those with GPUs and those without apart."""
+    order, where = _order(reader, JobState.WAITING, longest_first), "submission = ? AND state = 'waiting'"
+    values: tuple[object, ...] = (submission,)
+    could_run = "blocked = 0 AND held = 0"
+    rows: list[sqlite3.Row] = []
+    if reader.has("jobs", "held") and reader.has("jobs", "round"):
+        by_index = order.removeprefix(_LAST)
+        of_each = " UNION ALL ".join(
+            f"SELECT * FROM (SELECT * FROM jobs WHERE {where} AND {could_run} AND (gpus > 0) = {on_gpus}"  # noqa: S608
+            f" ORDER BY {by_index} LIMIT ?)"
+            for on_gpus in (1, 0)
+        )
+        one = (*values, skip + most)
+        rows += reader.rows(f"{of_each} ORDER BY {by_index} LIMIT ? OFFSET ?", (*one, *one, most, skip))
+        if len(rows) == most:
+            return rows
+        skip = max(0, skip - _count(reader, f"{where} AND {could_run}", values))
+        most -= len(rows)
+        where += f" AND NOT ({could_run})"
+    query = f"SELECT * FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - our own words
+    return [*rows, *reader.rows(query, (*values, most, skip))]
 
 
 def _longest_first(dispatcher: DispatcherStatus | None) -> bool:
@@ -224,7 +262,7 @@ def _order(reader: QueueReader, state: JobState, longest_first: bool) -> str:
         return "id DESC"
     if reader.has("jobs", "held") and reader.has("jobs", "round"):
         longest = "rank DESC, " if longest_first and reader.has("jobs", "rank") else ""
-        return f"blocked > 0 OR held, round, priority DESC, {longest}id"
+        return f"{_LAST}round, priority DESC, {longest}id"
     return "blocked > 0, priority DESC, id"
 
 

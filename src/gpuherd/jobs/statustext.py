@@ -129,9 +129,13 @@ def gpus(job: JobStatus) -> str:
 
 
 def where(attempt: AttemptStatus) -> str:
-    """Where an attempt runs or ran: its GPUs, the node of a cluster that it has none on, or the CPU."""
-    node = None if attempt.handed is None else attempt.handed.node
-    return ",".join(clean(label) for label in attempt.gpus) or (f"CPU of {clean(node)}" if node else "CPU")
+    """Where an attempt runs or ran: its GPUs, the node of a cluster that it has none on, or the CPU; nothing for one
+    that a cluster has not begun."""
+    if attempt.gpus:
+        return ",".join(clean(label) for label in attempt.gpus)
+    if attempt.handed is None:
+        return "CPU"
+    return f"CPU of {clean(attempt.handed.node)}" if attempt.handed.node else ""
 
 
 def what(job: JobStatus) -> str:

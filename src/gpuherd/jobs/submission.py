@@ -63,6 +63,17 @@ def check_circles(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
             raise UsageError(f"job {job.name!r} would need itself, by way of jobs that are in the queue")
 
 
+def lost_needs(db: sqlite3.Connection, job: Job) -> Sequence[sqlite3.Row]:
+    """What the job, which is in the queue by now and waits, needs and can't get any more: id and state of each."""
+    if not job.needs:
+        return ()
+    return db.execute(
+        "SELECT n.id, n.state FROM jobs j CROSS JOIN needs ON needs.job = j.id CROSS JOIN jobs n ON n.id = needs.needed"
+        " WHERE j.name = ? AND j.state = 'waiting' AND n.state IN ('failed', 'cancelled')",
+        (job.name,),
+    ).fetchall()
+
+
 def _known(db: sqlite3.Connection, jobs: Sequence[Job]) -> Mapping[str, sqlite3.Row]:
     if db.execute("SELECT 1 FROM jobs LIMIT 1").fetchone() is None:
         return {}

@@ -21,7 +21,7 @@ def why_not(draft: Draft, job: WaitingJob, barred: frozenset[str], *, keeps: boo
             return _no_room(draft, job)
         kept = " or kept for a larger job" if keeps else ""
         return f"{most - max(0, draft.budget)} of at most {most} GPUs are in use{kept}"
-    counted = sum(len(machine.views) for machine in pool.machines)
+    counted = len(pool)
     if counted > _NAMED:
         if job.share and draft.shared:
             return _no_room(draft, job)

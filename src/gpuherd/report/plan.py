@@ -15,7 +15,8 @@ from gpuherd.errors import printable
 @dataclass(frozen=True, slots=True)
 class PlanLine:
     """A model of the list. ``size_bytes``, ``matrices`` (how many are analysed) and ``share`` (of all weights, 0 to 1)
-    are None where they are not known before a download; ``state`` is "to do" or "done"."""
+    are None where they are not known before a download; ``state`` is "to do" or "done"; ``asks``: for what its job
+    would ask a cluster, None on this machine."""
 
     model: str
     relation: str
@@ -25,6 +26,7 @@ class PlanLine:
     share: float | None
     gpus: int
     state: str
+    asks: str | None = None
 
 
 _COLUMNS = (

@@ -19,6 +19,7 @@ class Backlog:
 
     Attributes:
         done, failed, cancelled, unfinished: how many.
+        news: how often jobs have come into a line.
     """
 
     def __init__(self, works: Sequence[Work], limits: Limits, *, share: bool, timeout: float | None = None):
@@ -26,6 +27,7 @@ class Backlog:
         self.on_cpu = Line(limits)
         self.done = self.failed = self.cancelled = 0
         self.unfinished = len(works)
+        self.news = 0
         self._works = works
         self._timeout = timeout
         self._arrived = [False] * len(works)
@@ -116,6 +118,7 @@ class Backlog:
             (on_gpus if standing.gpus else on_cpu).append(
                 standing.waiting(self._timeout, self._works[number].arrives_s)
             )
+        self.news += bool(on_gpus or on_cpu)
         for line, jobs in ((self.on_gpus, on_gpus), (self.on_cpu, on_cpu)):
             if len(jobs) > 1:
                 line.add_all(jobs)

@@ -98,6 +98,10 @@ class Simulation:
         self._never: dict[int, str] = {}
         self._decisions = 0
         self._reach = Reach()
+        # Where nothing but GPUs stands in the way of a start: what the last decision knew of.
+        self._only_gpus = background is None and not self._timed and not self._settings.hours.quiet
+        self._only_gpus = self._only_gpus and rules.max_gpus is None and rules.max_concurrent is None
+        self._known: tuple[int, int, int] | None = None
         self._visitors = Visitors(self._agenda, self._floor, self._stranger_has_come, self._stranger_has_gone)
         if background is not None:
             self._visitors.begin(background, seed)
@@ -173,7 +177,7 @@ class Simulation:
             return
         if len(backlog.on_gpus):
             self._keep_looking()
-        while self._has_room():
+        while self._has_room() and not self._nothing_is_new():
             on_gpus = self._head()
             on_cpu = backlog.on_cpu.head(self._limits.cpu_slots - self._on_cpu)
             decision = decide_with(
@@ -190,9 +194,18 @@ class Simulation:
                 self._start(start)
             searches = self._looks_further(decision)
             if not (decision.refused or searches) and (not decision.starts or self._has_seen_all()):
+                self._known = self._news()
                 break
         if not len(backlog.on_gpus):
             self._stop_looking()
+
+    def _nothing_is_new(self) -> bool:
+        """Whether a decision could only say what the last one has: no GPU has become free since, and nobody has come. A
+        job's end alone frees none: its GPU is looked at first."""
+        return self._only_gpus and not self._floor.pool.open_count and self._known == self._news()
+
+    def _news(self) -> tuple[int, int, int]:
+        return (self._floor.news, self._backlog.news, self._on_cpu)
 
     def _has_room(self) -> bool:
         """Whether anything could start at all."""

@@ -37,7 +37,9 @@ class Figures:
         gpu_hours: hours that our jobs held GPUs; a shared GPU counts once.
         lost_gpu_hours: those of attempts that did not succeed.
         utilisation: share of all GPU time up to the makespan in which jobs of ours ran.
-        strangers: share of it in which strangers were there.
+        used_until_last_start: the same share up to the last start of a job: what the run would have come to had there
+            been no end to it.
+        strangers: share of all GPU time in which strangers were there.
         waits: None when nothing started.
         decisions: how often the policy was asked; None where there is no policy.
     """
@@ -55,6 +57,7 @@ class Figures:
     gpu_hours: float
     lost_gpu_hours: float
     utilisation: float | None
+    used_until_last_start: float | None
     strangers: float | None
     waits: Waits | None
     decisions: int
@@ -82,6 +85,7 @@ class Figures:
             "gpu_hours": round(self.gpu_hours, 6),
             "lost_gpu_hours": round(self.lost_gpu_hours, 6),
             "utilisation": _rounded(self.utilisation),
+            "utilisation_until_last_start": _rounded(self.used_until_last_start),
             "strangers_share": _rounded(self.strangers),
             "wait_seconds": None
             if waits is None
@@ -107,7 +111,10 @@ def figures(history: History, works: Sequence[Work]) -> Figures:
         waits[ran.job] += ran.wait_s
         if ran.ending is not Ending.DONE:
             lost_s += (ran.end - ran.start) * len(ran.gpus)
-    busy_s = sum(end - start for spans in busy_spans(history).values() for start, end in spans)
+    spans = [span for each in busy_spans(history).values() for span in each]
+    busy_s = sum(end - start for start, end in spans)
+    last_s = max((ran.start for ran in history.attempts), default=0.0)
+    until_last_s = sum(max(0.0, min(end, last_s) - start) for start, end in spans)
     all_s = makespan_s * history.gpus
     strangers_s = sum(max(0.0, min(visit.end, makespan_s) - visit.start) for visit in history.visits)
     return Figures(
@@ -124,6 +131,7 @@ def figures(history: History, works: Sequence[Work]) -> Figures:
         gpu_hours=busy_s / 3600,
         lost_gpu_hours=lost_s / 3600,
         utilisation=busy_s / all_s if all_s > 0 else None,
+        used_until_last_start=until_last_s / (last_s * history.gpus) if last_s > 0 and history.gpus else None,
         strangers=strangers_s / all_s if all_s > 0 else None,
         waits=_waits(list(waits.values())),
         decisions=history.decisions,
@@ -139,9 +147,9 @@ def least_possible_s(gpus: int, works: Sequence[Work]) -> float:
     """
     seconds = [_work_s(work) for work in works]
     area = sum(
-        length * work.job.gpus
+        length * work.job.gpus * work.job.nodes
         for length, work in zip(seconds, works, strict=True)
-        if not could_share(work.job) and work.job.gpus <= gpus
+        if not could_share(work.job) and work.job.gpus * work.job.nodes <= gpus
     )
     return max(area / gpus, _longest_chain_s(works, seconds))
 

@@ -20,7 +20,8 @@ _LEFT_OUT = "left out for a while, because jobs failed on it"
 
 
 class Floor:
-    """All GPUs. ``pool``: what the policy is told of them; ``slots``: by number."""
+    """All GPUs. ``pool``: what the policy is told of them; ``slots``: by number; ``news``: how often one has become
+    free, or was left out."""
 
     def __init__(self, machines: Sequence[Machine], quiet: Quiet):
         self.slots = [
@@ -36,6 +37,7 @@ class Floor:
         self.pool = Pool(GpuView(slot.gpu, _SETTLING, machine=slot.machine) for slot in self.slots)
         # Clean, but not yet for long enough; and since when looks are made, on which all verdicts rest.
         self._settling = set(range(len(self.slots)))
+        self.news = 0
         self._looking_since: float | None = None
 
     def slot(self, uuid: str) -> Slot:
@@ -76,6 +78,10 @@ class Floor:
         for number in sorted(ready):
             self._settling.remove(number)
             self._show(self.slots[number])
+        self.news += len(ready)
+        if len(ready) > len(self._settling):
+            # A set stays as large as it ever was, and to go through it takes as long.
+            self._settling = set(self._settling)
 
     def show(self, slots: Sequence[Slot]) -> None:
         """Tells the pool what has changed for the attempts on these GPUs."""
@@ -85,6 +91,7 @@ class Floor:
     def leave_out(self, slot: Slot, left_out: bool) -> None:
         """Nothing of ours is started on it from now on, or may be again."""
         slot.left_out = left_out
+        self.news += 1
         self._show(slot)
 
     def _left(self, slot: Slot, now: float, *, by_us: bool) -> float | None:

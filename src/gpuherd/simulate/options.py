@@ -73,6 +73,12 @@ def _gpu_mix(word: str) -> Mix[int]:
     return mix(word, count)
 
 
+def _node_mix(word: str) -> Mix[int]:
+    from gpuherd.simulate.workload import mix
+
+    return mix(word, positive_int)
+
+
 def _memory_mix(word: str) -> Mix[int]:
     from gpuherd.simulate.workload import mix
 
@@ -149,6 +155,13 @@ class SimulateOptions:
         metavar="N",
         group="workload",
     )
+    num_nodes: Mix[int] | None = option(
+        None,
+        help="nodes that a drawn job spans, with --num-gpus on each: 1:9,2:1; for --policy handover (default: 1)",
+        parse=_node_mix,
+        metavar="N",
+        group="workload",
+    )
     mem: Mix[int] | None = option(
         None,
         help="memory that a drawn job asks for on each GPU: 20GB, or with weights 8GB:3,40GB:1; what --share goes by",
@@ -199,6 +212,7 @@ class SimulateOptions:
         return Recipe(
             seconds=self.seconds,
             gpus=self.num_gpus or plain.gpus,
+            nodes=self.num_nodes or plain.nodes,
             memory_mb=self.mem,
             every=self.every,
             failures=self.failures or {},
@@ -210,7 +224,7 @@ class SimulateOptions:
     def refuse_for_given_jobs(self) -> None:
         """Raises UsageError for options that only drawn jobs have a use for, and for those that need --seconds."""
         drawn_only = {"num_gpus": "--num-gpus", "mem": "--mem", "retries": "--retries", "guess": "--guess"}
-        drawn_only |= {"limits": "--limits"}
+        drawn_only |= {"limits": "--limits", "num_nodes": "--num-nodes"}
         for name, flag in drawn_only.items():
             if getattr(self, name) is not None:
                 raise UsageError(f"{flag} is for drawn jobs (--jobs); those of SOURCE say it themselves")

@@ -15,14 +15,25 @@ from gpuherd.errors import UsageError
 from gpuherd.flags import option_fields, spellings
 from gpuherd.jobs.options import DispatchOptions, Order, YieldTo, count, positive_int
 from gpuherd.options import option
+from gpuherd.quantities import duration_s
 
 if TYPE_CHECKING:
     from gpuherd.jobs.settings import Settings
 
-Policy = Literal["gpuherd", "guides"]
+Policy = Literal["gpuherd", "guides", "handover"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 MOST_VARIANTS = 64
 _AS_REAL = {each.name: each for each in fields(DispatchOptions)}
+
+
+def _rate(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e6:
+        raise ValueError(f"{word!r} is no number of starts in a second; write 30")
+    return value
 
 
 def _as_real(name: str) -> Any:
@@ -36,7 +47,8 @@ class Rules:
 
     policy: Policy = option(
         "gpuherd",
-        help="what is simulated: gpuherd, or the polling loop of the guides (one start at a time, 95.5 s each)",
+        help="what is simulated: gpuherd; the polling loop of the guides (one start at a time, 95.5 s each); or the "
+        "hand-over to a cluster whose own scheduler decides (first come, first served, with backfilling)",
         choices=POLICIES,
         group="rules",
     )
@@ -62,6 +74,36 @@ class Rules:
         group="rules",
     )
     quiet_max_gpus: int = option(0, help="most GPUs to use in quiet hours", parse=count, metavar="N", group="rules")
+    at_most: int = _as_real("at_most")
+    array_limit: int | None = _as_real("array_limit")
+    look: float = option(
+        2.0,
+        help="hand-over: time between two looks at what has ended; others are handed over then (default: 2)",
+        parse=duration_s,
+        metavar="TIME",
+        group="engine",
+    )
+    engine_cycle: float = option(
+        1.0,
+        help="hand-over: the cluster's scheduler goes over its queue at most so often (default: 1)",
+        parse=duration_s,
+        metavar="TIME",
+        group="engine",
+    )
+    engine_rate: float | None = option(
+        None,
+        help="hand-over: jobs that the cluster can start in a second (default: any number)",
+        parse=_rate,
+        metavar="N",
+        group="engine",
+    )
+    start_up: float = option(
+        0.5,
+        help="hand-over: time from a job's start in the cluster until its own program runs (default: 0.5)",
+        parse=duration_s,
+        metavar="TIME",
+        group="engine",
+    )
 
     def __post_init__(self) -> None:
         DispatchOptions(
@@ -77,6 +119,11 @@ class Rules:
             raise UsageError(f"policy={self.policy!r}; possible: {', '.join(POLICIES)}")
         if self.cpu_jobs < 1 or (self.max_gpus is not None and self.max_gpus < 1):
             raise UsageError("max_gpus and cpu_jobs are 1 or more")
+        for name in ("look", "engine_cycle", "start_up"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name}={getattr(self, name)}; it is a length of time above 0")
+        if self.at_most < 1 or (self.array_limit is not None and self.array_limit < 1):
+            raise UsageError("at_most and array_limit are 1 or more")
         if self.quiet_max_gpus < 0:
             raise UsageError(f"quiet_max_gpus={self.quiet_max_gpus}; the least is 0")
         self.settings()

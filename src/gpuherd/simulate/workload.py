@@ -113,6 +113,7 @@ class Recipe:
     Attributes:
         seconds: how long a job runs; a number stands for so many seconds for each unit of the job's own ``cost``.
         gpus, memory_mb: GPUs that a job asks for, and MB on each; None for a job that does not say.
+        nodes: nodes that it spans, with so many GPUs on each.
         every: time from one job's coming to the next; None when all are there from the start.
         failures: share of attempts that fail in each way, somewhere in the middle.
         retries: further tries of a job.
@@ -122,6 +123,7 @@ class Recipe:
 
     seconds: Spread | float
     gpus: Mix[int] = field(default_factory=lambda: Mix((1,), (1.0,)))
+    nodes: Mix[int] = field(default_factory=lambda: Mix((1,), (1.0,)))
     memory_mb: Mix[int] | None = None
     every: Spread | None = None
     failures: Mapping[FailureClass, float] = field(default_factory=dict)
@@ -140,11 +142,13 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
     for number in range(count):
         length = recipe.seconds.draw(chance)
         gpus = recipe.gpus.draw(chance)
+        nodes = recipe.nodes.draw(chance)
         memory_mb = None if recipe.memory_mb is None or not gpus else recipe.memory_mb.draw(chance)
         job = Job(
             name=f"job-{number + 1}",
             argv=("simulated",),
             gpus=gpus,
+            nodes=nodes,
             memory_mb=memory_mb,
             retries=recipe.retries,
             timeout_s=None if recipe.limits is None else length * recipe.limits,

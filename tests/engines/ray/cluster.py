@@ -30,20 +30,37 @@ class TwoNodes:
     def __init__(self, *, dashboard: bool = False):
         # Ray's sockets lie below it, and a socket's path must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-test-", dir="/tmp"))
-        self._log = (self._folder / "log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, *(["dashboard"] if dashboard else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            bufsize=1,
-            env={**os.environ, "RAY_TMPDIR": str(self._folder), **self.variables},
-            start_new_session=True,
-        )
-        told = json.loads(self._hear())
+        # Ray gives a node 30 s to start, which a machine with much else to do may not keep.
+        for last in (False, False, True):
+            self._process = self._start(dashboard)
+            try:
+                told = json.loads(self._hear())
+                break
+            except AssertionError:
+                self._end()
+                if last:
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    raise
         self.address: str = told["address"]
         self.url: str = told["url"]
+
+    def _start(self, dashboard: bool) -> subprocess.Popen[str]:
+        with (self._folder / "log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", __file__, *(["dashboard"] if dashboard else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "RAY_TMPDIR": str(self._folder), **self.variables},
+                start_new_session=True,
+            )
+
+    def _end(self) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -71,10 +88,7 @@ class TwoNodes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            process.stdin.close()
-        self._log.close()
+        self._end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -84,13 +98,11 @@ def main() -> None:
 
     node: dict[str, Any] = {"num_cpus": GPUS, "num_gpus": GPUS, "object_store_memory": _STORE_BYTES}
     head: dict[str, Any] = {**node, "include_dashboard": False}
-    port = 0
+    port = _free_port()
     if sys.argv[1:] == ["dashboard"]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         head |= {"include_dashboard": True, "dashboard_port": port}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    # By default all clusters of a machine want one port here, and the job server needs it.
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "dashboard_agent_listen_port": _free_port()})
     second = cluster.add_node(**node, resources={"licence": 2})
     print(json.dumps({"address": cluster.address, "url": f"http://127.0.0.1:{port}"}), flush=True)
     for line in sys.stdin:
@@ -103,6 +115,13 @@ def main() -> None:
                 _say_version(cluster.address, "1.2.3" if word == "other" else None)
         print("done", flush=True)
     cluster.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _say_version(address: str, version: str | None) -> None:

@@ -60,7 +60,7 @@ class Parcels:
     def begin(self) -> None:
         """Waits until all have printed something: from then on their leaders' deaths are told of."""
         logs = [self.folder / f"{each.attempt}.log" for each in self.batch.parcels]
-        wait_until(lambda: all(log.exists() and log.stat().st_size > 0 for log in logs))
+        wait_until(lambda: all(log.exists() and log.stat().st_size > 0 for log in logs), 240)
 
     def claim(self, number: int = 0) -> Claim | None:
         """Who has an attempt."""
@@ -75,7 +75,7 @@ class Parcels:
         return found
 
     def until(
-        self, engine: Engine, condition: Callable[[Mapping[int, Sighting]], bool], within_s: float = 90.0
+        self, engine: Engine, condition: Callable[[Mapping[int, Sighting]], bool], within_s: float = 240.0
     ) -> Mapping[int, Sighting]:
         """Looks until it is so; what was seen then."""
         seen: Mapping[int, Sighting] = {}
@@ -88,7 +88,7 @@ class Parcels:
         wait_until(look, within_s, 0.05, lambda: str(seen))
         return seen
 
-    def to_the_end(self, engine: Engine, within_s: float = 90.0) -> Mapping[int, Sighting]:
+    def to_the_end(self, engine: Engine, within_s: float = 240.0) -> Mapping[int, Sighting]:
         """Looks until all have ended."""
         return self.until(engine, lambda seen: len(seen) == len(self.tickets) and all_in(seen, Phase.ENDED), within_s)
 

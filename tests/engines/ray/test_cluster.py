@@ -26,7 +26,7 @@ from gpuherd.jobs.handover.node import join, lead
 
 LONG = ["sh", "-c", "echo began; sleep 600"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def engine_of(cluster: TwoNodes, **options: object) -> RayEngine:
@@ -166,13 +166,13 @@ def test_a_node_dies_with_its_jobs_and_every_job_finishes_once(
     jobs.begin()
     two_nodes.tell("kill")
     try:
-        jobs.until(engine, lambda seen: sum(each.phase is Phase.ENDED for each in seen.values()) == GPUS)
+        seen = jobs.until(engine, lambda seen: sum(each.phase is Phase.ENDED for each in seen.values()) == GPUS)
+        lost = [number for number, each in seen.items() if each.phase is Phase.ENDED]
+        assert {seen[number].end for number in lost} <= {End.NODE_LOST, End.FAILED}
+        assert all(jobs.ended(number).interrupted for number in lost)
         gate.open()
         seen = jobs.to_the_end(engine)
-        lost = [number for number, each in seen.items() if each.end is not End.OK]
-        assert len(lost) == GPUS
-        assert {seen[number].end for number in lost} <= {End.NODE_LOST, End.FAILED}
-        assert all(jobs.ended(number).interrupted and "done" not in jobs.log(number) for number in lost)
+        assert [number for number, each in seen.items() if each.end is not End.OK] == lost
         again = Parcels(tmp_path / "again", ["sh", "-c", script], Placement(gpus=1), count=GPUS)
         engine.submit(again.batch)
         assert {each.end for each in again.to_the_end(engine).values()} == {End.OK}
@@ -327,7 +327,7 @@ def test_nodes_without_gpuherd_are_told_before_anything_starts(
     import leader_of_here  # type: ignore[import-not-found]
 
     engine = RayEngine(EngineOptions(engine="ray", ray_address=two_nodes.address), leader_of_here.lead)
-    with pytest.raises(UsageError, match=r"can't run gpuherd .*not on this node.*install the same gpuherd there"):
+    with pytest.raises(UsageError, match=r"can't run gpuherd .*leader_of_here.*install the same gpuherd there"):
         engine.check([Placement(gpus=1)])
     engine.close()
 

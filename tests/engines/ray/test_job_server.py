@@ -17,7 +17,7 @@ from gpuherd.engines.ray import RayEngine
 from gpuherd.errors import UsageError
 from gpuherd.jobs.handover.node import lead
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

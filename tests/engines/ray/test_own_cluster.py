@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.engines.ray.parcels import Parcels
+from tests.patience import wait_until
 
 from gpuherd.engines.cluster import End, EngineMissing, Placement
 from gpuherd.engines.options import EngineOptions
@@ -20,7 +21,7 @@ from gpuherd.standin.machine import Machine
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     tmp_path: Path, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,11 +37,12 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     engine.submit(jobs.batch)
     assert {each.end for each in jobs.to_the_end(engine).values()} == {End.OK}
     assert {jobs.log(number).strip() for number in range(4)} <= {"0", "1"}
-    family = psutil.Process().children(recursive=True)
+    assert engine._channel is not None
+    family = psutil.Process(engine._channel.pid).children(recursive=True)
     assert any("raylet" in process.name() for process in family)
     assert ours_in_tmp() != places
     engine.close()
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    wait_until(lambda: not [each for each in family if is_there(each)], told=lambda: str(family))
     assert ours_in_tmp() == places
     assert os.environ == environment
     assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
@@ -60,6 +62,13 @@ def test_words_are_refused_before_ray_is_touched() -> None:
         RayEngine(EngineOptions(engine="ray", ray_address="ray://head:10001"), lead)
     with pytest.raises(UsageError, match="NAME=AMOUNT"):
         RayEngine(EngineOptions(engine="ray", ray_address="head:6379", ray_resources=("licence",)), lead)
+
+
+def is_there(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def ours_in_tmp() -> set[str]:

@@ -55,11 +55,11 @@ def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: 
     """Over a network each such question is waited for, and of a thousand jobs that run none has an end."""
     asked: list[str] = []
 
-    def read(path: Path) -> Ended | None:
+    def reading(path: Path) -> Ended | None:
         asked.append(path.name)
         return read_ended(path)
 
-    monkeypatch.setattr(module, "read_ended", read)
+    monkeypatch.setattr(module, "read_ended", reading)
     out = {number: followed(run, number) for number in range(1, 6)}
     for number in out:
         assert take(run.attempt_claim(number), Claim(at=1.0, node="n1"))

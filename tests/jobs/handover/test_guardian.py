@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.jobs.handover.orders import NODE, end, leader, shell, written
 from tests.patience import Gate, wait_until
@@ -138,4 +139,25 @@ def test_signals_for_all_do_not_end_it(tmp_path: Path) -> None:
         child.kill()
     wait_until(Path(job.ended).exists)
     assert end(job).interrupted and not end(job).well
+    assert not alive(job)
+
+
+def test_leader_killed_with_its_children(tmp_path: Path) -> None:
+    """As a worker of Ray ends: it kills its children first, the shell that keeps the job's exit status among them. The
+    guardian is none of them: it ends the job, with its grace, and it is nobody's fault."""
+    job = shell(
+        tmp_path,
+        f"trap 'sleep 0.1; touch {tmp_path}/saved; exit 0' TERM; touch {tmp_path}/ready; while :; do sleep 0.02; done",
+    )
+    manifest = written(tmp_path, job)
+    with leader(manifest) as child:
+        wait_until((tmp_path / "ready").exists)
+        child.send_signal(signal.SIGSTOP)
+        for each in psutil.Process(child.pid).children():
+            each.kill()
+        child.kill()
+    wait_until(Path(job.ended).exists)
+    told = end(job)
+    assert told.started and told.interrupted and told.code is None and not told.well
+    assert (tmp_path / "saved").exists()
     assert not alive(job)

@@ -183,3 +183,20 @@ def test_what_is_unknown_there_never_began_or_is_lost() -> None:
     lost = meaning(Known(engine="SLURM", unknown=True, late=True, claim=Claim(at=1.0)))
     assert isinstance(never, Over) and never.blameless is Blameless.NOT_TAKEN
     assert isinstance(lost, Over) and lost.blameless is Blameless.NODE_LOST
+
+
+def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the_engine() -> None:
+    """Both were killed together, as by a node's end or for want of memory: all that is left can only say so."""
+    told = Ended(at=1.0, ran_s=1.0, problem="the process that led it was killed")
+    claim = Claim(at=0.0)
+
+    def known(sighting: Sighting | None, *, late: bool, unknown: bool = False) -> Over | Step:
+        return meaning(Known(engine="SLURM", claim=claim, ended=told, sighting=sighting, late=late, unknown=unknown))
+
+    assert known(RUNS, late=False) is Step.ASK
+    lost, starved = known(ended(End.NODE_LOST), late=False), known(ended(End.OUT_OF_MEMORY), late=False)
+    assert isinstance(lost, Over) and lost.blameless is Blameless.NODE_LOST
+    assert isinstance(starved, Over) and starved.blameless is None and "oom-kill" in starved.told
+    forgotten, failed = known(None, late=True, unknown=True), known(ended(End.FAILED), late=True)
+    assert isinstance(forgotten, Over) and forgotten.blameless is Blameless.NODE_LOST
+    assert isinstance(failed, Over) and failed.blameless is None

@@ -84,6 +84,7 @@ def test_a_model_measures_by_a_job_and_only_once(run: Run, tmp_path: Path, capsy
     assert gpuherd([*asked, "--dry-run"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)
     assert [each["jobs"] for each in plan["to_measure"]] == [1] and not run.folder.statistics.exists()
+    assert plan["engine"] == "local" and plan["to_measure"][0]["engine_asks"] is None
     assert gpuherd(asked) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told["scoring"]["statistics"]["relevance"] == plan["sources"]["relevance"]

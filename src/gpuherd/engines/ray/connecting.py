@@ -88,7 +88,7 @@ def _start(folder: Path) -> Cluster:
             _temp_dir=str(folder),
             **_QUIET,
         )
-    except (RayError, OSError, RuntimeError, ValueError) as problem:
+    except Exception as problem:  # Ray raises plain ones too, as for a node that does not start in time
         shutil.rmtree(folder, ignore_errors=True)
         raise EngineAway(f"can't start a Ray cluster on this machine: {_sentence(problem)}") from problem
     return Cluster("local", folder)

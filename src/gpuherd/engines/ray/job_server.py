@@ -67,24 +67,20 @@ class JobServer:
         asked = self._asked(batch.placement)
         extra = {name: amount for name, amount in asked.items() if name not in (GPU, CPU, MEMORY)}
         turn_s = turn_of(batch.placement, self._setup.notice_s)
-        handles = []
+        handles: list[str] = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
             with self._told(so_far=index):
-                try:
-                    self._client.submit_job(
-                        submission_id=handle,
-                        entrypoint=entrypoint(batch.command, index, turn_s),
-                        entrypoint_num_gpus=asked.get(GPU),
-                        entrypoint_num_cpus=asked.get(CPU),
-                        entrypoint_memory=int(asked[MEMORY]) if MEMORY in asked else None,
-                        entrypoint_resources=extra or None,
-                        metadata={"job_submission_id": handle, "name": parcel.title, _FOLDER: str(batch.folder)},
-                        runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S)}},
-                    )
-                except RuntimeError as problem:
-                    if "already exists" not in str(problem):
-                        raise
+                self._submit(
+                    submission_id=handle,
+                    entrypoint=entrypoint(batch.command, index, turn_s),
+                    entrypoint_num_gpus=asked.get(GPU),
+                    entrypoint_num_cpus=asked.get(CPU),
+                    entrypoint_memory=int(asked[MEMORY]) if MEMORY in asked else None,
+                    entrypoint_resources=extra or None,
+                    metadata={"job_submission_id": handle, "name": parcel.title, _FOLDER: str(batch.folder)},
+                    runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S)}},
+                )
             handles.append(handle)
         return handles
 
@@ -106,6 +102,14 @@ class JobServer:
 
     def close(self) -> None:
         """Jobs go on."""
+
+    def _submit(self, **words: Any) -> None:
+        """One job, unless the server has it already."""
+        try:
+            self._client.submit_job(**words)
+        except RuntimeError as problem:
+            if "already exists" not in str(problem):
+                raise
 
     def _asked(self, placement: Placement) -> dict[str, float]:
         return wanted(placement, self._setup.resources, cpus=0.0)

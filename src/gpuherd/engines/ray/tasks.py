@@ -9,7 +9,8 @@ next one finds no memory of a GPU in use; ours never touches a GPU, the job is a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,8 @@ class Tasks:
             span = self._span(handle, batch.placement.nodes, asked, options)
             here = options if span is None else in_bundle(span, 0)
             task = self._work.options(name=parcel.title, **here)
-            stream = task.remote(self._setup.lead, batch.command[-1], index, handle, turn_s, span)
+            with _answering():
+                stream = task.remote(self._setup.lead, batch.command[-1], index, handle, turn_s, span)
             self._flights[handle] = Flight(stream, asked, span)
             handles.append(handle)
         return handles
@@ -102,7 +104,8 @@ class Tasks:
         for handle in handles:
             flight = self._flights.get(handle)
             if flight is not None and flight.ended is None:
-                ray.cancel(flight.stream, force=flight.cancelled)
+                with _answering():
+                    ray.cancel(flight.stream, force=flight.cancelled)
                 flight.cancelled = True
 
     def close(self) -> None:
@@ -131,10 +134,8 @@ class Tasks:
         """Takes in what tasks have told: first the node, then the exit code, or the error that they ended with."""
         by_stream = {flight.stream: flight for flight in self._flights.values() if flight.ended is None}
         while by_stream:
-            try:
+            with _answering():
                 ready, _ = ray.wait(list(by_stream), num_returns=len(by_stream), timeout=0, fetch_local=False)
-            except RayError as problem:
-                raise EngineAway(f"Ray does not answer: {problem}") from problem
             if not ready:
                 return
             for stream in ready:
@@ -169,6 +170,14 @@ def options_of(asked: Mapping[str, float], placement: Placement) -> dict[str, An
         options["memory"] = int(asked[MEMORY])
     extra = {name: amount for name, amount in asked.items() if name not in (GPU, CPU, MEMORY)}
     return options | ({"resources": extra} if extra else {})
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except (RayError, ConnectionError) as problem:
+        raise EngineAway(f"Ray does not answer: {problem}") from problem
 
 
 def _take(flight: Flight) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,8 @@ from gpuherd.errors import CannotWrite
 
 # scancel is asked for so many at a time: each is a question to the controller.
 _CANCEL_AT_ONCE = 500
-# So many looks are waited for accounting to tell who has cancelled a job: it is told a moment after the controller.
-_LOOKS_FOR_A_NAME = 5
+# So long is waited for accounting to tell who has cancelled a job: it is told a moment after the controller.
+_WAIT_FOR_A_NAME_S = 10.0
 # Exact numbers of jobs for sacct, up to so many; above, whole arrays are asked for.
 _MOST_EXACT = 1000
 
@@ -35,7 +35,7 @@ class SlurmEngine:
         self._options = options
         self._programs = Programs()
         self._accounting = True
-        self._looks: Counter[str] = Counter()
+        self._nameless_since: dict[str, float] = {}
 
     @cached_property
     def _settings(self) -> site.Settings:
@@ -76,7 +76,7 @@ class SlurmEngine:
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
-        """See ``cluster.Engine``. squeue is asked for all, X"""
+        """See ``cluster.Engine``. squeue is asked for all, and sacct for what that does not know or calls cancelled."""
         if not tickets:
             return {}
         size = self._settings.array_size
@@ -129,8 +129,8 @@ class SlurmEngine:
             return row.sighting(place)
         sighting = row.sighting(place, by=None if recorded is None else _who(recorded.by))
         if sighting.end is End.CANCELLED and sighting.by is None and self._accounting:
-            self._looks[sighting.handle] += 1
-            if self._looks[sighting.handle] <= _LOOKS_FOR_A_NAME:
+            now = time.monotonic()
+            if now - self._nameless_since.setdefault(sighting.handle, now) < _WAIT_FOR_A_NAME_S:
                 return Sighting(handle=sighting.handle, phase=Phase.RUNNING, reason="cancelled", node=sighting.node)
         return sighting
 

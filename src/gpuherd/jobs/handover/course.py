@@ -143,13 +143,14 @@ def _failed(pidfd: int) -> bool:
     return found is None or found.si_code != os.CLD_EXITED or found.si_status != 0
 
 
-def end_rest(traces: Traces) -> None:
-    """Ends what an attempt whose main process has ended has left behind, wherever it hides: SIGTERM, then SIGKILL."""
+def end_rest(traces: Traces, patience_s: float = _PATIENCE_S) -> bool:
+    """Ends what an attempt whose main process has ended has left behind, wherever it hides: SIGTERM, then SIGKILL.
+    Returns whether there was anything."""
 
     def rest() -> tuple[Seen, ...]:
         return members(everyone(traces.leader.start_ticks), traces.tag.__eq__, (traces,))
 
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + patience_s
     told = set()
     while found := rest():
         for each in found:
@@ -158,5 +159,6 @@ def end_rest(traces: Traces) -> None:
                 told.add(each.process)
         if time.monotonic() >= until:
             kill(rest)
-            return
+            break
         time.sleep(_LOOK_S)
+    return bool(told)

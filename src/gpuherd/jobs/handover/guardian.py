@@ -28,11 +28,12 @@ from gpuherd.jobs.handover.manifest import order_of
 from gpuherd.jobs.handover.reports import Ended, read_ended
 from gpuherd.jobs.handover.telling import has_result, tell
 
-# It outlives what an engine sends to all of a job's processes, but SIGKILL.
+# It outlives what an engine sends to all of a job's processes, but SIGKILL; and it is no child of the leader, for a
+# worker of Ray kills its children when it ends. A shell's background reads nothing unless it is told what.
 _SCRIPT = """\
 trap '' HUP INT QUIT TERM USR1 USR2 ALRM
-read -r word
-[ "$word" = done ] || exec "$@"
+exec 3<&0
+{ read -r word; [ "$word" = done ] || exec "$@"; } <&3 3<&- &
 """
 _PATIENCE_S = 60.0
 
@@ -55,10 +56,11 @@ class Guardian:
         self._child = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "gpuherd-guardian", *words],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
+        self._child.wait()  # from here on it is nobody's child
 
     def dismiss(self) -> None:
         """The attempt has ended and all is told."""
@@ -76,7 +78,9 @@ class Guardian:
         if self._child.stdin is not None:
             with suppress(BrokenPipeError):
                 self._child.stdin.close()
-        self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.read()  # until it has ended
+            self._child.stdout.close()
 
 
 def main(words: Sequence[str]) -> int:
@@ -90,10 +94,12 @@ def main(words: Sequence[str]) -> int:
     if process is not None:
         _end(process, order.grace_s)
         process.release()
-    end_rest(Traces(order.tag, identity))
+    left = end_rest(Traces(order.tag, identity), order.grace_s)
     if read_ended(Path(order.ended)) is not None:
         return 0
     found = read_exit(order.status, order.tag)
+    # Where its shell was killed with its leader, nobody knows how the job would have ended: we have ended it.
+    cut = left and found.code is None and found.signal is None
     ended = Ended(
         at=clock.wall(),
         ran_s=found.ran_s or 0.0,
@@ -102,7 +108,7 @@ def main(words: Sequence[str]) -> int:
         code=found.code,
         signal=found.signal,
         has_result=has_result(order),
-        interrupted=process is not None or not found.started,
+        interrupted=process is not None or not found.started or cut,
     )
     tell(order, ended, _PATIENCE_S)
     return 0

@@ -114,16 +114,21 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
     passed = _passed(ended)
     if passed is not None:
         return Over(exit=found, passed=passed, told=told)
-    killed = ended.signal == signal.SIGKILL
-    if not (ended.interrupted or killed):
+    # Its leader and its shell were killed together: a guardian tells, who knows no more than that.
+    unseen = ended.started and ended.code is None and ended.signal is None
+    if not (ended.interrupted or unseen or ended.signal == signal.SIGKILL):
         return Over(exit=found, told=told)
     if known.end is None and not known.late:
         return Step.ASK
     by_engine = _by_engine(known, found)
-    if by_engine is None and ended.interrupted:
+    if by_engine is not None:
+        return by_engine
+    if ended.interrupted:
         # Nobody says why: what has ended it may end it again at once, and that must not go round and round.
         return Over(exit=found, blameless=Blameless.MADE_ROOM, told=told, rests=True)
-    return by_engine or Over(exit=found, told=told)
+    if unseen and known.end is None:
+        return Over(exit=found, blameless=Blameless.NODE_LOST, rests=True)
+    return Over(exit=found, told=told)
 
 
 def _never_began(known: Known) -> Over:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import LOCAL
@@ -32,18 +34,48 @@ def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
     return [reasons.get(each) for each in asked]
 
 
-def lines(gpus: Sequence[int], options: DispatchOptions) -> list[str]:
-    """For people: where jobs on so many GPUs each would go, what they would ask for, and what can never be; nothing is
-    to be said of jobs of this machine. Raises as ``never``.
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What becomes of like jobs with the engine that options name.
+
+    Attributes:
+        engine: its name.
+        partition: where it would be asked, None for wherever it sends jobs that name none.
+        counts: how many jobs there are, by how many GPUs each gets on a node.
+        asks: what each of those asks for, in words; nothing for jobs of this machine.
+        never: why some can never be had, in sentences; () where all can.
     """
-    if options.engine == LOCAL or not gpus:
-        return []
+
+    engine: str
+    partition: str | None
+    counts: Mapping[int, int]
+    asks: Mapping[int, str]
+    never: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """For people; nothing is to be said of jobs of this machine."""
+        if not self.asks:
+            return []
+        told = [f"{many} x {self.asks[gpus]}" for gpus, many in self.counts.items()]
+        partition = "" if self.partition is None else f", partition {self.partition}"
+        engine = f"engine: {self.engine}{partition}; the jobs would ask for {'; '.join(told)}"
+        return [engine, *(f"never: {reason}" for reason in self.never)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs: ``engine``, and ``never``."""
+        return {"engine": self.engine, "never": list(self.never)}
+
+
+def of_like(gpus: Sequence[int], options: DispatchOptions) -> Outlook:
+    """The outlook of jobs that get so many GPUs each, and ask for what the options say. Raises as ``never``."""
     counts = Counter(gpus)
-    jobs = [Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in counts]
-    told = [f"{many} x {in_words(would_ask(job, options))}" for job, many in zip(jobs, counts.values(), strict=True)]
-    partition = f", partition {options.partition}" if options.partition is not None else ""
-    refused = [f"never: {reason}" for reason in never(jobs, options) if reason is not None]
-    return [f"engine: {options.engine}{partition}; the jobs would ask for {'; '.join(told)}", *refused]
+    asks, reasons = {}, []
+    if options.engine != LOCAL and counts:
+        jobs = [Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in counts]
+        asks = {job.gpus: in_words(would_ask(job, options)) for job in jobs}
+        reasons = [reason for reason in never(jobs, options) if reason is not None]
+    return Outlook(options.engine, options.partition, counts, asks, tuple(reasons))
 
 
 def in_words(asked: Placement) -> str:

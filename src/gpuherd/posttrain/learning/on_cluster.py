@@ -67,13 +67,13 @@ def asked(job: Job, options: DispatchOptions) -> str:
     (reason,) = outlook.never([job], options)
     if reason is not None:
         raise JobCannotFit(reason)
-    return f"asks {options.engine} for {outlook.in_words(outlook.would_ask(job, options))}"
+    return outlook.in_words(outlook.would_ask(job, options))
 
 
 def train_there(
     job: Job, options: DispatchOptions, folder: TrainDirectory, begin: Callable[[], None], console: Console
-) -> int:
-    """Hands it over, or follows it where that was done before, until it has ended. Returns the exit code.
+) -> Outcome:
+    """Hands it over, or follows it where that was done before, until it has ended.
 
     Args:
         begin: prepares the folder; called when nothing refuses the start any more.
@@ -86,7 +86,7 @@ def train_there(
     for failure in outcome.failures:
         told = f"failed: {failure.reason}" + (f" (log: {failure.log})" if failure.log is not None else "")
         console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
-    return code_of(outcome)
+    return outcome
 
 
 def code_of(outcome: Outcome) -> int:

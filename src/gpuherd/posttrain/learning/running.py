@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Plan:
     Attributes:
         need: of each GPU; None on a CPU.
         argv: the command.
+        engine: what runs it, and ``asks`` for what it would ask a cluster, as far as that was looked at.
     """
 
     config: TrainConfig
@@ -60,6 +61,8 @@ class Plan:
     on_cpu: bool
     need: Need | None
     argv: Sequence[str]
+    engine: str = LOCAL
+    asks: str | None = None
 
     def lines(self) -> list[str]:
         """For people."""
@@ -88,6 +91,8 @@ class Plan:
             "device": "cpu" if self.on_cpu else "cuda",
             "memory_mb": None if self.need is None else self.need.memory_mb,
             "argv": list(self.argv),
+            "engine": self.engine,
+            "asks": self.asks,
         }
 
 
@@ -157,7 +162,7 @@ class TrainRun:
 
     def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, job_of, train_there
+        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, code_of, job_of, train_there
 
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
@@ -167,11 +172,12 @@ class TrainRun:
             lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
             need = need_of(config, cards, processes.size, lengths)
         argv = command(processes, config, folder.root, on_cpu=processes.on_cpu, engine=engine)
-        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv)
+        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine)
         job = job_of(config, processes, argv, folder)
         self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
-            self._tell([asked(job, options), "nothing was started"])
+            self.plan = replace(self.plan, asks=asked(job, options))
+            self._tell([f"asks {engine} for {self.plan.asks}", "nothing was started"])
             return ExitCode.OK
         look_over(folder, config, resume=self.options.resume)
 
@@ -179,9 +185,11 @@ class TrainRun:
             prepare(folder, config, resume=self.options.resume)
             folder.stop.unlink(missing_ok=True)  # of a start before
 
-        code = train_there(job, options, folder, begin, self.console)
+        outcome = train_there(job, options, folder, begin, self.console)
+        code = code_of(outcome)
         self.summary = folder.summary()
-        self._tell(self._end(code, folder))
+        told = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
+        self._tell(self._end(code, folder, told))
         return code
 
     def _refuse_other_hands(self, folder: TrainDirectory) -> None:
@@ -253,13 +261,16 @@ class TrainRun:
                 for lease in taken.leases:
                     lease.close()
 
-    def _end(self, code: int, folder: TrainDirectory) -> list[str]:
+    def _end(self, code: int, folder: TrainDirectory, ended: str | None = None) -> list[str]:
+        """What is told last. ``ended``: a word for an end that is no failure."""
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
             return [f"at the end: {told_figures(last)}"]  # the worker has said how long it took, and where the model is
-        if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            ended = "stopped"
+        if ended is not None:
             engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
-            return [f"stopped: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
+            return [f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
 
     def _tell(self, lines: Sequence[str]) -> None:

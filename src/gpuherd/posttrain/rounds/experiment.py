@@ -107,6 +107,7 @@ class RoundsExperiment:
         self.prepared: Prepared | None = None
         self.plan: list[PlannedStep] = []
         self.outcome: RoundsOutcome | None = None
+        self._outlook: outlook.Outlook | None = None
 
     def run(self) -> RoundsOutcome:
         """Runs to the end, or goes on with a run that was stopped.
@@ -139,6 +140,7 @@ class RoundsExperiment:
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
         done = self._done()
+        asks = {} if self._outlook is None else self._outlook.asks
         told: dict[str, Any] = {
             "experiment": self.settings.experiment.name,
             "folder": str(self.folder.root),
@@ -155,10 +157,13 @@ class RoundsExperiment:
                     "priority": each.priority,
                     "done": each.step.name in done,
                     **asdict(each.asked),
+                    "asks": asks.get(each.asked.gpus),
                 }
                 for each in self.plan
             ],
         }
+        if self._outlook is not None:
+            told |= self._outlook.to_dict()
         if self.outcome is not None and not self.options.dry_run:
             jobs = self.outcome.jobs
             told |= {
@@ -279,8 +284,10 @@ class RoundsExperiment:
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
-        left = [each.asked.gpus for each in self.plan if each.step.name not in done]
-        for line in outlook.lines(left, self.options):
+        self._outlook = outlook.of_like(
+            [each.asked.gpus for each in self.plan if each.step.name not in done], self.options
+        )
+        for line in self._outlook.lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
         self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)

@@ -72,6 +72,7 @@ class GenerateExperiment:
         self.prepared: Prepared | None = None
         self.plan: Plan | None = None
         self.outcome: GenerateOutcome | None = None
+        self._outlook: outlook.Outlook | None = None
 
     def run(self) -> GenerateOutcome:
         """Runs to the end, or goes on with a run that was stopped.
@@ -119,6 +120,8 @@ class GenerateExperiment:
                 "shards": len(shards),
                 "asks": asdict(self.plan.asks),
             }
+            if self._outlook is not None:
+                told |= self._outlook.to_dict() | {"engine_asks": self._outlook.asks.get(self.plan.asks.gpus)}
         if self.outcome is not None:
             jobs = self.outcome.jobs
             told |= {
@@ -172,7 +175,8 @@ class GenerateExperiment:
         lines = summary.plan_lines(self.config, self.prepared, self.plan, len(shards), self._answered(shards))
         if self.config.dry_run:
             summary.print_refused(self.console, self.prepared.refused)
-            lines += outlook.lines([self.plan.asks.gpus] * len(shards), self.config)
+            self._outlook = outlook.of_like([self.plan.asks.gpus] * len(shards), self.config)
+            lines += self._outlook.lines
             lines.append("nothing was started")
         summary.print_lines(self.console, lines)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -15,6 +15,9 @@ from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.made import Made
 from gpuherd.qa.judging.meta import Answers, Kind
 from gpuherd.qa.runs import Run
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.handover.outlook import Outlook
 
 # Characters of a token in English, roughly: a plan fetches no tokenizer.
 CHARACTERS_A_TOKEN = 3
@@ -29,7 +32,7 @@ class Planned:
         cases: different ones that a model would be asked about; 0 for rules.
         longest: about how many tokens the longest form has; None for rules.
         jobs: how many, and ``asks`` what each asks for; None where there are none.
-        engine: what is to be said of an engine beyond this machine.
+        gpus: how many each gets, and ``outlook`` what becomes of them with the engine that was named.
     """
 
     answers: Answers
@@ -38,7 +41,17 @@ class Planned:
     longest: int | None = None
     jobs: int = 0
     asks: str | None = None
-    engine: tuple[str, ...] = ()
+    gpus: int = 0
+    outlook: Outlook | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        told: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("gpus", "outlook")
+        }
+        if self.outlook is not None:
+            told |= self.outlook.to_dict() | {"engine_asks": self.outlook.asks.get(self.gpus)}
+        return told
 
 
 def judge_run(
@@ -86,7 +99,7 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     longest = max((len(filled(form, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
-    from gpuherd.jobs.handover import outlook
+    from gpuherd.jobs.handover.outlook import of_like
     from gpuherd.qa.judging.room import with_room
     from gpuherd.qa.working.model_jobs import having
     from gpuherd.qa.working.sharding import number_of_shards
@@ -97,5 +110,5 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
         judge.model, config, having(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
     )
     jobs = number_of_shards(len(cases), asks.at_once, config.shards)
-    engine = tuple(outlook.lines([asks.gpus] * jobs, config))
-    return Planned(answers, len(items), len(cases), longest, jobs, asks.sentence, engine)
+    outlook = of_like([asks.gpus] * jobs, config)
+    return Planned(answers, len(items), len(cases), longest, jobs, asks.sentence, asks.gpus, outlook)

@@ -49,7 +49,8 @@ def plan_lines(judge: Judge, planned: Planned) -> list[str]:
         lines.append(f"{planned.cases} different {what}, the longest of about {planned.longest} tokens")
     if planned.asks is not None:
         lines.append(f"{_counted(planned.jobs, 'job')}; each: {printable(planned.asks)}")
-    return [*lines, *map(printable, planned.engine), "nothing was started"]
+    engine = [] if planned.outlook is None else planned.outlook.lines
+    return [*lines, *map(printable, engine), "nothing was started"]
 
 
 def made_lines(run: Run, made: Made) -> list[str]:

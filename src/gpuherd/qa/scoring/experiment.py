@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.jobs.handover.outlook import Outlook, of_like
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.folder import QADirectory
@@ -148,6 +149,11 @@ class Scoring:
             if not is_there(self.folder, spec.name)
         )
 
+    @cached_property
+    def outlook(self) -> Outlook:
+        """What becomes of the jobs that measure, with the engine that was named. Raises as its ``check``."""
+        return of_like([work.asks.gpus for work in self.missing for _ in work.shards], self.options)
+
     def run(self) -> ScoreOutcome:
         """Measures what is missing, computes and writes. With ``dry_run`` it only decides.
 
@@ -173,18 +179,23 @@ class Scoring:
             "remarks": list(outcome.remarks),
         }
         if self.options.dry_run:
-            return told | {
-                "to_measure": [
-                    {
-                        "statistic": work.spec.name,
-                        "model": work.model,
-                        "jobs": len(work.shards),
-                        "asks": asdict(work.asks),
-                    }
-                    for work in self.missing
-                ],
-                "sources": {need.value: source.said for need, source in sorted(self.choice.sources.items())},
-            }
+            return (
+                told
+                | self.outlook.to_dict()
+                | {
+                    "to_measure": [
+                        {
+                            "statistic": work.spec.name,
+                            "model": work.model,
+                            "jobs": len(work.shards),
+                            "asks": asdict(work.asks),
+                            "engine_asks": self.outlook.asks.get(work.asks.gpus),
+                        }
+                        for work in self.missing
+                    ],
+                    "sources": {need.value: source.said for need, source in sorted(self.choice.sources.items())},
+                }
+            )
         if outcome.stopped is not None:
             told["failures"] = [{"job": job, "reason": why} for job, why in failure_lines(outcome.stopped)]
         if outcome.meta is not None and outcome.scores is not None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.columns import Column, fitted, window
-from gpuherd.jobs.handover import outlook
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.working.options import DEFAULT_RUNS_DIR
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.jobs.options import DispatchOptions
+    from gpuherd.jobs.handover.outlook import Outlook
     from gpuherd.qa.runs import Run
     from gpuherd.qa.scoring.choosing import Choice
     from gpuherd.qa.scoring.experiment import ScoreOutcome
@@ -32,7 +31,7 @@ _COLUMNS = (
 )
 
 
-def plan_lines(choice: Choice, missing: Sequence[Work], options: DispatchOptions) -> list[str]:
+def plan_lines(choice: Choice, missing: Sequence[Work], outlook: Outlook) -> list[str]:
     """What would be computed, and what would be measured first."""
     families = Counter(each.name.partition(":")[0] for each in choice.measures)
     names = [name if number == 1 else f"{name} ({number})" for name, number in families.items()]
@@ -46,8 +45,7 @@ def plan_lines(choice: Choice, missing: Sequence[Work], options: DispatchOptions
     for work in missing:
         jobs = "1 job" if len(work.shards) == 1 else f"{len(work.shards)} jobs"
         lines.append(f"to measure: {work.spec.name} by {work.model}: {jobs}, each {work.asks.sentence}")
-    engine = outlook.lines([work.asks.gpus for work in missing for _ in work.shards], options)
-    return [*lines, *engine, "nothing was started"]
+    return [*lines, *outlook.lines, "nothing was started"]
 
 
 def score_lines(console: Console, run: Run, outcome: ScoreOutcome) -> list[str]:

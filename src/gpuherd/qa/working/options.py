@@ -58,6 +58,8 @@ class WorkOptions(DispatchOptions, ModelOptions):
         DispatchOptions.__post_init__(self)
         ModelOptions.__post_init__(self)
         object.__setattr__(self, "gpu_list", tuple(self.gpu_list))
+        if self.gpus_per_job < 1:
+            raise UsageError(f"gpus_per_job={self.gpus_per_job}; the least is 1 (on the CPU: --device-map cpu)")
         if self.batch_size < 1:
             raise UsageError(f"batch_size={self.batch_size}; the least is 1")
         if self.shards is not None and self.shards < 1:
