@@ -529,7 +529,7 @@ def test_what_is_over_is_cleared_away_while_the_run_goes_on(
     monkeypatch.setattr(folder, "_QUIET_S", 0.0)
     gate = Gate(tmp_path / "gate")
     run.start([sh("a", gate.wait), sh("b", cpus=2, needs=("a",)), sh("c", cpus=3)])
-    wait_until(lambda: len(cluster.orders.handles()) == 3)
+    wait_until(lambda: len(cluster.orders.batches()) == 3)
     (claimed,) = (each["name"] for each in cluster.orders.batches() if each["titles"] == ["b"])
     assert run.directory.manifest(claimed).exists()
     assert run.ask(ControlKind.CANCEL, "b").ok
