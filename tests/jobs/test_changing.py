@@ -96,6 +96,17 @@ def test_a_settings_file_that_is_read_again(up: Callable[..., Up]) -> None:
     wait_until(lambda: list(served.states().values()).count("running") == 3)
 
 
+def test_another_engine_in_a_settings_file_is_for_the_next_start(up: Callable[..., Up]) -> None:
+    settings("")
+    served = up("--cpu-jobs", "1")
+    served.add(Job(name="a", argv=("true",), gpus=0))
+    wait_until(lambda: served.states() == {"a": "done"})
+    settings('[defaults]\nengine = "slurm"\npartition = "gpu"\nmax_checks = 4\n')
+    served.process.send_signal(1)
+    wait_until(lambda: "read the settings again" in served.out_text(), told=served.out_text)
+    assert "new: max_checks; only from the next start on: engine" in served.out_text()
+
+
 def test_what_a_settings_file_changes() -> None:
     known = DispatchOptions(max_gpus=2, max_checks=3)
     assert changed_defaults(known, {"max_checks": 3}, {"max_checks": 5, "max_gpus": 7}) == {"max_checks": 5}

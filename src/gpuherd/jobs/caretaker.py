@@ -54,7 +54,7 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
         return
     tell = Reporter(queue, run)
     endings = Endings(queue, run, tell, HealthBook(queue))
-    handed = [record for record in running if record.handed is not None]
+    handed = [record for record in running if record.handed is not None and queue.owns(record)]
     if any(record.queued.cancelled_by is not None for record in handed):
         from gpuherd.jobs.handover.caretaking import end_cancelled
 

@@ -76,8 +76,12 @@ def unblock(db: sqlite3.Connection, job: int, now: float) -> None:
 
 
 def ended_badly(db: sqlite3.Connection) -> list[sqlite3.Row]:
-    """Jobs that have failed or were cancelled, and that waiting ones need."""
+    """Jobs that have failed or were cancelled, and that waiting ones need; before those that were cancelled for need of
+    another stands that other."""
     return db.execute(
-        "SELECT DISTINCT n.id, n.name, n.state FROM needs JOIN jobs n ON n.id = needs.needed"
+        "WITH RECURSIVE bad (id) AS (SELECT n.id FROM needs JOIN jobs n ON n.id = needs.needed"
         " JOIN jobs j ON j.id = needs.job WHERE j.state = 'waiting' AND n.state IN ('failed', 'cancelled')"
+        " UNION SELECT n.id FROM bad JOIN jobs b ON b.id = bad.id AND b.doomed = 1 JOIN needs ON needs.job = b.id"
+        " JOIN jobs n ON n.id = needs.needed WHERE n.state IN ('failed', 'cancelled'))"
+        " SELECT id, name, state FROM jobs WHERE id IN (SELECT id FROM bad) ORDER BY doomed, id"
     ).fetchall()

@@ -311,7 +311,7 @@ class Dispatcher:
         now, at = clock.mono(), clock.wall()
         ends = []
         for record in self._queue.running():
-            found = self._supervisor.take_over(record, now, copied=self._queue.copied)
+            found = self._supervisor.take_over(record, now, copied=not self._queue.owns(record))
             if isinstance(found, Attempt):
                 self._selector.register(found.process.pidfd, selectors.EVENT_READ)
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")

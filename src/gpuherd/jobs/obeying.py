@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
+from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.applying import apply
@@ -18,7 +19,7 @@ from gpuherd.jobs.doorbell import Doorbell
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.mailbox import Letter, Reply
-from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.options import DispatchOptions, foreign
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.retuning import retuned
 from gpuherd.jobs.rundir import RunDirectory
@@ -32,8 +33,10 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 
 
-# Who brings notices out, and who answers Prometheus, is set up once.
-_FIXED = ("notify_command", "webhook", "prometheus")
+# Who brings notices out, and who answers Prometheus, is set up once; so is what runs the jobs, and by which words.
+_FIXED = frozenset({"notify_command", "webhook", "prometheus"}) | (
+    {each.name for each in fields(EngineOptions)} - {"at_most"}
+)
 
 
 class Working(Protocol):
@@ -149,11 +152,11 @@ class Obeying:
         """Reads the settings files again; one that is wrong is left, and the old settings hold. Never raises."""
         try:
             settings = self._load_settings()
-            new = changed_defaults(self._working.options, self._settings.defaults, settings.defaults)
+            options = self._working.options
+            new = changed_defaults(options, self._settings.defaults, settings.defaults)
+            new = {name: value for name, value in new.items() if name not in foreign(options.engine)}
             later = {name for name in new if name in _FIXED}
-            self._working.retune(
-                replace(self._working.options, **{name: new[name] for name in new.keys() - later}), settings
-            )
+            self._working.retune(replace(options, **{name: new[name] for name in new.keys() - later}), settings)
         except GpuherdError as problem:
             return f"the settings stay as they were: {clean(str(problem))}"
         self._settings = settings

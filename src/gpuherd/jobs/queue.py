@@ -258,13 +258,16 @@ class Queue(QueueFile):
         return () if fate is None else interventions.doom(self._db, job, fate)
 
     def doom_hopeless(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
-        """Cancels the waiting jobs that need one which has failed or was cancelled. Returns for each of those its name,
-        how it ended, and the names of the jobs cancelled for it."""
+        """Cancels the waiting jobs that need one which has failed or was cancelled, also by way of others that were
+        cancelled for that. Returns for each of the first its name, how it ended, and the names of the jobs cancelled.
+        """
         with self.transaction():
             doomed = []
             for row in chains.ended_badly(self._db):
                 state = JobState(row["state"])
-                doomed.append((row["name"], state, interventions.doom(self._db, row["id"], _FATE[state])))
+                names = interventions.doom(self._db, row["id"], _FATE[state])
+                if names:
+                    doomed.append((row["name"], state, names))
             return tuple(doomed)
 
     def fail_waiting(self, job: int, reason: str) -> tuple[str, ...]:

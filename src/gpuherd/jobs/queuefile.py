@@ -71,6 +71,7 @@ class QueueFile:
         inode = str(self.path.stat().st_ino)
         self.copied = self._meta("inode") not in ("", inode)
         self.tag = f"{self._meta('queue')}.{inode}"
+        self._batches = f"gpuherd-{self.tag}-"
 
     def close(self) -> None:
         """Closes the file. What was changed is safe already."""
@@ -166,10 +167,25 @@ class QueueFile:
             "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running')"
             " ORDER BY batch, place"
         )
-        batches: dict[str, tuple[int, ...]] = {}
+        batches: dict[str, list[int]] = {}
         for row in found:
-            batches[row["batch"]] = (*batches.get(row["batch"], ()), row["id"])
-        return batches
+            batches.setdefault(row["batch"], []).append(row["id"])
+        return {batch: tuple(attempts) for batch, attempts in batches.items()}
+
+    def batch_name(self, first: int) -> str:
+        """What a batch of this queue is called whose first attempt has this number. No other queue has such a name,
+        also none of which this one is a copy, and an attempt's number is used for one record only."""
+        return f"{self._batches}{first}"
+
+    def has_batch(self, name: str) -> bool:
+        """Whether a batch of this name is one of this queue."""
+        return name.startswith(self._batches)
+
+    def owns(self, record: AttemptRecord) -> bool:
+        """Whether an open attempt is this queue's own, and not one of the queue of which it is a copy. (A copy's first
+        start puts those back. If it is killed before, the queue is no fresh copy any more, and they are still there.)
+        """
+        return not self.copied and (record.handed is None or self.has_batch(record.handed.batch))
 
     def stranded(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin

@@ -43,6 +43,7 @@ class RunDirectory:
         self.attempts = self.root / "attempts"
         self.standing = self.root / "standing.json"
         self.handover = self.root / "handover"
+        self.engine_options = self.handover / "engine.json"
 
     def create(self) -> None:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""

@@ -56,6 +56,7 @@ def test_programs_without_a_cluster() -> None:
         ("Required partition not available (inactive or drain)", True),
         ("I/O error writing script/environment to file", True),
         ("Resource temporarily unavailable", True),
+        ("Job dependency problem", True),
     ],
 )
 def test_refusals_that_may_pass_and_those_that_stay(words: str, may_pass: bool) -> None:

@@ -81,8 +81,9 @@ class Orders:
     def back(self) -> None:
         (self.state.root / "away").unlink()
 
-    def refuse(self, text: str, *, may_pass: bool) -> None:
-        write(self.state.root / "refuse", json.dumps({"text": text, "may_pass": may_pass}))
+    def refuse(self, text: str, *, may_pass: bool, most: int = 0) -> None:
+        """It takes no batch of more than ``most``."""
+        write(self.state.root / "refuse", json.dumps({"text": text, "may_pass": may_pass, "most": most}))
 
     def accept(self) -> None:
         (self.state.root / "refuse").unlink()
@@ -125,6 +126,7 @@ class ProcessEngine:
         self._slots = slots
         self._kill_wait_s = kill_wait_s
         self.looks = 0
+        self.cancels = 0
 
     def _answer(self) -> None:
         from gpuherd.engines.cluster import EngineAway
@@ -146,7 +148,8 @@ class ProcessEngine:
         self._answer()
         with suppress(FileNotFoundError):
             refusal = json.loads((self._state.root / "refuse").read_text())
-            raise Refused(refusal["text"], may_pass=refusal["may_pass"])
+            if len(batch.parcels) > refusal["most"]:
+                raise Refused(refusal["text"], may_pass=refusal["may_pass"])
         if (self._state.root / "swallow").exists():
             (self._state.root / "swallow").unlink()
             raise EngineAway("the connection was closed before the request was sent")
@@ -211,6 +214,7 @@ class ProcessEngine:
 
     def cancel(self, handles: Collection[str]) -> None:
         self._answer()
+        self.cancels += 1
         for handle in handles:
             if self._state.order(handle) is None:
                 Orders(self._state).end(handle, "cancelled", by="me")

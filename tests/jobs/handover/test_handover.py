@@ -17,6 +17,7 @@ from gpuherd.engines.cluster import EngineAway
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
+from gpuherd.jobs.handover import following, sending
 from gpuherd.jobs.standing import read
 from gpuherd.jobs.wishes import ControlKind
 
@@ -270,6 +271,15 @@ def test_a_refusal_that_may_pass_is_waited_for(run: Run, cluster: Cluster, sh: M
     assert run.join().done == 2
 
 
+def test_what_is_too_much_at_once_goes_in_smaller_batches(run: Run, cluster: Cluster, sh: MakeJob) -> None:
+    cluster.engine()
+    cluster.orders.refuse("Job violates accounting/QOS policy (job submit limit)", may_pass=True, most=2)
+    assert run([sh(f"j{i}") for i in range(5)]).done == 5
+    sizes = [len(batch["titles"]) for batch in cluster.orders.batches()]
+    assert max(sizes) == 2 and sum(sizes) == 5
+    assert sum("takes no more jobs now" in text for text in run.told(EventKind.NOTICE)) == 1
+
+
 def test_a_refusal_for_good_fails_the_jobs_with_the_engines_words(run: Run, cluster: Cluster, sh: MakeJob) -> None:
     cluster.engine()
     cluster.orders.refuse("Requested node configuration is not available", may_pass=False)
@@ -335,6 +345,29 @@ def test_drain_and_stop(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path)
     assert (outcome.done, outcome.waiting) == (0, 4)
     assert set(run.states().values()) == {"waiting", "cancelled"} or set(run.states().values()) == {"waiting", "done"}
     wait_until(lambda: all(cluster.orders.state.end(handle) is not None for handle in cluster.orders.handles()))
+
+
+def test_all_that_is_taken_back_at_once_is_one_question(run: Run, cluster: Cluster, sh: MakeJob) -> None:
+    cluster.orders.hold()
+    run.start([sh(f"j{i}") for i in range(12)])
+    wait_until(lambda: len(cluster.orders.handles()) == 12)
+    assert run.ask(ControlKind.STOP).ok
+    assert run.join().waiting == 12
+    assert cluster.engines[-1].cancels < 6  # in pieces, where the machine is slow
+    wait_until(lambda: all(cluster.orders.state.end(handle) is not None for handle in cluster.orders.handles()))
+
+
+def test_what_takes_long_is_done_in_pieces(
+    run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short they are, all is done."""
+    monkeypatch.setattr(following, "AT_A_TIME_S", 0.0)
+    monkeypatch.setattr(sending, "AT_A_TIME_S", 0.0)
+    cluster.orders.hold()
+    run.start([sh("a"), sh("b", cpus=2), sh("c", cpus=3), sh("d", needs=("a",))])
+    wait_until(lambda: len(cluster.orders.handles()) == 4)
+    assert run.ask(ControlKind.STOP).ok
+    assert run.join().waiting == 4
 
 
 def test_cancel_while_nobody_follows(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ everything = st.builds(
 )
 
 
+@pytest.mark.parametrize("end", [End.FAILED, End.OK])
+def test_what_is_ended_time_and_again_by_nobody_knows_whom_rests_in_between(end: End) -> None:
+    report = Ended(at=1.0, ran_s=1.0, signal=9, interrupted=True)
+    found = meaning(Known(engine="SLURM", claim=Claim(at=1.0), ended=report, sighting=ended(end)))
+    assert isinstance(found, Over) and found.blameless is Blameless.MADE_ROOM and found.rests
+
+
 @given(everything)
 def test_no_end_is_without_a_reason(known: Known) -> None:
     found = meaning(known)

@@ -21,6 +21,7 @@ from gpuherd.engines.processes import tagged
 from gpuherd.engines.stop import Stop
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Gpu, GpuProcess
+from gpuherd.jobs.handover import node
 from gpuherd.jobs.handover.manifest import Manifest, Order
 from gpuherd.jobs.handover.node import environment, lead
 from gpuherd.jobs.handover.peak import most
@@ -363,3 +364,17 @@ def test_peak(on_gpus: list[list[GpuProcess]], ours: frozenset[int], before: int
     sums = [sum(each) for each in told if each]
     expected = None if before is None and not sums else max([*sums, before or 0])
     assert most(gpus, ours, before) == expected
+
+
+def test_a_claim_that_comes_when_all_is_over_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second leader has read the manifest; then the first one's report is read, and all files of the batch go."""
+    job = shell(tmp_path, f"touch {tmp_path}/ran")
+    manifest = Path(written(tmp_path, job))
+
+    def late(path: Path, claim: Claim) -> bool:
+        manifest.unlink()
+        return take(path, claim)
+
+    monkeypatch.setattr(node, "take", late)
+    assert lead(str(manifest), 0) == INTERRUPTED
+    assert not (tmp_path / "ran").exists() and not Path(job.ended).exists()

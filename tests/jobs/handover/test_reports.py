@@ -169,3 +169,16 @@ def test_folder_is_asked_and_not_the_names(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     opened = done.stdout.splitlines()
     assert opened == [str(tmp_path), "00000001.ended"]
+
+
+def test_a_link_whose_answer_is_lost_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a network file system that is mounted soft: the link was made, and an error is all that is heard."""
+    link = Path.hardlink_to
+
+    def lose(self: Path, target: Path) -> None:
+        link(self, target)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "hardlink_to", lose)
+    assert take(tmp_path / "1.claim", Claim(at=1.0))
+    assert present(tmp_path) == {"1.claim"}

@@ -70,22 +70,17 @@ class JobServer:
         handles: list[str] = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            try:
-                with self._told():
-                    self._submit(
-                        submission_id=handle,
-                        entrypoint=entrypoint(batch.command, index, turn_s),
-                        entrypoint_num_gpus=asked.get(GPU),
-                        entrypoint_num_cpus=asked.get(CPU),
-                        entrypoint_memory=int(asked[MEMORY]) if MEMORY in asked else None,
-                        entrypoint_resources=extra or None,
-                        metadata={"job_submission_id": handle, "name": parcel.title, _FOLDER: str(batch.folder)},
-                        runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S)}},
-                    )
-            except Refused as problem:
-                if handles:  # some of the batch is there, so it is not refused as a whole
-                    raise EngineAway(str(problem)) from problem
-                raise
+            with self._told(so_far=index):
+                self._submit(
+                    submission_id=handle,
+                    entrypoint=entrypoint(batch.command, index, turn_s),
+                    entrypoint_num_gpus=asked.get(GPU),
+                    entrypoint_num_cpus=asked.get(CPU),
+                    entrypoint_memory=int(asked[MEMORY]) if MEMORY in asked else None,
+                    entrypoint_resources=extra or None,
+                    metadata={"job_submission_id": handle, "name": parcel.title, _FOLDER: str(batch.folder)},
+                    runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S)}},
+                )
             handles.append(handle)
         return handles
 
@@ -152,8 +147,9 @@ class JobServer:
         return False
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turns what can go wrong on the way to the server into our errors."""
+    def _told(self, so_far: int = 0) -> Iterator[None]:
+        """Turns what can go wrong on the way to the server into our errors. ``so_far``: what it has of the batch
+        already; only a batch of which it has nothing can be refused."""
         try:
             yield
         except AuthenticationError as problem:
@@ -164,6 +160,9 @@ class JobServer:
                 "the cluster was started with another --dashboard-port"
             ) from problem
         except RuntimeError as problem:
+            if so_far:
+                text = f"Ray's job server has taken {so_far} jobs of a batch: {_first_sentence(str(problem))}"
+                raise EngineAway(text) from problem
             raise Refused(
                 f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True
             ) from problem

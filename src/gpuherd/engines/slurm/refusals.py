@@ -63,6 +63,8 @@ _MAY_PASS = (
     "i/o error",
     "error writing",
     "submission disabled",
+    # What it is to come after has ended, and is forgotten, since we last looked.
+    "job dependency problem",
 )
 DISABLED = "slurm accounting storage is disabled"
 _PREFIX = re.compile(r"^(?:\w+: )?(?:(?:fatal|error|warning|\w+ error): )*(?:Batch job submission failed: )?")

@@ -69,10 +69,9 @@ class Asking:
         self._checked.update(wanted)
         self.never.update(never)
 
-    def cancel(self, handles: Iterable[str], now: float) -> None:
-        """Ends them there, now or as soon as it answers again."""
+    def cancel(self, handles: Iterable[str]) -> None:
+        """Ends them there with the next ``keep_time``: all of a moment by one question, not by one for each."""
         self._unwanted.update(handles)
-        self.keep_time(now)
 
     def keep_time(self, now: float) -> None:
         """Ends what is still to be ended, unless the engine is away."""

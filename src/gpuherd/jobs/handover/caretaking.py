@@ -54,8 +54,7 @@ def _follow(run: RunDirectory, asking: Asking, endings: Endings, wanted: dict[in
     folder = Folder(run)
     collecting = Collecting(run, asking, folder, grace_s)
     until = clock.mono() + grace_s + _PATIENCE_S
-    for followed in wanted.values():
-        collecting.adopt(followed)
+    collecting.adopt(wanted.values())
     while True:
         now = clock.mono()
         if now >= asking.due_at:

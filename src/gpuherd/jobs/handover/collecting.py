@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,14 +64,16 @@ class Collecting:
             except OSError as problem:
                 logger.warning("can't mark attempt %d as called back: %s", followed.record.id, problem)
         followed.called_off = True
-        self._asking.cancel([handle], clock.mono())
+        self._asking.cancel([handle])
 
-    def adopt(self, followed: Followed) -> None:
-        """Takes over what an earlier follower had begun to do with it."""
-        followed.cancelled_by = followed.record.queued.cancelled_by
-        if self._run.attempt_recalled(followed.record.id).exists():
-            followed.recalled = Blameless.STOPPED
-        self._folder.read(followed)
+    def adopt(self, found: Iterable[Followed]) -> None:
+        """Takes over what an earlier follower had begun to do with them."""
+        names = self._folder.names()
+        for followed in found:
+            followed.cancelled_by = followed.record.queued.cancelled_by
+            if self._run.attempt_recalled(followed.record.id).name in names:
+                followed.recalled = Blameless.STOPPED
+            self._folder.read(followed, names)
 
     def _void(self, followed: Followed) -> bool:
         """Claims an attempt, so that it never begins; False where that can't be tried now."""
@@ -90,7 +93,7 @@ class Collecting:
         sighting = followed.sighting
         still_there = sighting is None or sighting.end in (None, End.NEVER)
         if followed.handed.handle is not None and still_there and not followed.unknown:
-            self._asking.cancel([followed.handed.handle], clock.mono())
+            self._asking.cancel([followed.handed.handle])
         return True
 
     def _ended(self, followed: Followed, over: Over) -> Ended:

@@ -43,6 +43,7 @@ class Limits:
         at_most: jobs in the engine's hands; ``open``: so many are there now.
         option: what sets that limit.
         longest_first: of one priority the job of the highest rank goes first; else the oldest.
+        largest: so many go together at most.
         closed: a sentence when nothing is handed over now, else None.
     """
 
@@ -50,6 +51,7 @@ class Limits:
     open: int
     option: str = "--at-most"
     longest_first: bool = False
+    largest: int = LARGEST_BATCH
     closed: str | None = None
 
 
@@ -115,7 +117,7 @@ def decide(
             alike = placement, each.after
             size = sizes.get(alike, 0)
             sizes[alike] = size + 1
-            groups.setdefault((*alike, size // LARGEST_BATCH), []).append(job)
+            groups.setdefault((*alike, size // limits.largest), []).append(job)
     found = [Group(placement, after, tuple(jobs)) for (placement, after, _), jobs in groups.items()]
     return Decision(tuple(found), tuple(waits), tuple(refused))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from gpuherd.jobs.rundir import RunDirectory
 
 logger = logging.getLogger(__name__)
 
+# How a batch is called (``QueueFile.batch_name``), and what all its files begin with.
+_BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-[0-9]+")
 _QUIET_S = 600.0
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
 # At most so much of the time is spent on looking.
@@ -49,25 +52,32 @@ class Folder:
     def look(self, followed: Mapping[int, Followed], now: float) -> list[Followed]:
         """The attempts of which there is something new: a claim, or a report of the end."""
         began = time.monotonic()
-        try:
-            names = present(self._run.handover)
-        except OSError as problem:
-            logger.warning("can't read %s: %s", self._run.handover, problem.strerror)
-            names = frozenset()
-        changed = [followed[number] for number in _numbers(names) if number in followed and self.read(followed[number])]
+        names = self.names()
+        told = (followed[number] for number in _numbers(names) if number in followed)
+        changed = [each for each in told if self.read(each, names)]
         cost_s = time.monotonic() - began
         self._every_s = _SHORTEST_S if changed else min(_LONGEST_S, 1.5 * self._every_s)
         self.due_at = now + max(self._every_s, cost_s / _SHARE)
         return changed
 
-    def read(self, followed: Followed) -> bool:
-        """Reads what is told of one attempt; whether there was something new."""
-        number, before = followed.record.id, (followed.claim, followed.ended)
+    def names(self) -> frozenset[str]:
+        """What lies there now; nothing where that can't be read."""
         try:
-            if followed.claim is None:
-                followed.claim = read_claim(self._run.attempt_claim(number))
-            if followed.ended is None:
-                followed.ended = read_ended(self._run.attempt_ended(number))
+            return present(self._run.handover)
+        except OSError as problem:
+            logger.warning("can't read %s: %s", self._run.handover, problem.strerror)
+            return frozenset()
+
+    def read(self, followed: Followed, names: Collection[str] | None = None) -> bool:
+        """Reads what is told of one attempt; whether there was something new. ``names``: what is there, where that is
+        known: who asks for each of thousands of files over a network waits for each."""
+        number, before = followed.record.id, (followed.claim, followed.ended)
+        claim, ended = self._run.attempt_claim(number), self._run.attempt_ended(number)
+        try:
+            if followed.claim is None and (names is None or claim.name in names):
+                followed.claim = read_claim(claim)
+            if followed.ended is None and (names is None or ended.name in names):
+                followed.ended = read_ended(ended)
         except OSError as problem:
             logger.warning("can't read what is told of attempt %d: %s", number, problem)
         return (followed.claim, followed.ended) != before
@@ -89,16 +99,25 @@ class Folder:
                 self._remove(batch, attempts)
             self._voided.discard(batch)
 
-    def sweep(self, now: float) -> None:
-        """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second."""
+    def highest(self) -> int:
+        """The highest number of an attempt of which there is a file, 0 for none."""
+        heads = (name.partition(".")[0] for name in self.names())
+        return max((int(head) for head in heads if _is_number(head)), default=0)
+
+    def sweep(self, now: float, is_ours: Callable[[str], bool]) -> None:
+        """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second.
+
+        What another queue has handed over must not begin here: its folder was copied, or it lay in this one before.
+        ``is_ours`` tells a batch of this queue by its name.
+        """
         kept = {number for numbers in self._all.values() for number in numbers}
-        with suppress(OSError):
-            # Manifests first: without one no leader begins, whatever else is gone.
-            for name in sorted(present(self._run.handover), key=lambda name: not name.endswith(".json")):
-                head = name.partition(".")[0]
-                ours = name.startswith(tuple(f"{batch}." for batch in self._all))
-                if not ours and not (head.isdigit() and int(head) in kept):
-                    _remove_old(self._run.handover / name, now - _QUIET_S)
+        # Manifests first: without one no leader begins, whatever else is gone.
+        for name in sorted(self.names() - {self._run.engine_options.name}, key=lambda name: not name.endswith(".json")):
+            batch, head = _BATCH.match(name), name.partition(".")[0]
+            if batch is not None and name.endswith(".json") and not is_ours(batch[0]):
+                _unlink(self._run.handover / name)
+            elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
+                _remove_old(self._run.handover / name, now - _QUIET_S)
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:
         _unlink(self._run.manifest(batch))
@@ -115,7 +134,11 @@ class Folder:
 def _numbers(names: Collection[str]) -> list[int]:
     """The attempts that told something, in order."""
     heads = (name.partition(".")[0] for name in names if name.endswith((".claim", ".ended")))
-    return sorted({int(head) for head in heads if head.isascii() and head.isdigit()})
+    return sorted({int(head) for head in heads if _is_number(head)})
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
 
 
 def _remove_old(path: Path, before: float) -> None:

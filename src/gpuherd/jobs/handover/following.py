@@ -21,6 +21,9 @@ from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless
 from gpuherd.jobs.supervisor import LostAttempt, Supervisor
 
+# What takes long, since it is done once for each of thousands of jobs, is done in pieces of so many seconds.
+AT_A_TIME_S = 0.5
+
 
 class Following:
     """Follows them for one loop.
@@ -84,9 +87,9 @@ class Following:
             self.touched.update(each.record.id for each in self._folder.look(self.open, now))
         if self.open and now >= self._asking.due_at:
             self._look(now)
-        self._asking.keep_time(now)
         self._write_handles()
         self._collect()
+        self._asking.keep_time(clock.mono())
 
     def add(self, handed: Iterable[Followed]) -> None:
         """These are out."""
@@ -114,13 +117,15 @@ class Following:
         """Takes over what an earlier follower handed over, and settles what an earlier dispatcher left on this machine,
         which has ended since."""
         records = self._queue.running()
-        here = [record for record in records if record.handed is None or self._queue.copied]
-        if not self._queue.copied:
-            self._take_over([record for record in records if record.handed is not None])
+        ours = [record for record in records if record.handed is not None and self._queue.owns(record)]
+        self._take_over(ours)
         now, at = clock.mono(), clock.wall()
         ends = []
-        for record in here:
-            found = supervisor.take_over(record, now, copied=self._queue.copied)
+        for record in records:
+            if record.id in self.open:
+                continue
+            copied = record.handed is not None or not self._queue.owns(record)
+            found = supervisor.take_over(record, now, copied=copied)
             if not isinstance(found, LostAttempt):
                 raise ValueError(f"attempt {record.id} runs on this machine")
             ends.append(lost(found, at, now))
@@ -143,12 +148,11 @@ class Following:
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
         for record in records:
             if record.handed is not None:
-                each = Followed(record, record.handed, self._run.attempt_progress(record.id))
-                self._collecting.adopt(each)
-                self.open[record.id] = each
+                self.open[record.id] = Followed(record, record.handed, self._run.attempt_progress(record.id))
+        self._collecting.adopt(self.open.values())
         for batch, attempts in self._queue.open_batches().items():
             self._folder.opened(batch, attempts, self.open.keys() & set(attempts))
-        self._folder.sweep(clock.wall())
+        self._folder.sweep(clock.wall(), self._queue.has_batch)
         self.touched.update(self.open)
         if records:
             begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
@@ -193,7 +197,8 @@ class Following:
 
     def _collect(self) -> None:
         """What has begun is recorded, what is over is settled, and what is to end is told so."""
-        touched = [self.open[number] for number in sorted(self.touched & self.open.keys())]
+        self.touched.intersection_update(self.open)
+        touched = [self.open[number] for number in sorted(self.touched)]
         for each in touched:
             if each.claim is not None:
                 self._hear(each, each.claim.handle)
@@ -201,18 +206,21 @@ class Following:
         found = [(each, start) for each in touched if (start := begun(each, at, mono)) is not None]
         if found:
             self._queue.record_begun([start for _, start in found])
-        self.touched.clear()
         for each, start in found:
             with_begun(each, start)
             place = f"GPU {', '.join(start.labels)}" if start.labels else f"the CPU of {clean(start.node)}"
             self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
         ends = []
+        until = clock.mono() + AT_A_TIME_S
         for each in touched:
+            self.touched.discard(each.record.id)
             end = self._collecting.judge(each)
             if end is None:
                 self._collecting.call_off(each)
             else:
                 ends.append(end)
+            if clock.mono() > until:
+                break  # the rest when it has been heard what is asked meanwhile
         if ends:
             self.settle(ends)
         elif found:

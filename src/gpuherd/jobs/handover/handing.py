@@ -11,6 +11,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -34,6 +35,8 @@ from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.timelimits import Limits
 
 AGAIN_S = 1.0
+# A refusal that may pass is told no more often.
+_TELL_EVERY_S = 60.0
 _LEADER = "gpuherd.jobs.handover.node"
 
 
@@ -74,8 +77,10 @@ class Handing:
         self._run_id = run_id
         self._began_at = began_at
         self._grace_s = grace_s
-        self._numbers = count(queue.last_attempt() + 1)
+        # Where the queue is an older one than the folder (restored, or made anew), its next numbers may be taken there.
+        self._numbers = count(max(queue.last_attempt(), folder.highest()) + 1)
         self._refusals = 0
+        self._tell_again_at = 0.0
         self.again_at: float | None = None
 
     def hand_over(self, group: Group) -> Outgoing:
@@ -117,10 +122,7 @@ class Handing:
             return Outgoing(followed)
         except Refused as problem:
             if problem.may_pass:
-                self._refusals += 1
-                wait_s = back_off_s(self._refusals)
-                text = f"{self._asking.title} takes no more jobs now, trying again in {wait_s:g} s: {problem}"
-                self._later(wait_s, text)
+                self._put_off(problem, len(followed))
             return Outgoing(followed, problem)
         self._asking.answered()
         self._refusals = 0
@@ -130,8 +132,7 @@ class Handing:
         return Outgoing(followed)
 
     def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
-        # The queue's tag is its own, and an attempt's number is used for one record only.
-        name = f"gpuherd-{self._queue.tag}-{numbers[0]}"
+        name = self._queue.batch_name(numbers[0])
         return Batch(
             name=name,
             placement=group.placement,
@@ -204,9 +205,19 @@ class Handing:
         text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
         self._tell.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
 
+    def _put_off(self, problem: Refused, jobs: int) -> None:
+        """It takes none of so many jobs now. Fewer are tried soon, a single one less and less often."""
+        self._refusals += jobs == 1
+        now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
+        self.again_at = now + wait_s
+        if now >= self._tell_again_at:
+            self._tell_again_at = now + _TELL_EVERY_S
+            self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
+
     def _later(self, wait_s: float, text: str) -> None:
         self.again_at = clock.mono() + wait_s
         self._tell.notice(text)
 
     def _forget(self, batch: str) -> None:
-        self._run.manifest(batch).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._run.manifest(batch).unlink()

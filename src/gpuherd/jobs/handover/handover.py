@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 # So long a report may be on its way when the engine calls its attempt ended; after the grace, in which a leader's
 # guardian may still be ending it.
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 
 
 class Handover:

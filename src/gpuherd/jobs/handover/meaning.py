@@ -124,7 +124,8 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
     if by_engine is not None:
         return by_engine
     if ended.interrupted:
-        return Over(exit=found, blameless=Blameless.MADE_ROOM, told=told)
+        # Nobody says why: what has ended it may end it again at once, and that must not go round and round.
+        return Over(exit=found, blameless=Blameless.MADE_ROOM, told=told, rests=True)
     if unseen and known.end is None:
         return Over(exit=found, blameless=Blameless.NODE_LOST, rests=True)
     return Over(exit=found, told=told)

@@ -26,7 +26,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
 from gpuherd.jobs.handover.part import Part
 from gpuherd.jobs.handover.rank import ask_steps, srun
-from gpuherd.jobs.handover.reports import Claim, read_claim, read_ended, take
+from gpuherd.jobs.handover.reports import NOT_NOW, Claim, read_claim, read_ended, take
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
@@ -86,6 +86,9 @@ def lead(
     claim = _claim(inherited, handle)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
+    if not _is_out(Path(manifest)):
+        say(f"the batch of attempt {order.attempt} is over")
+        return INTERRUPTED
     part = Part(manifest, index, order, inherited, patience_s=patience_s)
     if order.nodes > 1:
         part = _spread(part, others)
@@ -148,6 +151,16 @@ def _taken(order: Order) -> int:
     else:
         say(f"attempt {order.attempt} is run by {'another' if claim is None else claim.node} already")
     return INTERRUPTED
+
+
+def _is_out(manifest: Path) -> bool:
+    """Whether the batch is not over yet. Its manifest goes before its claims do: who has read it in time and comes late
+    with a claim of its own, though the attempt has been run, finds it gone."""
+    try:
+        with manifest.open("rb"):
+            return True
+    except OSError as problem:
+        return problem.errno not in NOT_NOW
 
 
 def _claim(inherited: Mapping[str, str], handle: str | None) -> Claim:

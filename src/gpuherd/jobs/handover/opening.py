@@ -19,8 +19,6 @@ from gpuherd.jobs.rows import LOCAL
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.whereabouts import engine_name
 
-_FILE = "engine.json"
-
 
 def make(options: EngineOptions) -> Engine:
     """The engine of ``options.engine``. Raises EngineMissing, EngineAway and UsageError."""
@@ -48,10 +46,10 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
     """Raises UsageError when jobs of this folder are in other hands than those of ``options``: they must end there, or
     be ended, before others may have it.
     """
-    if queue.copied:
-        return
     elsewhere: dict[str, int] = {}
     for record in queue.running():
+        if not queue.owns(record):
+            continue
         if record.handed is not None:
             elsewhere[record.handed.engine] = elsewhere.get(record.handed.engine, 0) + 1
         elif record.process is not None and record.process.is_alive():
@@ -77,7 +75,7 @@ def remember(run: RunDirectory, options: EngineOptions) -> None:
     known = {each.name: values[each.name] for each in fields(EngineOptions)}
     try:
         run.handover.mkdir(exist_ok=True)
-        private_write(run.handover / _FILE, json.dumps(known).encode())
+        private_write(run.engine_options, json.dumps(known).encode())
     except OSError as problem:
         raise CannotWrite(
             f"can't write in {run.handover}: {problem.strerror}; put that right and start again"
@@ -87,7 +85,7 @@ def remember(run: RunDirectory, options: EngineOptions) -> None:
 def recall(run: RunDirectory) -> EngineOptions | None:
     """The options of the last engine that this folder's jobs were handed to; None where there was none."""
     try:
-        values = json.loads((run.handover / _FILE).read_bytes())
+        values = json.loads(run.engine_options.read_bytes())
         known: dict[str, Any] = {}
         for each in fields(EngineOptions):
             if each.name in values:

@@ -24,7 +24,8 @@ from typing import Any
 from gpuherd.jobs.durable import atomic_write
 
 _MOST_BYTES = 65536
-_NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
+# What is said of a file that is not there.
+NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
@@ -106,6 +107,10 @@ def once(path: Path, data: bytes) -> bool:
             # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
             return temporary.stat().st_nlink == 2
         except OSError as problem:
+            # So it may be lost for good, where the file system is mounted soft.
+            with suppress(OSError):
+                if temporary.stat().st_nlink == 2:
+                    return True
             if problem.errno in _NO_LINKS:
                 text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
                 raise OSError(problem.errno, text, str(path)) from problem
@@ -167,6 +172,6 @@ def _read(path: Path) -> bytes | None:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES)
     except OSError as problem:
-        if problem.errno in _NOT_NOW:
+        if problem.errno in NOT_NOW:
             return None
         raise

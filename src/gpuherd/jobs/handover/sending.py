@@ -14,8 +14,8 @@ from gpuherd.jobs.ending import Ended, Endings
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.givingup import give_up
 from gpuherd.jobs.handover.asking import Asking
-from gpuherd.jobs.handover.decision import Candidate, Limits, decide, placement_of
-from gpuherd.jobs.handover.following import Following
+from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Limits, decide, placement_of
+from gpuherd.jobs.handover.following import AT_A_TIME_S, Following
 from gpuherd.jobs.handover.handing import Handing, Outgoing
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
@@ -60,6 +60,7 @@ class Sending:
         self._endings = endings
         self._disk = disk
         self._grace_s = grace_s
+        self._largest = LARGEST_BATCH
         self._again_at = 0.0
         self._refill_at = 0.0
         self.due_at: float | None = 0.0
@@ -130,6 +131,7 @@ class Sending:
             open=len(following.open),
             option=option,
             longest_first=self.options.order == "longest",
+            largest=self._largest,
             closed=self._closed_now(at_most, len(following.open), jobs.values(), now),
         )
         decision = decide(candidates, self._asks_now, self._asking.never, limits)
@@ -137,16 +139,18 @@ class Sending:
             problem = give_up(self._queue, self._tell, jobs[wait.job], FailureClass.BAD_INPUT, wait.reason)
             if problem is not None:
                 raise problem
+        until, behind = clock.mono() + AT_A_TIME_S, False
         for group in decision.groups:
             outgoing = handing.hand_over(group)
             following.add(outgoing.followed)
             self._refused(outgoing, following)
-            if handing.again_at is not None or self._asking.away is not None:
+            # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
+            behind = handing.again_at is not None or self._asking.away is not None or clock.mono() > until
+            if behind:
                 self.soon(now)
                 break
         self._note_waits(decision.waits, jobs)
-        stuck = handing.again_at is not None or self._asking.away is not None
-        return bool(decision.groups or decision.refused) and not stuck
+        return bool(decision.groups or decision.refused) and not behind
 
     def _candidates(self, places: int, following: Following) -> list[Candidate]:
         wall, engine = clock.wall(), self._asking.engine
@@ -167,8 +171,14 @@ class Sending:
         return closed
 
     def _refused(self, outgoing: Outgoing, following: Following) -> None:
+        count = len(outgoing.followed)
         if outgoing.refused is None:
+            if count == self._largest:
+                self._largest = min(LARGEST_BATCH, 2 * count)
             return
+        if outgoing.refused.may_pass:
+            # There may be room for some of them, or never for so many at once.
+            self._largest = max(1, count // 2)
         at, never_went = clock.wall(), Exit(started=False)
         following.settle(
             [

@@ -1,0 +1,53 @@
+"""What lies in a run's folder from elsewhere begins nothing, ends nothing, and is taken for nothing of ours."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
+from tests.patience import Gate, wait_until
+
+from gpuherd.jobs import Queue
+from gpuherd.jobs.control import send
+from gpuherd.jobs.handover.reports import Claim, Ended, take, write_ended
+from gpuherd.jobs.wishes import Control, ControlKind
+
+
+def test_reports_of_a_queue_that_was_here_before_are_none_of_ours(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    """As where queue.sqlite was removed, or is an older one than the folder."""
+    run.directory.create()
+    run.directory.handover.mkdir()
+    assert take(run.directory.attempt_claim(1), Claim(at=1.0, node="n1"))
+    write_ended(run.directory.attempt_ended(1), Ended(at=2.0, ran_s=1.0, code=0))
+    assert run([sh("a", f"touch {tmp_path}/ran")]).done == 1
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("engine", ["slurm", "local"])
+def test_a_copy_whose_first_start_was_killed_leaves_the_originals_jobs_alone(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, engine: str
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    follower = Follower(run, cluster, tmp_path)
+    follower.start([sh("a", f"echo a >>{tmp_path}/ran; {gate.wait}")])
+    follower.wait_for("started a")
+    shutil.copytree(run.directory.root, tmp_path / "copy", ignore=lambda *_: ["control.fifo"])
+    copy = Run(tmp_path / "copy")
+    with Queue(copy.directory.queue) as queue:
+        assert queue.copied
+        queue.begin_run(1.0, 1.0)  # and dead before it has put back what is the original's
+    with Queue(copy.directory.queue) as queue:
+        assert not queue.copied
+    assert send(copy.directory, Control(ControlKind.CANCEL, jobs=("a",))).ok
+    copy.start([sh("a"), sh("b", f"echo b >>{tmp_path}/ran")], engine=engine)
+    assert copy.join().done == 1
+    assert (tmp_path / "ran").read_text() == "a\nb\n"
+    assert copy.states() == {"a": "cancelled", "b": "done"}
+    assert all(cluster.orders.state.order(handle) is None for handle in cluster.orders.handles())
+    gate.open()
+    assert follower.join() == 0
+    wait_until(lambda: run.states() == {"a": "done"})
