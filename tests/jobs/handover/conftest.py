@@ -124,7 +124,7 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:  # noqa: ARG001 - which is to end after it
+def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
     made = Run(tmp_path / "run")
     yield made
     if made._thread is not None and made._thread.is_alive():
