@@ -174,6 +174,7 @@ def test_a_trainings_file_may_name_the_engine(
     assert "asks" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_that_was_cancelled_has_not_failed(
     training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
