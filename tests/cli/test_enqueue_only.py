@@ -75,6 +75,7 @@ def test_the_same_command_without_it_runs_them(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["enqueued"] == 0
 
 
+@pytest.mark.slow
 def test_generate_and_posttrain(
     tmp_path: Path, models: tuple[str, str], on: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

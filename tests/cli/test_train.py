@@ -135,7 +135,7 @@ def test_a_training_in_the_hands_of_a_cluster_is_left_there(tmp_path: Path, file
             log=str(run.attempt_log("train", 1)),
             started_at=1.0,
             started_mono=1.0,
-            handed=Handed("slurm", "batch", 0, "77"),
+            handed=Handed("slurm", f"gpuherd-{queue.tag}-1", 0, "77"),
         )
         queue.record_starts([StartRecord(record, 0.0, None)], queue.begin_run(1.0, 1.0))
     with pytest.raises(UsageError, match="in the hands of SLURM; go on with --engine slurm, or end them first"):

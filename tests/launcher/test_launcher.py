@@ -105,6 +105,7 @@ def test_a_sweeper_reads_what_batches_of_jobs_return(sweeps: Sweeps) -> None:
     assert sweeps.times_begun() == {str(number): 1 for number in range(9)}
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_done_jobs_are_not_done_again(sweeps: Sweeps) -> None:
     gate = sweeps.folder / "gate"
     words = ("multirun.py", "6", *AT_ONCE, "hydra.launcher.max_gpus=2", f"wait_for={gate}")

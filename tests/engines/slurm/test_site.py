@@ -68,7 +68,12 @@ def test_what_can_be_had(partition: str | None, placement: Placement, gpu_type: 
             None,
             "300 minutes are asked for, and SLURM's partition brief grants",
         ),
-        ("cpu", Placement(gpus=1), None, "has 1 GPUs: the most is 0 (c1)"),
+        (
+            "cpu",
+            Placement(gpus=1),
+            None,
+            "no node of SLURM's partition cpu has GPUs; name another --partition, or ask for no GPU",
+        ),
     ],
 )
 def test_what_can_never_be_had(partition: str | None, placement: Placement, gpu_type: str | None, said: str) -> None:

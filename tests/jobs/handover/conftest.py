@@ -124,7 +124,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
+    """Ended before the cluster is, without which it would wait."""
     made = Run(tmp_path / "run")
     yield made
     if made._thread is not None and made._thread.is_alive():

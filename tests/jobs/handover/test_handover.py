@@ -17,7 +17,7 @@ from gpuherd.engines.cluster import EngineAway
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
-from gpuherd.jobs.handover import following, sending
+from gpuherd.jobs.handover import folder, following, sending
 from gpuherd.jobs.standing import read
 from gpuherd.jobs.wishes import ControlKind
 
@@ -519,6 +519,24 @@ def test_a_queue_that_stays_takes_jobs_that_come_later(run: Run, cluster: Cluste
     assert run.ask(ControlKind.STOP).ok
     work.join(60)
     assert not work.is_alive()
+
+
+def test_what_is_over_is_cleared_away_while_the_run_goes_on(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of which we have claimed something ourselves is left lying for a while."""
+    monkeypatch.setattr(following, "SWEEP_S", 0.05)
+    monkeypatch.setattr(folder, "_QUIET_S", 0.0)
+    gate = Gate(tmp_path / "gate")
+    run.start([sh("a", gate.wait), sh("b", cpus=2, needs=("a",)), sh("c", cpus=3)])
+    wait_until(lambda: len(cluster.orders.batches()) == 3)
+    (claimed,) = (each["name"] for each in cluster.orders.batches() if each["titles"] == ["b"])
+    assert run.directory.manifest(claimed).exists()
+    assert run.ask(ControlKind.CANCEL, "b").ok
+    wait_until(lambda: not run.directory.manifest(claimed).exists())
+    gate.open()
+    outcome = run.join()
+    assert (outcome.done, outcome.cancelled) == (2, 1)
 
 
 def test_the_files_that_hold_the_environment_are_for_their_owner_alone(run: Run, cluster: Cluster, sh: MakeJob) -> None:

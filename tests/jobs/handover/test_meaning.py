@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -200,3 +201,11 @@ def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the
     forgotten, failed = known(None, late=True, unknown=True), known(ended(End.FAILED), late=True)
     assert isinstance(forgotten, Over) and forgotten.blameless is Blameless.NODE_LOST
     assert isinstance(failed, Over) and failed.blameless is None
+
+
+def test_one_that_was_killed_and_that_the_engine_knows_no_more_was_lost_with_its_node() -> None:
+    killed = Ended(at=1.0, ran_s=1.0, signal=9, problem="the process that led it was killed")
+    known = Known(engine="SLURM", claim=Claim(at=0.0), ended=killed, late=True)
+    forgotten, there = meaning(replace(known, unknown=True)), meaning(known)
+    assert isinstance(forgotten, Over) and forgotten.blameless is Blameless.NODE_LOST
+    assert isinstance(there, Over) and there.blameless is None

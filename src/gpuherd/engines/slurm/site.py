@@ -202,6 +202,8 @@ def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> st
         return f"{where} has no nodes"
     for amount, words, having in asked:
         best = max(having, key=lambda name: having[name])
+        if amount > 0 == having[best] and words == gpu_words:
+            return f"no node of {where} has {gpu_words}; name another --partition, or ask for no GPU"
         if amount > having[best]:
             return f"no node of {where} has {amount} {words}: the most is {having[best]} ({best})"
     fitting = [each.name for each in partition.nodes if all(amount <= has[each.name] for amount, _, has in asked)]

@@ -23,6 +23,8 @@ from gpuherd.jobs.supervisor import LostAttempt, Supervisor
 
 # What takes long, since it is done once for each of thousands of jobs, is done in pieces of so many seconds.
 AT_A_TIME_S = 0.5
+# What has been over for a while is cleared away so often: a queue that stays may be served for months.
+SWEEP_S = 600.0
 
 
 class Following:
@@ -58,6 +60,7 @@ class Following:
         self._closing: dict[int, str] = {}
         self._unwritten: dict[int, str] = {}
         self._hopeless = True
+        self._sweep_at = 0.0
         self.open: dict[int, Followed] = {}
         self.touched: set[int] = set()
 
@@ -90,6 +93,8 @@ class Following:
         self._write_handles()
         self._collect()
         self._asking.keep_time(clock.mono())
+        if self.open and now >= self._sweep_at:
+            self._sweep(now)
 
     def add(self, handed: Iterable[Followed]) -> None:
         """These are out."""
@@ -152,7 +157,7 @@ class Following:
         self._collecting.adopt(self.open.values())
         for batch, attempts in self._queue.open_batches().items():
             self._folder.opened(batch, attempts, self.open.keys() & set(attempts))
-        self._folder.sweep(clock.wall(), self._queue.has_batch)
+        self._sweep(clock.mono())
         self.touched.update(self.open)
         if records:
             begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
@@ -160,6 +165,10 @@ class Following:
             self._tell.notice(
                 f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
             )
+
+    def _sweep(self, now: float) -> None:
+        self._sweep_at = now + SWEEP_S
+        self._folder.sweep(clock.wall(), self._queue.has_batch)
 
     def _look(self, now: float) -> None:
         """Asks the engine how all stand."""

@@ -126,7 +126,7 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
     if ended.interrupted:
         # Nobody says why: what has ended it may end it again at once, and that must not go round and round.
         return Over(exit=found, blameless=Blameless.MADE_ROOM, told=told, rests=True)
-    if unseen and known.end is None:
+    if known.end is None and (unseen or known.unknown):
         return Over(exit=found, blameless=Blameless.NODE_LOST, rests=True)
     return Over(exit=found, told=told)
 
