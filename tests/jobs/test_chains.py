@@ -99,14 +99,17 @@ def test_nobody_follows_on_this_machine(book: Book) -> None:
         book.hand_over("a")
 
 
-def test_a_follower_waits_for_nothing_else_from_the_success_on(book: Book) -> None:
+@pytest.mark.parametrize("heard_in_order", [True, False])
+def test_a_follower_waits_for_nothing_else_from_the_success_on(book: Book, heard_in_order: bool) -> None:
     book.add("a", b=("a",))
     first, second = book.hand_over("a"), book.hand_over("b")
+    begun = Begun(attempt=second, node="n1", gpus=("n1:0",), labels=("n1:0",), at=NOW + 60, mono=61.0)
+    if not heard_in_order:
+        book.queue.record_begun([begun])
     book.end(first, JobState.DONE, at=NOW + 50)
     assert book.queue.stranded() == frozenset()
-    book.queue.record_begun(
-        [Begun(attempt=second, node="n1", gpus=("n1:0",), labels=("n1:0",), at=NOW + 60, mono=61.0)]
-    )
+    if heard_in_order:
+        book.queue.record_begun([begun])
     book.end(second, JobState.DONE, at=NOW + 70)
     (wait_s,) = [attempt.wait_s for attempt in book.queue.attempts() if attempt.job == "b"]
     assert wait_s == 10

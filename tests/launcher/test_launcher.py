@@ -72,6 +72,7 @@ def test_a_return_that_no_pickle_holds_is_told_and_the_work_is_done(sweeps: Swee
     assert "gpuherd: a Fit can't be handed to the sweeper" in log
 
 
+@pytest.mark.slow
 def test_sixteen_settings_on_four_gpus_by_a_program_that_is_not_ours(sweeps: Sweeps) -> None:
     found = sweeps.returns(16, "wait=0.5")
     assert [each["num"] for each in found] == list(range(16))

@@ -65,12 +65,18 @@ def stranded(db: sqlite3.Connection) -> frozenset[int]:
 
 def unblock(db: sqlite3.Connection, job: int, now: float) -> None:
     """A job has succeeded: those that follow it in an engine need one less. When that was the last, they begin to wait
-    for a place, and for nothing else; the time before counts for no wait."""
+    for a place, and for nothing else; the time before counts for no wait, also where it was heard first that one has
+    begun and only then what it followed."""
     running = "state = 'running' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)"
+    freed = f"state = 'running' AND job IN (SELECT id FROM jobs WHERE blocked = 1 AND {running})"  # noqa: S608
     db.execute(
         "UPDATE attempts SET started_mono = started_mono + max(0, ? - started_at), started_at = max(?, started_at)"  # noqa: S608
-        f" WHERE state = 'running' AND node IS NULL AND job IN (SELECT id FROM jobs WHERE blocked = 1 AND {running})",
+        f" WHERE node IS NULL AND {freed}",
         (now, now, job),
+    )
+    db.execute(
+        f"UPDATE attempts SET wait_s = min(wait_s, max(0, started_at - ?)) WHERE node IS NOT NULL AND {freed}",  # noqa: S608
+        (now, job),
     )
     db.execute(f"UPDATE jobs SET blocked = blocked - 1 WHERE {running}", (job,))  # noqa: S608
 
