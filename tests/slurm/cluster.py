@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.aftermath import Aftermath
+from tests.processes import LEASH, SPACES, born, children
 from tests.slurm.configuration import Layout, Plan
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "unshare", "setpriv", "mknod")
@@ -138,9 +140,7 @@ class Cluster:
         for mark in ("ready-for-a-network", "has-a-network"):
             (self.folder / "run" / f"{node}.{mark}").unlink(missing_ok=True)
         apart = self.layout.network is not None
-        spaces = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
-        if apart:
-            spaces.append("--net")
+        spaces = [*SPACES, *(["--net"] if apart else [])]
         self._start(node, [*spaces, "bash", "-c", _NODE, "node", str(self.folder), node, "apart" if apart else ""])
         if apart:
             ready = self.folder / "run" / f"{node}.ready-for-a-network"
@@ -167,12 +167,20 @@ class Cluster:
         for name in names or [*self.names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
             self._stop(name, signal.SIGKILL)
         if not names and self.layout.network is not None:
-            subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+            for device in self.devices:
+                subprocess.run(["ip", "link", "del", device], capture_output=True)
 
     @property
     def bridge(self) -> str:
         """The bridge's name on this machine."""
         return f"ghs{self.layout.ports['slurmctld']}"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its network devices on this machine: the bridge, and a cable to each node."""
+        if self.layout.network is None:
+            return ()
+        return (self.bridge, *(f"{self.bridge}{node}" for node in self.names))
 
     # --- up
 
@@ -217,8 +225,8 @@ class Cluster:
         (self.folder / "cluster.json").write_text(
             json.dumps(
                 {
-                    "processes": {each.name: [each.process.pid, _born(each.process.pid)] for each in self._alive()},
-                    "bridge": self.bridge if self.layout.network is not None else None,
+                    "processes": {each.name: [each.process.pid, born(each.process.pid)] for each in self._alive()},
+                    "devices": self.devices,
                 }
             )
         )
@@ -243,7 +251,7 @@ class Cluster:
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **self.environment}
-        leash = ["setpriv", "--pdeathsig", "KILL"] if self.tied else []
+        leash = LEASH if self.tied else ()
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             process = subprocess.Popen(
                 [*leash, *words],
@@ -261,11 +269,11 @@ class Cluster:
         if daemon is None:
             return
         # The first process of a node's namespaces, with which all others of the node end.
-        first = _children(daemon.process.pid) if name in self.names else {}
+        first = children(daemon.process.pid) if name in self.names else {}
         with suppress(ProcessLookupError):
             daemon.process.send_signal(sign)
         daemon.process.wait(_PATIENCE_S)
-        while any(_born(pid) == born for pid, born in first.items()):
+        while any(born(pid) == began for pid, began in first.items()):
             time.sleep(0.01)
 
     def _alive(self) -> Iterator[_Daemon]:
@@ -302,25 +310,31 @@ def cluster(plan: Plan) -> Iterator[Cluster]:
     """A cluster in a folder of its own that every user of this machine can read; gone without a trace afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="gpuherd-slurm-", dir="/tmp"))
     try:
-        with prepare(folder, plan) as made:
+        made = prepare(folder, plan)
+    except Unavailable:
+        folder.rmdir()
+        raise
+    aftermath = Aftermath(folder, *made.devices)
+    try:
+        with made:
             made.start()
             yield made
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        aftermath.sweep()
 
 
 def take_down(folder: Path) -> None:
     """Ends a cluster that another process started, and removes its folder."""
     known = json.loads((folder / "cluster.json").read_text())
-    for pid, born in known["processes"].values():
-        if _born(pid) == born:
+    for pid, began in known["processes"].values():
+        if born(pid) == began:
             os.kill(pid, signal.SIGKILL)
-    for pid, born in known["processes"].values():
+    for pid, began in known["processes"].values():
         deadline = time.monotonic() + _PATIENCE_S
-        while _born(pid) == born and time.monotonic() < deadline:
+        while born(pid) == began and time.monotonic() < deadline:
             time.sleep(0.02)
-    if known["bridge"]:
-        subprocess.run(["ip", "link", "del", known["bridge"]], capture_output=True)
+    for device in known["devices"]:
+        subprocess.run(["ip", "link", "del", device], capture_output=True)
     shutil.rmtree(folder)
 
 
@@ -338,24 +352,6 @@ def _free_ports(count: int) -> list[int]:
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _born(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks; None for one that is gone or only waits to be buried."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
-def _children(pid: int) -> dict[int, str]:
-    """The processes that a process has started, and when each began."""
-    try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return {int(word): born for word in words if (born := _born(int(word))) is not None}
 
 
 def main() -> int:

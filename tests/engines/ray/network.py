@@ -7,18 +7,18 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.aftermath import Aftermath
 from tests.patience import wait_until
+from tests.processes import LEASH, SPACES, born, children
 
 NAMES = ("h1", "h2", "h3")
 _PORT = 6379
@@ -27,38 +27,33 @@ _STORE_BYTES = 80 * 2**20
 
 def possible() -> bool:
     """Whether this machine lets us make hosts."""
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
+    if os.geteuid() != 0 or any(shutil.which(each) is None for each in ("ip", "unshare", "setpriv")):
         return False
     name = f"gt{secrets.token_hex(3)}"
     made = subprocess.run(["ip", "link", "add", name, "type", "bridge"], capture_output=True)
     subprocess.run(["ip", "link", "del", name], capture_output=True)
-    spaces = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True)
+    spaces = subprocess.run([*SPACES, "--net", "true"], capture_output=True)
     return made.returncode == 0 and spaces.returncode == 0
 
 
 @dataclass
 class Host:
-    """A host, kept by one process that does nothing."""
+    """A host. ``first`` is the first process there, with which all others end; ``keeper`` has started it."""
 
     name: str
     address: str
     keeper: subprocess.Popen[bytes]
+    first: int
 
     def words(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` there."""
-        place = f"/proc/{self.keeper.pid}/ns"
-        return ["nsenter", f"--net={place}/net", f"--uts={place}/uts", *argv]
+        return ["nsenter", f"--target={self.first}", "--net", "--uts", "--pid", "--mount", *argv]
 
     def die(self) -> None:
         """Ends all that runs there, all at once."""
-        with suppress(FileNotFoundError):
-            space = os.stat(f"/proc/{self.keeper.pid}/ns/net").st_ino
-            while found := [pid for pid in _pids() if pid != self.keeper.pid and _space(pid) == space]:
-                for pid in found:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
         self.keeper.kill()
         self.keeper.wait()
+        wait_until(lambda: born(self.first) is None)
 
 
 class ThreeHosts:
@@ -68,17 +63,23 @@ class ThreeHosts:
         # Ray's sockets lie below it, and a socket's path must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-test-", dir="/tmp"))
         self._bridge = f"gt{secrets.token_hex(3)}"
+        cables = [f"{self._bridge}{number}" for number in range(1, len(NAMES) + 1)]
+        self._aftermath = Aftermath(self._folder, self._bridge, *cables)
         self._net = f"10.{1 + secrets.randbelow(254)}.{secrets.randbelow(255)}"
         self._token = secrets.token_hex(32)
         self._starts: list[subprocess.Popen[bytes]] = []
         self.hosts: list[Host] = []
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("link", "set", self._bridge, "up")
-        for number, name in enumerate(NAMES, 1):
-            self.hosts.append(self._host(name, number))
-        self.address = f"{self.hosts[0].address}:{_PORT}"
-        for host in self.hosts:
-            self._ray(host, gpus)
+        self.address = f"{self._net}.1:{_PORT}"
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("link", "set", self._bridge, "up")
+            for number, name in enumerate(NAMES, 1):
+                self._host(name, number)
+            for host in self.hosts:
+                self._ray(host, gpus)
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -92,16 +93,19 @@ class ThreeHosts:
             "GLOO_SOCKET_IFNAME": "eth0",
         }
 
-    def _host(self, name: str, number: int) -> Host:
-        ready = f"hostname {name} && exec sleep infinity"
-        keeper = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c", ready], start_new_session=True)
-        host = Host(name, f"{self._net}.{number}", keeper)
-        wait_until(lambda: _space(keeper.pid) not in (None, _space(os.getpid())))
-        wait_until(
-            lambda: subprocess.run(host.words(["hostname"]), capture_output=True).stdout.strip() == name.encode()
+    def _host(self, name: str, number: int) -> None:
+        # The first process of a namespace takes the orphans in; a shell that waits also buries them.
+        script = 'hostname "$1" && echo && while true; do wait; sleep 1; done'
+        keeper = subprocess.Popen(
+            [*LEASH, *SPACES, "--net", "sh", "-c", script, "host", name], stdout=subprocess.PIPE, start_new_session=True
         )
+        assert keeper.stdout is not None
+        with keeper.stdout as told:
+            told.readline()
+        host = Host(name, f"{self._net}.{number}", keeper, *children(keeper.pid))
+        self.hosts.append(host)
         cable = f"{self._bridge}{number}"
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(keeper.pid))
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(host.first))
         _ip("link", "set", cable, "master", self._bridge, "up")
         for words in (
             ["link", "set", "lo", "up"],
@@ -109,7 +113,6 @@ class ThreeHosts:
             ["link", "set", "eth0", "up"],
         ):
             subprocess.run(host.words(["ip", *words]), check=True)
-        return host
 
     def _ray(self, host: Host, gpus: int) -> None:
         first = host is self.hosts[0]
@@ -141,24 +144,16 @@ class ThreeHosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Nothing of it is left."""
         for host in self.hosts:
             host.die()
         for started in self._starts:
             started.wait()
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._aftermath.sweep()
 
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _space(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    except OSError:
-        return None

@@ -33,7 +33,19 @@ def test_two_forms_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["ray://head:10001", "anyscale://x", "head", "head:", ":6379", "head:x", "head:0", "h:70000"]
+    "word",
+    [
+        *("ray://head:10001", "anyscale://x", "head", "head:", ":6379", "head:x", "head:0", "h:70000"),
+        *(
+            "http://",
+            "https:///jobs",
+            "http://:8265",
+            "http://head:x",
+            "http://head:0",
+            "http://head:70000",
+            "http://[::1",
+        ),
+    ],
 )
 def test_others_are_refused_with_the_two_that_work(word: str) -> None:
     with pytest.raises(UsageError, match=r"HOST:PORT .* or http://HOST:8265"):
@@ -52,6 +64,8 @@ def test_a_cluster_that_runs_on_this_machine_is_joined(tmp_path: Path, listener:
     assert resolve(None, noted) == Address(Kind.JOINED, listener)
     assert resolve(None, {**noted, "RAY_ADDRESS": "auto"}) == Address(Kind.JOINED, listener)
     assert resolve(None, {**noted, "RAY_ADDRESS": "local"}) == Address(Kind.OWN)
+    assert resolve("local", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.OWN)
+    assert resolve("auto", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.JOINED, listener)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "", "nonsense", "\0"])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.engines.ray.cluster import GPUS, TwoNodes
+from tests.engines.ray.cluster import TwoNodes
+from tests.engines.ray.nodes import GPUS
 from tests.engines.ray.parcels import Parcels, all_in
 from tests.patience import Gate, wait_until
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.ray.cluster import GPUS, TwoNodes
+from tests.engines.ray.cluster import TwoNodes
+from tests.engines.ray.nodes import GPUS
 from tests.engines.ray.parcels import Parcels, all_in
 
 from gpuherd.engines.cluster import End, EngineAway, Phase, Placement

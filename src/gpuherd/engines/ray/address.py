@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpuherd.errors import UsageError
 
@@ -32,15 +33,16 @@ class Address:
 
 
 def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
-    """The cluster that is meant by ``--ray-address``; without it that of RAY_ADDRESS, then one that runs on this
-    machine, as Ray itself would look for it, else one of our own. Raises UsageError."""
-    if word is not None:
-        return _parsed(word, "--ray-address")
-    named = environment.get("RAY_ADDRESS", "")
-    if named == "local":
+    """The cluster that is meant by ``--ray-address``, and without it by RAY_ADDRESS; ``local`` is one of our own. Where
+    neither says any (or ``auto``): one that runs on this machine, as Ray itself would look for it, else one of our own.
+    Raises UsageError."""
+    where = "--ray-address"
+    if word is None:
+        word, where = environment.get("RAY_ADDRESS") or "auto", "RAY_ADDRESS"
+    if word == "local":
         return Address(Kind.OWN)
-    if named not in ("", "auto"):
-        return _parsed(named, "RAY_ADDRESS")
+    if word != "auto":
+        return _parsed(word, where)
     running = _running_here(environment)
     return Address(Kind.OWN) if running is None else Address(Kind.JOINED, running)
 
@@ -55,6 +57,8 @@ def answers(address: str, within_s: float = _PROBE_S) -> bool:
 
 def _parsed(word: str, where: str) -> Address:
     if word.startswith(("http://", "https://")):
+        if not _names_a_host(word):
+            raise UsageError(f"{where} {word!r} is no address of a job server; give {_FORMS}")
         return Address(Kind.SERVER, word.rstrip("/"))
     if "://" in word:
         scheme = word.partition("://")[0]
@@ -63,6 +67,14 @@ def _parsed(word: str, where: str) -> Address:
     if not sign or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{where} {word!r} is no address of a Ray cluster; give {_FORMS}")
     return Address(Kind.JOINED, word)
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
 
 
 def _running_here(environment: Mapping[str, str]) -> str | None:

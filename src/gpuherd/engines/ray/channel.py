@@ -34,12 +34,16 @@ _REFUSED_TOKEN = (b"InvalidAuthToken", b"Unauthenticated")
 
 
 class Channel:
-    """A process beside Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused."""
+    """A process beside Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
 
-    def __init__(self, setup: Setup):
+    Args:
+        connect_s: the most that this may take.
+    """
+
+    def __init__(self, setup: Setup, connect_s: float = _CONNECT_S):
         ours, theirs = Pipe()
         self._connection = ours
-        self._joins = setup.address.kind is Kind.JOINED
+        self._address = setup.address
         self._folder: Path | None = None
         if setup.address.kind is Kind.OWN:
             # Ray's sockets lie below it, and a socket's path must be short.
@@ -64,7 +68,7 @@ class Channel:
         finally:
             theirs.close()
         try:
-            self.ask(replace(setup, folder=self._folder), _CONNECT_S)
+            self.ask(replace(setup, folder=self._folder), connect_s)
         except BaseException:
             self.end()
             raise
@@ -78,7 +82,7 @@ class Channel:
         """The answer. Raises what was raised there, and EngineAway when none comes; then the channel is of no use."""
         try:
             self._connection.send(question)
-            self._wait(self._joins and isinstance(question, Setup), within_s)
+            self._wait(isinstance(question, Setup) and self._address.kind is Kind.JOINED, within_s)
             reply = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
@@ -116,7 +120,8 @@ class Channel:
                 raise UsageError(refused_token("the Ray cluster"))
             if time.monotonic() >= until:
                 self.end()
-                raise EngineAway(f"Ray has not answered within {within_s:g} s")
+                who = f"what listens at {self._address.text}, if it is a Ray cluster," if joining else "Ray"
+                raise EngineAway(f"{who} has not answered within {within_s:g} s")
 
     def _sweep(self) -> None:
         if self._folder is not None:

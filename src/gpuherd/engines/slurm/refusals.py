@@ -94,7 +94,7 @@ def refusal(errors: str) -> Refused:
     """A submission that SLURM has refused."""
     low = errors.lower()
     words = said(errors) or "sbatch has failed and said nothing"
-    return Refused(f"SLURM takes it not: {words}", may_pass=any(limit in low for limit in _MAY_PASS))
+    return Refused(words, may_pass=any(limit in low for limit in _MAY_PASS))
 
 
 def only_ended(errors: str) -> bool:
