@@ -70,6 +70,11 @@ def test_there_is_one_for_each_engine(own: Path) -> None:
     assert stat.S_IMODE(folder("ray").stat().st_mode) == 0o700
 
 
+def looked_at() -> str:
+    """What ``status`` tells, its lines joined: a path that is longer than a line is folded."""
+    return gpuherd("status").stdout.replace("\n", "")
+
+
 def test_commands_find_the_queue_that_is_meant(own: Path) -> None:
     """The one that is named, else that of the settings, else the only one there is."""
     submitted = gpuherd("submit", "--engine=slurm", "--nodes=2", "--cpus=4", "--host-mem=2GB", "--", "true")
@@ -79,17 +84,17 @@ def test_commands_find_the_queue_that_is_meant(own: Path) -> None:
         found = queue.job("job-0001")
     assert found is not None
     assert (found[0].job.nodes, found[0].job.cpus, found[0].job.host_memory_mb) == (2, 4, 2048)
-    assert "queue-slurm" in gpuherd("status").stdout  # the only one
+    assert "queue-slurm" in looked_at()  # the only one
     assert "no queue of your own yet" in gpuherd("status", "--engine=ray").stderr
     assert gpuherd("submit", "--", "true").stdout == "job-0001\n"  # to this machine's
-    assert "queue-slurm" not in gpuherd("status").stdout
+    assert "queue-slurm" not in looked_at()
     assert gpuherd("cancel", "--engine=slurm", "job-0001").returncode == ExitCode.OK
     assert "1 cancelled" in gpuherd("status", "--engine=slurm").stdout
     both = gpuherd("status", "--engine=slurm", str(own))
     assert both.returncode == ExitCode.USAGE and "name one of them" in both.stderr
     user_file().parent.mkdir(parents=True)
     user_file().write_text("[defaults]\nengine = 'slurm'\n")
-    assert "queue-slurm" in gpuherd("status").stdout
+    assert "queue-slurm" in looked_at()
     told = json.loads(gpuherd("submit", "--dry-run", "--json", "--", "true").stdout)
     assert told["engine"] == "slurm"
     shutil.rmtree(folder("slurm"))
