@@ -222,6 +222,47 @@ def test_of_many_that_find_a_stale_one_each_sees_the_other(run: RunDirectory) ->
     assert [path.name for path in run.root.iterdir() if "queue.host" in path.name] == []
 
 
+def test_who_found_a_stale_one_late_leaves_alone_what_is_there_by_then(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third machine takes over between our look and our hand."""
+    other_machine(run, touched_s_ago=100)
+    look, third = onehost._read, Machine("n2", OTHER_BOOT.replace("4", "5"), 12, run.queue.stat().st_ino)
+    looks = []
+
+    def read_and_be_overtaken(queue: Path) -> onehost._Found | None:
+        found = look(queue)
+        looks.append(found)
+        if len(looks) == 3:  # the constructor's, then that of the file in the way, then whether it is fresh
+            marker(run).write_text(json.dumps(asdict(third)))
+        return found
+
+    monkeypatch.setattr(onehost, "_read", read_and_be_overtaken)
+    with pytest.raises(QueueElsewhere, match="gpuherd on n2"):
+        Hold(run.queue)
+    assert json.loads(marker(run).read_text())["host"] == "n2"
+    assert sorted(path.name for path in run.root.iterdir() if path.name.startswith(".queue.host")) == []
+
+
+@pytest.mark.parametrize("age_s", [0.0, 100.0])
+def test_the_right_to_take_it_away_is_ones_at_a_time(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    other_machine(run, touched_s_ago=100)
+    right = run.root / ".queue.host.removing"
+    right.write_text("of another, at work or killed")
+    os.utime(right, (time.time() - age_s,) * 2)
+    monkeypatch.setattr(onehost, "_TURN_S", 0.001)
+    if age_s:
+        with closing(Queue(run.queue)):
+            assert json.loads(marker(run).read_text())["pid"] == os.getpid()
+        assert not right.exists()
+    else:
+        with pytest.raises(CannotWrite, match="look at it, and remove it"):
+            Queue(run.queue)
+        assert json.loads(marker(run).read_text())["host"] == "n1"
+
+
 def test_where_there_are_no_hard_links_it_is_made_without(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")

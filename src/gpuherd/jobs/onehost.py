@@ -42,7 +42,10 @@ SILENT_S = 60.0
 _SURE_S = 40.0
 _NAME = "queue.host"
 _MOST_BYTES = 4096
-_TURNS = 20
+# Who has this name may take a stale file away.
+_RIGHT = f".{_NAME}.removing"
+_TURNS = 40
+_TURN_S = 0.05
 _NUMBERS = itertools.count()
 # What file systems without hard links say.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -182,7 +185,7 @@ class Hold:
                 if self._is_enough(found.machine, also_from_us=also_from_us):
                     return
                 refuse_elsewhere(self._queue)
-                self._remove(found)
+                self._remove(found, probe)
             raise CannotWrite(f"can't put {self._path} into its place; look at it, and remove it")
         except OSError as problem:
             raise CannotWrite(f"can't write {self._path}: {problem.strerror}") from problem
@@ -198,27 +201,44 @@ class Hold:
     def _put(self, probe: Path, text: bytes) -> bool:
         """Makes the file, if there is none."""
         try:
-            self._path.hardlink_to(probe)
-        except FileExistsError:
-            pass
+            return _link(probe, self._path)
         except OSError as problem:
             if problem.errno not in _NO_LINKS:
                 raise
             with suppress(FileExistsError), self._path.open("xb") as file:
                 file.write(text)
                 return True
-        # Over NFS the answer to a link may be lost though it was made: the number of names tells.
-        return probe.stat().st_nlink == 2
+        return False
 
-    def _remove(self, stale: _Found) -> None:
-        """Takes a file away that means nothing any more, and no other."""
-        aside = _own_name(self._path.parent)
-        with suppress(FileNotFoundError):
-            self._path.rename(aside)
-            if aside.read_bytes()[:_MOST_BYTES] != stale.text:
-                with suppress(FileExistsError):  # somebody was faster, and this is theirs
-                    self._path.hardlink_to(aside)
-            aside.unlink()
+    def _remove(self, stale: _Found, probe: Path) -> None:
+        """Takes a file away that means nothing any more, and no other: one does so at a time, and looks again. Else
+        what is taken away could be what a faster one has just put there."""
+        right = self._path.with_name(_RIGHT)
+        try:
+            have_it = _link(probe, right)
+        except OSError as problem:
+            if problem.errno not in _NO_LINKS:
+                raise
+            have_it = True  # no links, no right: the look just before must do
+        if not have_it:
+            with suppress(FileNotFoundError):
+                if _now(self._path.parent) - right.stat().st_mtime > SILENT_S:
+                    right.unlink()  # of one that was killed
+            time.sleep(_TURN_S)
+            return
+        try:
+            if _read(self._queue) == stale:
+                self._path.unlink(missing_ok=True)
+        finally:
+            right.unlink(missing_ok=True)
+
+
+def _link(probe: Path, path: Path) -> bool:
+    """Whether this call has given the probe, which has one name, this second one."""
+    with suppress(FileExistsError):
+        path.hardlink_to(probe)
+    # Over NFS the answer to a link may be lost though it was made: the number of names tells.
+    return probe.stat().st_nlink == 2
 
 
 def _is_elsewhere(machine: Machine, queue: Path) -> bool:
