@@ -153,7 +153,8 @@ class Sighting:
 
 
 class Engine(Protocol):
-    """SLURM, Ray, or whatever else takes work. Every method may raise EngineAway.
+    """SLURM, Ray, or whatever else takes work. Every method may raise EngineAway. ``look`` may be called by another
+    thread than the rest, also while one of them is at work.
 
     Attributes:
         name: the word of ``--engine``.

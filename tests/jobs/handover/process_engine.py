@@ -81,6 +81,18 @@ class Orders:
     def back(self) -> None:
         (self.state.root / "away").unlink()
 
+    def think(self) -> None:
+        """It takes its time for an answer on how all stand, until ``speak``."""
+        (self.state.root / "thinks").touch()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody has waited for such an answer."""
+        return (self.state.root / "asked").exists()
+
+    def speak(self) -> None:
+        (self.state.root / "thinks").unlink()
+
     def refuse(self, text: str, *, may_pass: bool, most: int = 0) -> None:
         """It takes no batch of more than ``most``."""
         write(self.state.root / "refuse", json.dumps({"text": text, "may_pass": may_pass, "most": most}))
@@ -191,6 +203,9 @@ class ProcessEngine:
     def look(self, tickets: Collection[Any]) -> Mapping[int, Any]:
         from gpuherd.engines.cluster import End, Phase, Sighting
 
+        while (self._state.root / "thinks").exists():
+            (self._state.root / "asked").touch()
+            time.sleep(_EVERY_S)
         self._answer()
         self.looks += 1
         found = {}

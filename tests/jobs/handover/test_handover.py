@@ -407,6 +407,36 @@ def test_ctrl_c_once_follows_to_the_end_and_twice_takes_back(
     assert follower.start([sh("b")]).join() == 0
 
 
+def test_an_engine_that_takes_long_to_answer_keeps_nobody_waiting(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    follower = Follower(run, cluster, tmp_path)
+    follower.start([sh("a", gate.wait), sh("b"), sh("c", needs=("a",))], at_most=1)
+    follower.wait_for("started a")
+    cluster.orders.think()
+    wait_until(lambda: cluster.orders.is_asked)
+    run.ask(ControlKind.CANCEL, "b")
+    assert run.states()["b"] == "cancelled"
+    follower.signal(signal.SIGINT)
+    follower.wait_for("nothing more is handed over")
+    gate.open()
+    cluster.orders.speak()
+    assert follower.join() == 130
+    assert run.states() == {"a": "done", "b": "cancelled", "c": "waiting"}
+    cluster.orders.think()
+    follower.start([sh("d", "sleep 60")])
+    follower.wait_for("started d")
+    follower.signal(signal.SIGTERM)
+    assert follower.join() == 143  # nor does it wait for the answer at its end
+    cluster.orders.speak()
+    follower.start([sh("d", "sleep 60")])
+    follower.wait_for("followed again")
+    run.ask(ControlKind.CANCEL, "d")
+    follower.join()
+    assert run.states()["d"] == "cancelled"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_jobs_go_on_without_their_follower_and_are_followed_again(
     run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, number: signal.Signals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -46,6 +47,8 @@ class RayEngine:
             notice_s=options.notice,
         )
         self._channel: Channel | None = None
+        # One process answers, one question after the other, whichever thread asks.
+        self._asks = threading.Lock()
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """As ``Engine.check``. Raises EngineMissing without Ray, UsageError for a cluster of another version, one that
@@ -71,13 +74,15 @@ class RayEngine:
 
     def close(self) -> None:
         """Leaves the cluster. Tasks are ended, as Ray would do anyhow; jobs of the job server go on."""
-        channel, self._channel = self._channel, None
-        if channel is not None and not channel.ended:
-            channel.close()
+        with self._asks:
+            channel, self._channel = self._channel, None
+            if channel is not None and not channel.ended:
+                channel.close()
 
     def _ask(self, question: Question, within_s: float = _ASK_S) -> Any:
-        if self._channel is None or self._channel.ended:
-            if find_spec("ray") is None:
-                raise EngineMissing("Ray is not installed here; pip install 'gpuherd[ray]' brings it")
-            self._channel = Channel(self._setup)
-        return self._channel.ask(question, within_s)
+        with self._asks:
+            if self._channel is None or self._channel.ended:
+                if find_spec("ray") is None:
+                    raise EngineMissing("Ray is not installed here; pip install 'gpuherd[ray]' brings it")
+                self._channel = Channel(self._setup)
+            return self._channel.ask(question, within_s)

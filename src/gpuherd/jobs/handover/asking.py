@@ -1,13 +1,20 @@
-"""Questions to the engine, and what is to be ended there: now and then, one for all, and again when it was away."""
+"""Questions to the engine, and what is to be ended there: now and then, one for all, and again when it was away.
+
+How all stand is asked aside: where a controller takes long to answer, the loop goes on hearing what people ask and what
+nodes tell. All else is asked in the loop's own time, since what comes next follows from the answer.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuherd.engines.cluster import Engine, EngineAway, Placement, Sighting, Ticket
+from gpuherd.jobs import clock
 from gpuherd.jobs.failures import back_off_s, clean
+from gpuherd.jobs.handover.aside import Aside
 from gpuherd.jobs.reporter import Reporter
 
 logger = logging.getLogger(__name__)
@@ -16,6 +23,14 @@ _LONGEST_S = 60.0
 _SOON_S = 1.0
 
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer on how all stand: of these attempts, ``found`` None when it did not answer."""
+
+    asked: frozenset[int]
+    found: Mapping[int, Sighting] | None
 
 
 class Asking:
@@ -38,6 +53,8 @@ class Asking:
         self._checked: set[Placement] = set()
         self._unwanted: set[str] = set()
         self._asked_at = 0.0
+        self._asked: frozenset[int] = frozenset()
+        self._aside: Aside[Mapping[int, Sighting]] | None = None
         self.due_at = 0.0
         self.away: str | None = None
         self.never: dict[Placement, str] = {}
@@ -47,8 +64,50 @@ class Asking:
         if self.away is None:
             self.due_at = min(self.due_at, max(now, self._asked_at + min(_SOON_S, self.engine.look_s)))
 
+    def listen(self) -> Aside[Mapping[int, Sighting]]:
+        """From now on ``ask`` may be used, until ``close``; what is readable when ``told`` has something."""
+        self._aside = Aside()
+        return self._aside
+
+    def close(self) -> None:
+        """Hears no more answers."""
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the answer to the last ``ask`` has not been heard yet."""
+        return self._aside is not None and self._aside.busy
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether it has come meanwhile."""
+        return self._aside is not None and self._aside.has_answer
+
+    def ask(self, tickets: Collection[Ticket], now: float) -> None:
+        """Asks how they stand; ``told`` has the answer later. One question at a time, after ``listen``."""
+        if self._aside is None:
+            raise ValueError("nobody listens")
+        self._asked_at = now
+        self.due_at = now + self.engine.look_s
+        self._asked = frozenset(ticket.attempt for ticket in tickets)
+        self._aside.begin(lambda: self.engine.look(tickets))
+
+    def told(self) -> Told | None:
+        """The answer to the last question, once; None while there is none."""
+        answer = None if self._aside is None else self._aside.fetch()
+        if answer is None:
+            return None
+        now = clock.mono()
+        found = self._try(answer.result, now)
+        if found is not None:
+            # Who takes long to answer is left alone for as long.
+            self.due_at = max(self.due_at, now + (now - self._asked_at))
+        return Told(self._asked, found)
+
     def look(self, tickets: Collection[Ticket], now: float) -> Mapping[int, Sighting] | None:
-        """How they stand; None when it does not answer."""
+        """How they stand, at once; None when it does not answer."""
         self._asked_at = now
         self.due_at = now + self.engine.look_s
         return self._try(lambda: self.engine.look(tickets), now)
@@ -75,11 +134,15 @@ class Asking:
 
     def keep_time(self, now: float) -> None:
         """Ends what is still to be ended, unless the engine is away."""
-        if not self._unwanted or (self.away is not None and now < self.due_at):
+        if not self._unwanted or self.silent(now):
             return
         handles = frozenset(self._unwanted)
         if self._try(lambda: self._end(handles), now):
             self._unwanted -= handles
+
+    def silent(self, now: float) -> bool:
+        """Whether it has not answered, and is to be asked nothing now."""
+        return self.away is not None and (self.busy or now < self.due_at)
 
     def failed(self, problem: EngineAway, now: float) -> None:
         """It does not answer. That is told once, and it is asked less and less often."""

@@ -78,9 +78,11 @@ class Following:
     @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
-        if self.touched:
+        if self.touched or self._asking.has_answer:
             return 0.0
-        return min(self._folder.due_at, self._asking.due_at) if self.open else None
+        if not self.open:
+            return None
+        return self._folder.due_at if self._asking.busy else min(self._folder.due_at, self._asking.due_at)
 
     def keep_time(self, now: float) -> None:
         """Looks, where it is time, and does what follows from that."""
@@ -88,8 +90,9 @@ class Following:
             self._after_ends()
         if self.open and now >= self._folder.due_at:
             self.touched.update(each.record.id for each in self._folder.look(self.open, now))
-        if self.open and now >= self._asking.due_at:
-            self._look(now)
+        self._hear_engine()
+        if self.open and now >= self._asking.due_at and not self._asking.busy:
+            self._asking.ask([each.ticket for each in self.open.values()], now)
         self._write_handles()
         self._collect()
         self._asking.keep_time(clock.mono())
@@ -170,19 +173,23 @@ class Following:
         self._sweep_at = now + SWEEP_S
         self._folder.sweep(clock.wall(), self._queue.has_batch)
 
-    def _look(self, now: float) -> None:
-        """Asks the engine how all stand."""
-        found = self._asking.look([each.ticket for each in self.open.values()], now)
+    def _hear_engine(self) -> None:
+        """Takes in what the engine has answered to the last question on how all stand."""
+        told = self._asking.told()
+        if told is None:
+            return
         self.touched.update(self.open)
-        if found is None:
+        self._changed()
+        if told.found is None:
             return
         seen_at = clock.mono()
         for number, each in self.open.items():
-            sighting = found.get(number)
+            if number not in told.asked:
+                continue  # it went out since
+            sighting = told.found.get(number)
             each.seen(sighting, seen_at)
             if sighting is not None:
                 self._hear(each, sighting.handle)
-        self._changed()
 
     def _hear(self, each: Followed, handle: str | None) -> None:
         if handle is not None and each.heard(handle):

@@ -137,8 +137,10 @@ class Handover:
                 began_at=began_at,
                 grace_s=self._grace_s,
             )
-            with StopSignals() as signals, closing(self._obeying), self._selector:
+            with StopSignals() as signals, closing(self._obeying), closing(self._asking), self._selector:
                 self._selector.register(signals, selectors.EVENT_READ)
+                aside = self._asking.listen()
+                self._selector.register(aside, selectors.EVENT_READ, aside.drain)
                 self._obeying.listen()
                 if self._obeying.bell is not None:
                     self._selector.register(self._obeying.bell, selectors.EVENT_READ)
@@ -181,6 +183,8 @@ class Handover:
                     signals.drain_wakeups()
                 elif key.fileobj is self._obeying.bell:
                     self._obeying.hear()
+                else:
+                    key.data()
 
     def _is_over(self) -> bool:
         out = bool(self._following.open)

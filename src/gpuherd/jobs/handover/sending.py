@@ -85,7 +85,7 @@ class Sending:
         """A sentence while nothing is handed over."""
         if self._endings.again_at is not None:
             return self._endings.trouble
-        if self._asking.away is not None and now < self._asking.due_at:
+        if self._asking.silent(now):
             return self._asking.away
         return self._disk.low
 
@@ -106,8 +106,8 @@ class Sending:
         while self._decide(handing, following, now):
             self._again_at = now + min(_SHORTLY_S, self._asking.engine.look_s)
             self._refill_at = now + self._asking.engine.look_s
-        if self._asking.away is not None:
-            self.soon(self._asking.due_at)
+        if self._asking.away is not None and not self._asking.busy:
+            self.soon(self._asking.due_at)  # else when it has answered
         later = self._queue.next_not_before(clock.wall())
         if later is not None:
             self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
