@@ -7,7 +7,6 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
@@ -18,6 +17,7 @@ from gpuherd.jobs.fulldisk import cannot_write
 from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.loop import Loop, Terms
 from gpuherd.jobs.metrics import metrics
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
@@ -28,9 +28,6 @@ from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import load
 from gpuherd.jobs.supervisor import GRACE_S
-
-if TYPE_CHECKING:
-    from gpuherd.jobs.handover.handover import Handover
 
 logger = logging.getLogger(__name__)
 
@@ -145,38 +142,21 @@ def _run(
             refuse_other_hands(queue, run, chosen)
             with outward, opened(chosen) as engine:
                 settings = load()
-                worker: Dispatcher | Handover
+                terms = Terms(
+                    serve=serve,
+                    lock=lock,
+                    settings=settings,
+                    load_settings=load,
+                    on_ready=on_ready,
+                    grace_s=grace_s,
+                )
+                worker: Loop
                 if engine is None:
-                    worker = Dispatcher(
-                        queue,
-                        run,
-                        chosen,
-                        reporter,
-                        jobs,
-                        serve=serve,
-                        lock=lock,
-                        settings=settings,
-                        load_settings=load,
-                        on_ready=on_ready,
-                        grace_s=grace_s,
-                    )
+                    worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
                 else:
                     from gpuherd.jobs.handover.handover import Handover
 
-                    worker = Handover(
-                        queue,
-                        run,
-                        chosen,
-                        engine,
-                        reporter,
-                        jobs,
-                        serve=serve,
-                        lock=lock,
-                        settings=settings,
-                        load_settings=load,
-                        on_ready=on_ready,
-                        grace_s=grace_s,
-                    )
+                    worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
                     remember(run, chosen)
                 prepare(queue)
                 for warning in settings.warnings:

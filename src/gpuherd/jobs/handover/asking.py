@@ -69,6 +69,11 @@ class Asking:
         self._aside = Aside()
         return self._aside
 
+    def wake(self) -> None:
+        """What ``listen`` gave has become readable."""
+        if self._aside is not None:
+            self._aside.drain()
+
     def close(self) -> None:
         """Hears no more answers."""
         if self._aside is not None:
