@@ -47,6 +47,11 @@ class Cluster:
             if title in batch["titles"]
         )
 
+    def output(self, title: str) -> Path:
+        """What the engine's own words of it go into."""
+        batch = next(batch for batch in reversed(self.orders.batches()) if title in batch["titles"])
+        return Path(batch["outputs"][batch["titles"].index(title)])
+
     def told(self, title: str) -> Mapping[str, Any]:
         """What the engine says of the latest of the job with this title."""
         return self.orders.state.parcel(self.handle(title))
@@ -167,6 +172,10 @@ class Follower:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def alive(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

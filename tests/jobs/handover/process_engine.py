@@ -71,8 +71,12 @@ class Orders:
         """Nothing begins from now on."""
         (self.state.root / "hold").touch()
 
-    def release(self) -> None:
-        (self.state.root / "hold").unlink()
+    def release(self, title: str = "") -> None:
+        """What waits may begin, or only what has this title."""
+        if title:
+            (self.state.root / f"released.{title}").touch()
+        else:
+            (self.state.root / "hold").unlink()
 
     def away(self) -> None:
         """It does not answer from now on; what runs goes on."""
@@ -272,7 +276,7 @@ class Scheduler:
             for parcel in tuple(waiting):
                 if self._is_ended_in_line(parcel):
                     waiting.remove(parcel)
-                elif self._may_begin(len(running)) and self._begin(parcel):
+                elif self._may_begin(parcel, len(running)) and self._begin(parcel):
                     waiting.remove(parcel)
                     running.append(parcel)
             for parcel in tuple(running):
@@ -291,8 +295,9 @@ class Scheduler:
             return True
         return False
 
-    def _may_begin(self, running: int) -> bool:
-        if (self.state.root / "hold").exists():
+    def _may_begin(self, parcel: Parcel, running: int) -> bool:
+        released = self.state.root / f"released.{self.batch['titles'][parcel.index]}"
+        if (self.state.root / "hold").exists() and not released.exists():
             return False
         if self.batch["at_once"] is not None and running >= self.batch["at_once"]:
             return False
