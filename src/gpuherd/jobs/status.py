@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.engines.processes import boot_id, identify
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
@@ -22,7 +23,7 @@ from gpuherd.jobs.pages import places, rows_of
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import Counts
-from gpuherd.jobs.rows import LOCAL, handed_of, round_opened
+from gpuherd.jobs.rows import handed_of, round_opened
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import AttemptStatus, DispatcherStatus, Page, RunStatus
 from gpuherd.jobs.waitreason import WaitFacts
