@@ -104,12 +104,7 @@ class Handing:
                 raise
             return Outgoing(unwritten=problem)
         self._folder.opened(batch.name, numbers, numbers)
-        followed = tuple(
-            Followed(record, record.handed, self._run.attempt_progress(record.id))
-            for record in records
-            if record.handed is not None
-        )
-        return self._submit(batch, followed)
+        return self._submit(batch, tuple(Followed.among(records, self._run).values()))
 
     # --- one hand-over ----------------------------------------------------------------------------------------
 
