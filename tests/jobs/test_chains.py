@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.jobs.attempts import attempt_of
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue import ImpossibleTransition, Overtaken, Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed
-from gpuherd.jobs.rows import LOCAL
 
 NOW = 1_000.0
 

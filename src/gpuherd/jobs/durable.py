@@ -19,10 +19,13 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """The same for what is written piece by piece: a binary file that takes the place of ``path`` when the block ends.
 
     When the block raises, the old content stays and the temporary file is removed. Raises OSError.
+
+    Args:
+        mode: who may do what with it; None for what the user's umask lets others do with a new file.
     """
     import tempfile  # slow to import, and seldom needed
 
@@ -33,7 +36,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             # mkstemp makes the file for its owner alone; a result is for whoever the user's umask lets read it.
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fchmod(file.fileno(), 0o666 & ~_umask() if mode is None else mode)
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -45,19 +48,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def private_write(path: Path, data: bytes) -> None:
     """Replaces ``path`` by ``data`` as ``atomic_write`` does, for its owner alone. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_folder(path.parent)
+    with replacing(path, 0o600) as file:
+        file.write(data)
 
 
 def remove_strays(folder: Path, before: float) -> None:

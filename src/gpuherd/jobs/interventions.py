@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import PauseReason
-from gpuherd.jobs.rows import LOCAL, job_of, pause_reasons, spec_of
+from gpuherd.jobs.rows import job_of, pause_reasons, spec_of
 from gpuherd.jobs.submission import COUNT_BLOCKED
 from gpuherd.jobs.whereabouts import engine_name
 

@@ -19,7 +19,7 @@ from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import AttemptStatus
-from gpuherd.jobs.status import attempts_of, job_names, nearest_names, opened
+from gpuherd.jobs.status import attempts_of, job_names, opened
 from gpuherd.jobs.whereabouts import engine_name
 
 _LOOK_S = 0.2
@@ -143,7 +143,9 @@ def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus
     found = attempts_of(reader, job)
     if not found:
         if _state(reader, job) is None:
-            nearest = nearest_names(job, job_names(reader))
+            import difflib
+
+            nearest = difflib.get_close_matches(job, job_names(reader), n=1)
             hint = f"; did you mean {clean(nearest[0])}?" if nearest else ""
             raise UsageError(f"there is no job {clean(job)!r} in this queue{hint}")
         return None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.engines.processes import ProcessId, boot_id
 from gpuherd.jobs import chains, interventions, mailbox, submission
 from gpuherd.jobs.interventions import Changed
@@ -34,7 +35,7 @@ from gpuherd.jobs.records import (
     QueuedJob,
     StartRecord,
 )
-from gpuherd.jobs.rows import LOCAL, job_of
+from gpuherd.jobs.rows import job_of
 
 # About what adding a hundred thousand jobs takes.
 _DISPATCHER_WAITS_MS = 2_000

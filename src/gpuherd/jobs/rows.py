@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import Any
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.engines.processes import ProcessId
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.learning import FamilyMemory
@@ -22,7 +23,6 @@ FAMILIES = (
     "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
     " FROM families LEFT JOIN family_ends USING (name)"
 )
-LOCAL = "local"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -18,6 +18,7 @@ from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
 from gpuherd.jobs.handover import folder, following, sending
+from gpuherd.jobs.handover.manifest import read as read_manifest
 from gpuherd.jobs.standing import read
 from gpuherd.jobs.wishes import ControlKind
 
@@ -328,6 +329,26 @@ def test_set_changes_how_many_go_at_once(run: Run, cluster: Cluster, sh: MakeJob
     run.wait_for(EventKind.STARTED, 3)
     gate.open()
     assert run.join().done == 3
+
+
+def test_a_time_limit_out_of_the_settings_read_again_holds_for_what_goes_then(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    run.start([sh("a", gate.wait), sh("b", gate.wait)], at_most=1)
+    run.wait_for(EventKind.STARTED)
+    settings = Path(os.environ["XDG_CONFIG_HOME"]) / "gpuherd" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[defaults]\ntimeout = "7m"\n')
+    answer = run.ask(ControlKind.RELOAD)
+    assert "new: timeout" in answer.text
+    assert run.ask(ControlKind.SET, at_most="2").ok
+    wait_until(lambda: len(cluster.orders.batches()) == 2)
+    (name,) = (each["name"] for each in cluster.orders.batches() if each["titles"] == ["b"])
+    (order,) = read_manifest(run.directory.manifest(name)).orders
+    assert order.timeout_s == 420
+    gate.open()
+    assert run.join().done == 2
 
 
 def test_drain_and_stop(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.jobs.durable import replacing
 
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
@@ -21,24 +21,7 @@ def write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            _write(folder / name, text.encode("utf-8", "surrogateescape"))
+            with replacing(folder / name, 0o700 if name.endswith(".sh") else 0o600) as file:
+                file.write(text.encode("utf-8", "surrogateescape"))
     except OSError as problem:
         raise CannotWrite(f"can't write in {folder}: {problem.strerror}") from problem
-
-
-def _write(path: Path, data: bytes) -> None:
-    import tempfile
-
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:  # mkstemp makes it for its owner alone
-            file.write(data)
-            if path.suffix == ".sh":
-                os.fchmod(file.fileno(), 0o700)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

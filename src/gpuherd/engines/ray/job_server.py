@@ -22,7 +22,7 @@ from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Re
 from gpuherd.engines.ray.channel import refused_token
 from gpuherd.engines.ray.ends import end_of_job, said
 from gpuherd.engines.ray.messages import Setup, handle_of
-from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, wanted
+from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, wanted
 from gpuherd.errors import UsageError
 
 # Between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace is shorter; its leader keeps it.
@@ -56,11 +56,7 @@ class JobServer:
                 for node in list_nodes(address=self._url, limit=_MOST_NODES, raise_on_missing_output=False)
                 if node.state == "ALIVE"
             ]
-        for each in placements:
-            reason = never(each, self._asked(each), nodes)
-            if reason is not None:
-                found.setdefault(each, reason)
-        return found
+        return refused(placements, self._asked, nodes) | found
 
     def submit(self, batch: Batch) -> list[str]:
         """As ``Engine.submit``. What the server has by this name already is not handed over again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuherd.engines.cluster import Placement
@@ -91,6 +91,14 @@ def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[No
     return (
         f"it asks for {_words({name: asked[name] for name in names})} on one node, and {had}; ask for less by {flags}"
     )
+
+
+def refused(
+    placements: Iterable[Placement], asked: Callable[[Placement], Mapping[str, float]], nodes: Collection[NodeRoom]
+) -> dict[Placement, str]:
+    """Those of the placements that these nodes can never give, and why. ``asked``: one in Ray's words."""
+    reasons = ((each, never(each, asked(each), nodes)) for each in placements)
+    return {each: reason for each, reason in reasons if reason is not None}
 
 
 def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str:

@@ -21,7 +21,7 @@ from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Si
 from gpuherd.engines.ray import connecting
 from gpuherd.engines.ray.ends import end_of, end_of_leader
 from gpuherd.engines.ray.messages import Lead, Setup, handle_of
-from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, never, turn_of, waits_for, wanted
+from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
 from gpuherd.engines.ray.spanning import Span, free, in_bundle, reserve
 from gpuherd.engines.ray.worker import imports, work
 from gpuherd.errors import UsageError
@@ -65,12 +65,7 @@ class Tasks:
         found = {} if self._setup.join else {each: _ONE_NODE for each in placements if each.nodes > 1}
         if connecting.grows():
             return found
-        nodes = connecting.rooms()
-        for each in placements:
-            reason = never(each, self._asked(each), nodes)
-            if reason is not None:
-                found.setdefault(each, reason)
-        return found
+        return refused(placements, self._asked, connecting.rooms()) | found
 
     def submit(self, batch: Batch) -> list[str]:
         """As ``Engine.submit``."""

@@ -32,11 +32,7 @@ def end_cancelled(
     """Ends those that are to end, and records it. One that its engine can't be told of now, or that takes longer to end
     than its grace, stays marked, and is ended by the next gpuherd that works on the queue.
     """
-    wanted = {
-        record.id: Followed(record, record.handed, run.attempt_progress(record.id))
-        for record in records
-        if record.handed is not None and record.queued.cancelled_by is not None
-    }
+    wanted = Followed.among((record for record in records if record.queued.cancelled_by is not None), run)
     if not wanted:
         return
     (name,) = {followed.handed.engine for followed in wanted.values()}

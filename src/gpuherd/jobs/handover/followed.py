@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs.handover.meaning import Known
 from gpuherd.jobs.handover.reports import Claim, Ended
 from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settle import Blameless
 
 # So many looks of the engine in a row must find it gone before that is believed, over so many seconds.
@@ -48,6 +50,15 @@ class Followed:
     recalled: Blameless | None = None
     called_off: bool = False
     paused: frozenset[PauseReason] = frozenset()
+
+    @staticmethod
+    def among(records: Iterable[AttemptRecord], run: RunDirectory) -> dict[int, Followed]:
+        """Those of these attempts that an engine has, by number; nothing has been told of them yet."""
+        return {
+            record.id: Followed(record, record.handed, run.attempt_progress(record.id))
+            for record in records
+            if record.handed is not None
+        }
 
     @property
     def ticket(self) -> Ticket:

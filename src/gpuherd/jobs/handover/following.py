@@ -154,9 +154,7 @@ class Following:
     # --- looking ----------------------------------------------------------------------------------------------
 
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
-        for record in records:
-            if record.handed is not None:
-                self.open[record.id] = Followed(record, record.handed, self._run.attempt_progress(record.id))
+        self.open |= Followed.among(records, self._run)
         self._collecting.adopt(self.open.values())
         for batch, attempts in self._queue.open_batches().items():
             self._folder.opened(batch, attempts, self.open.keys() & set(attempts))

@@ -20,7 +20,7 @@ from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Refused
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import private_write
 from gpuherd.jobs.events import Event, EventKind
-from gpuherd.jobs.failures import back_off_s, clean
+from gpuherd.jobs.failures import clean
 from gpuherd.jobs.fulldisk import may_pass
 from gpuherd.jobs.handover.asking import Asking
 from gpuherd.jobs.handover.decision import Group
@@ -34,25 +34,29 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.timelimits import Limits
 
-AGAIN_S = 1.0
-# A refusal that may pass is told no more often.
-_TELL_EVERY_S = 60.0
 _LEADER = "gpuherd.jobs.handover.node"
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What has gone out, and what the engine says where it takes none of it."""
+    """What has become of a group.
+
+    Attributes:
+        followed: what has gone out; nothing where the queue has changed meanwhile.
+        refused: what the engine says where it takes none of it.
+        unwritten: why nothing could be written down, so that nothing has gone out; trying again may do.
+    """
 
     followed: tuple[Followed, ...] = ()
     refused: Refused | None = None
+    unwritten: Exception | None = None
 
 
 class Handing:
     """Hands groups of jobs over, for one follower.
 
     Attributes:
-        again_at: when to try again what could not be done for want of something (by ``clock.mono``), else None.
+        options: as they are now.
     """
 
     def __init__(
@@ -73,15 +77,12 @@ class Handing:
         self._asking = asking
         self._folder = folder
         self._tell = tell
-        self._options = options
+        self.options = options
         self._run_id = run_id
         self._began_at = began_at
         self._grace_s = grace_s
         # Where the queue is an older one than the folder (restored, or made anew), its next numbers may be taken there.
         self._numbers = count(max(queue.last_attempt(), folder.highest()) + 1)
-        self._refusals = 0
-        self._tell_again_at = 0.0
-        self.again_at: float | None = None
 
     def hand_over(self, group: Group) -> Outgoing:
         """Hands these jobs over as one batch."""
@@ -101,15 +102,9 @@ class Handing:
             self._forget(batch.name)
             if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
                 raise
-            self._later(AGAIN_S, f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {problem}")
-            return Outgoing()
+            return Outgoing(unwritten=problem)
         self._folder.opened(batch.name, numbers, numbers)
-        followed = tuple(
-            Followed(record, record.handed, self._run.attempt_progress(record.id))
-            for record in records
-            if record.handed is not None
-        )
-        return self._submit(batch, followed)
+        return self._submit(batch, tuple(Followed.among(records, self._run).values()))
 
     # --- one hand-over ----------------------------------------------------------------------------------------
 
@@ -121,11 +116,8 @@ class Handing:
             self._asking.failed(problem, clock.mono())
             return Outgoing(followed)
         except Refused as problem:
-            if problem.may_pass:
-                self._put_off(problem, len(followed))
             return Outgoing(followed, problem)
         self._asking.answered()
-        self._refusals = 0
         for each, handle in zip(followed, handles, strict=True):
             each.handed = replace(each.handed, handle=handle)
         self._told(followed, handles)
@@ -143,7 +135,7 @@ class Handing:
             command=(sys.executable, "-m", _LEADER, str(self._run.manifest(name))),
             folder=self._run.handover,
             after=group.after,
-            at_once=self._options.array_limit,
+            at_once=self.options.array_limit,
         )
 
     def _record(self, queued: QueuedJob, number: int, batch: str, place: int) -> AttemptRecord:
@@ -154,7 +146,7 @@ class Handing:
             gpus=(),
             labels=(),
             process=None,
-            handed=Handed(self._options.engine, batch, place),
+            handed=Handed(self.options.engine, batch, place),
             log=str(self._run.attempt_log(queued.job.name, queued.attempts + 1)),
             started_at=clock.wall(),
             started_mono=clock.mono(),
@@ -167,14 +159,14 @@ class Handing:
     def _write_manifest(self, batch: Batch, records: Sequence[AttemptRecord], group: Group) -> None:
         orders = tuple(self._order(record, group) for record in records)
         manifest = Manifest(
-            batch=batch.name, engine=self._options.engine, environment=portable(os.environ), orders=orders
+            batch=batch.name, engine=self.options.engine, environment=portable(os.environ), orders=orders
         )
         self._run.handover.mkdir(exist_ok=True)
         private_write(self._run.manifest(batch.name), to_json(manifest).encode())
 
     def _order(self, record: AttemptRecord, group: Group) -> Order:
         job, placement = record.queued.job, group.placement
-        limits = Limits.of(job, self._options)
+        limits = Limits.of(job, self.options)
         return Order(
             attempt=record.id,
             tag=f"{self._queue.tag}/{record.id}",
@@ -192,7 +184,7 @@ class Handing:
             stage_timeout_s=limits.stage_s,
             heartbeat_s=limits.heartbeat_s,
             grace_s=self._grace_s,
-            notice_s=self._options.notice,
+            notice_s=self.options.notice,
             threads=placement.cpus,
         )
 
@@ -204,19 +196,6 @@ class Handing:
             return
         text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
         self._tell.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
-
-    def _put_off(self, problem: Refused, jobs: int) -> None:
-        """It takes none of so many jobs now. Fewer are tried soon, a single one less and less often."""
-        self._refusals += jobs == 1
-        now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
-        self.again_at = now + wait_s
-        if now >= self._tell_again_at:
-            self._tell_again_at = now + _TELL_EVERY_S
-            self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
-
-    def _later(self, wait_s: float, text: str) -> None:
-        self.again_at = clock.mono() + wait_s
-        self._tell.notice(text)
 
     def _forget(self, batch: str) -> None:
         with suppress(OSError):

@@ -28,9 +28,9 @@ from gpuherd.jobs.handover.asking import Asking
 from gpuherd.jobs.handover.collecting import Collecting
 from gpuherd.jobs.handover.folder import Folder
 from gpuherd.jobs.handover.following import Following
-from gpuherd.jobs.handover.handing import AGAIN_S, Handing
+from gpuherd.jobs.handover.handing import Handing
 from gpuherd.jobs.handover.picture import in_line_sentence
-from gpuherd.jobs.handover.sending import Sending
+from gpuherd.jobs.handover.sending import AGAIN_S, Sending
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.loop import Loop, Terms
 from gpuherd.jobs.options import DispatchOptions
@@ -142,9 +142,9 @@ class Handover(Loop):
 
     def _due(self) -> Sequence[float | None]:
         busy = [self._endings.again_at, self._following.due_at]
-        if self.asked is Ask.GO_ON and self._sending.due_at is not None:
+        if self.asked is Ask.GO_ON:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
-            busy.append(max(self._sending.due_at, self._handing.again_at or 0.0))
+            busy.append(self._sending.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
     # --- deciding ---------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Handover(Loop):
     def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         """Other options from now on; those of this machine's GPUs say nothing here."""
         self.options = options
-        self._sending.options = options
+        self._sending.options = self._handing.options = options
         self._disk.change(options.min_disk)
         self.decide_soon(clock.mono())
 

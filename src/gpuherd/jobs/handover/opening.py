@@ -11,11 +11,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from gpuherd.engines.cluster import Engine
-from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.jobs.durable import private_write
 from gpuherd.jobs.queuefile import QueueFile
-from gpuherd.jobs.rows import LOCAL
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.whereabouts import engine_name
 

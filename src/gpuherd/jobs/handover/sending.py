@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.cluster import Placement, Refused
 from gpuherd.engines.local import Exit
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs import clock
 from gpuherd.jobs.decision import Wait
 from gpuherd.jobs.diskguard import DiskGuard
 from gpuherd.jobs.ending import Ended, Endings
-from gpuherd.jobs.failures import FailureClass, clean
+from gpuherd.jobs.failures import FailureClass, back_off_s, clean
 from gpuherd.jobs.givingup import give_up
 from gpuherd.jobs.handover.asking import Asking
 from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Limits, decide, placement_of
@@ -25,6 +25,10 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.settle import Blameless
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
+# After something could not be written, or a batch was refused of which a part may be taken.
+AGAIN_S = 1.0
+# A refusal that may pass is told no more often.
+_TELL_EVERY_S = 60.0
 # Jobs that are looked at beyond those that can go, to say what waits.
 _BEYOND = 8
 # Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
@@ -63,6 +67,8 @@ class Sending:
         self._largest = LARGEST_BATCH
         self._again_at = 0.0
         self._refill_at = 0.0
+        self._refusals = 0
+        self._tell_again_at = 0.0
         self.due_at: float | None = 0.0
         self.waits: Sequence[Wait] = ()
         self.waiting_for: str | None = None
@@ -92,10 +98,6 @@ class Sending:
     def send_what_can(self, handing: Handing, following: Following) -> None:
         """Hands over all that can go now."""
         now = clock.mono()
-        if handing.again_at is not None:
-            if now < handing.again_at:
-                return
-            handing.again_at, self.due_at = None, now
         if self.due_at is None or now < self.due_at:
             return
         if now < self._again_at:
@@ -143,11 +145,11 @@ class Sending:
         for group in decision.groups:
             outgoing = handing.hand_over(group)
             following.add(outgoing.followed)
-            self._refused(outgoing, following)
+            put_off = self._is_put_off(outgoing, following)
             # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
-            behind = handing.again_at is not None or self._asking.away is not None or clock.mono() > until
+            behind = put_off or self._asking.away is not None or clock.mono() > until
             if behind:
-                self.soon(now)
+                self.soon(max(now, self._again_at))
                 break
         self._note_waits(decision.waits, jobs)
         return bool(decision.groups or decision.refused) and not behind
@@ -170,15 +172,37 @@ class Sending:
             closed = "it goes to the cluster in a moment"
         return closed
 
-    def _refused(self, outgoing: Outgoing, following: Following) -> None:
+    def _is_put_off(self, outgoing: Outgoing, following: Following) -> bool:
+        """Whether no more can go for a while, after what has become of a group."""
         count = len(outgoing.followed)
+        if outgoing.unwritten is not None:
+            self._again_at = clock.mono() + AGAIN_S
+            self._tell.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
+            return True
         if outgoing.refused is None:
+            if count and self._asking.away is None:
+                self._refusals = 0
             if count == self._largest:
                 self._largest = min(LARGEST_BATCH, 2 * count)
-            return
+            return False
         if outgoing.refused.may_pass:
-            # There may be room for some of them, or never for so many at once.
-            self._largest = max(1, count // 2)
+            self._put_off(outgoing.refused, count)
+        self._take_back(outgoing, outgoing.refused, following)
+        return outgoing.refused.may_pass
+
+    def _put_off(self, problem: Refused, jobs: int) -> None:
+        """It takes none of so many jobs now, perhaps some of them, or never so many at once. Fewer are tried soon, a
+        single one less and less often."""
+        self._largest = max(1, jobs // 2)
+        self._refusals += jobs == 1
+        now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
+        self._again_at = now + wait_s
+        if now >= self._tell_again_at:
+            self._tell_again_at = now + _TELL_EVERY_S
+            self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
+
+    def _take_back(self, outgoing: Outgoing, refused: Refused, following: Following) -> None:
+        """What was refused waits again, or has failed."""
         at, never_went = clock.wall(), Exit(started=False)
         following.settle(
             [
@@ -192,11 +216,11 @@ class Sending:
                 for each in outgoing.followed
             ]
         )
-        if outgoing.refused.may_pass:
+        if refused.may_pass:
             return
         for each in outgoing.followed:
             if each.record.id not in self._endings.unrecorded:
-                text = f"{self._asking.title} refuses it: {outgoing.refused}"
+                text = f"{self._asking.title} refuses it: {refused}"
                 give_up(self._queue, self._tell, each.record.queued, FailureClass.BAD_INPUT, text)
 
     def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import Row
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.rows import LOCAL
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
 
