@@ -6,15 +6,17 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
-from tests.jobs.handover.process_engine import lose
+from tests.jobs.handover.process_engine import ProcessEngine, lose
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.cluster import EngineAway
-from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.errors import CannotWrite, JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
 from gpuherd.jobs.handover import folder, following, sending
@@ -248,6 +250,24 @@ def test_an_answer_that_never_came(run: Run, cluster: Cluster, sh: MakeJob, tmp_
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2"]
     requeued = run.told(EventKind.REQUEUED)
     assert len(requeued) == (3 if order == "swallow" else 0)
+
+
+def test_a_disk_too_full_for_the_engines_own_files_ends_no_run(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then the attempt is recorded: that the engine has none of it is found out, and it goes again."""
+    real, tries = ProcessEngine.submit, []
+
+    def submit(engine: ProcessEngine, batch: Any) -> Sequence[str]:
+        tries.append(batch.name)
+        if len(tries) == 1:
+            raise CannotWrite(f"can't write {batch.name}.sh: No space left on device")
+        return real(engine, batch)
+
+    monkeypatch.setattr(ProcessEngine, "submit", submit)
+    assert run([sh("a", f"echo a >>{tmp_path}/ran")]).done == 1
+    assert (tmp_path / "ran").read_text() == "a\n" and len(tries) == 2
+    assert any("No space left on device" in text for text in run.told(EventKind.NOTICE))
 
 
 def test_one_that_the_engine_forgets_and_that_had_begun_is_lost(

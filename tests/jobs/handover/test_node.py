@@ -322,13 +322,21 @@ def test_cannot_start(
 
 
 def test_end_that_can_not_be_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It says on the engine's file what nobody will read elsewhere, and that is no success."""
-    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=str(tmp_path / "told" / "00000001.ended"))
+    """It says on the engine's file what nobody will read elsewhere. That is no success."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away; exit 3", ended=f"{tmp_path}/told/00000001.ended")
     (tmp_path / "told").mkdir()
     with pytest.raises(FileNotFoundError):
         lead(written(tmp_path, job), 0, patience_s=0.2)
     said = capfd.readouterr().err
-    assert f"can't write {job.ended}" in said and "code=0" in said and "trying again for 0.2 s" in said
+    assert f"can't write {job.ended}" in said and "code=3" in said and "trying again for 0.2 s" in said
+
+
+def test_success_that_can_not_be_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As over a quota. The work is done: the engine tells it by the exit code (``meaning``)."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=f"{tmp_path}/told/00000001.ended")
+    (tmp_path / "told").mkdir()
+    assert lead(written(tmp_path, job), 0, patience_s=0.2) == 0
+    assert "the exit code tells that it has succeeded" in capfd.readouterr().err
 
 
 def test_full_disk_for_a_while(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ class Following:
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + SWEEP_S
+        self._queue.be_sure()
         self._folder.sweep(clock.wall(), self._queue.has_batch)
 
     def _look(self, now: float) -> None:

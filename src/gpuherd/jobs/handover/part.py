@@ -48,7 +48,8 @@ class Part:
     patience_s: float = 60.0
 
     def run(self, stop: Stop, others: Others | None = None) -> Ended:
-        """Runs it, and tells how it ended. Raises OSError where that can't be told."""
+        """Runs it, and tells how it ended. Raises OSError where that can't be told of one that has not succeeded: of a
+        success the exit code tells as well."""
         try:
             if others is not None and self.world is not None:
                 others.begin(self.world.port)
@@ -57,7 +58,7 @@ class Part:
             return self._not_started(problem, stop, others)
         try:
             rank = 0 if self.world is None else self.world.rank
-            guardian = Guardian(self.manifest, self.index, rank, process.identity)
+            guardian = Guardian(self.manifest, self.index, rank, self.order, process.identity)
         except OSError as problem:
             process.abandon()
             return self._not_started(problem, stop, others)
@@ -143,7 +144,12 @@ class Part:
             interrupted=course.interrupted or (failure is not None and failure.lost),
             peak_mb=peak_mb,
         )
-        tell(order, ended, self.patience_s)
+        try:
+            tell(order, ended, self.patience_s)
+        except OSError as problem:
+            if not ended.well:
+                raise
+            say(f"{problem}; the exit code tells that it has succeeded")
         return ended
 
 
