@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_attempt_of_another(tmp_path: Path, void: bool, before: Ended | None, co
     assert read_ended(Path(job.ended)) == before
     claim = read_claim(Path(job.claim))
     assert claim is not None and claim.node == "elsewhere"
+
+
+def test_a_leader_loads_little(tmp_path: Path) -> None:
+    """It begins once for each attempt: what is slow to load and of no use to most stays away, from begin to end."""
+    job = shell(tmp_path, "exit 0")
+    program = (
+        "import sys; before = set(sys.modules)\n"
+        "from gpuherd.jobs.handover.node import main\n"
+        "code = main(sys.argv[1:]); print(*set(sys.modules) - before); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, written(tmp_path, job), "0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "gpuherd.jobs.handover.node" in loaded
+    heavy = {"tempfile", "random", "shutil", "socket", "logging", "asyncio", "sqlite3", "importlib.metadata"}
+    assert not loaded & (heavy | {"gpuherd.engines.cluster", "gpuherd.gpus.nvml", "gpuherd.jobs.queue"})
 
 
 def test_wrong_order(tmp_path: Path) -> None:

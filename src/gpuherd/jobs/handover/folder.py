@@ -109,9 +109,9 @@ class Folder:
     def sweep(self, now: float, is_ours: Callable[[str], bool]) -> None:
         """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second.
 
-        What this queue knows nothing of must not begin here: another has handed it over, whose folder was copied or that
-        lay in this one before; or the queue is an older one than the folder. ``is_ours`` tells a batch of this queue by
-        its name.
+        What this queue knows nothing of must not begin here: another has handed it over, whose folder was copied or
+        that lay in this one before; or the queue is an older one than the folder. ``is_ours`` tells a batch of this
+        queue by its name.
         """
         kept = {number for numbers in self._all.values() for number in numbers}
         names = self.names() - {self._run.engine_options.name}

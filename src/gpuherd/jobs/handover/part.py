@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.engines import allotment
-from gpuherd.engines.cluster import EngineAway
 from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, read_exit, start
 from gpuherd.engines.stop import Stop
 from gpuherd.engines.world import Failure, Others, World
@@ -69,6 +68,8 @@ class Part:
             process.abandon()  # nothing is left of it but descriptors, unless we were interrupted twice
 
     def _not_started(self, problem: GpuherdError | OSError, stop: Stop, others: Others | None) -> Ended:
+        from gpuherd.engines.cluster import EngineAway  # here: the job is to begin at once
+
         if others is not None:
             others.end()
         say(str(problem))
