@@ -105,6 +105,15 @@ def test_none_of_them_has_a_process_or_counts_time_that_it_did_not_run(cluster: 
     assert begun.wait_s == pytest.approx(41, abs=1)
 
 
+@pytest.mark.parametrize(("engine", "how"), [("slurm", 2), ("ray", 2), ("local", 1)])
+def test_what_an_engine_was_given_is_on_the_disk_before_it_has_it(tmp_path: Path, engine: str, how: int) -> None:
+    """Its jobs go on when this machine has no power: a queue that forgot them would hand them over a second time. Those
+    of this machine end with it, and are worth no wait for the disk (FULL and NORMAL of SQLite's documentation)."""
+    with closing(Queue(tmp_path / "queue.sqlite")) as queue:
+        queue.begin_run(clock.wall(), clock.mono(), engine)
+        assert queue._db.execute("PRAGMA synchronous").fetchone()[0] == how
+
+
 def test_one_that_never_began_has_run_for_no_time(cluster: Cluster) -> None:
     cluster.end(2, AttemptState.REQUEUED, JobState.WAITING)
     attempt = cluster.job("in-line").attempt

@@ -191,6 +191,35 @@ def test_one_that_slept_over_it_writes_nothing_more(run: RunDirectory, monkeypat
         assert list(queue.states()) == ["a"]
 
 
+def test_what_another_left_while_we_slept_is_not_made_fresh_for_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took over and died, or sleeps by now; when it wakes, it must find that we have the queue."""
+    with closing(Queue(run.queue)) as queue:
+        queue.begin_run(clock.wall(), clock.mono())
+        other_machine(run, touched_s_ago=100)
+        asleep = clock.mono() + 3600
+        monkeypatch.setattr("gpuherd.jobs.clock.mono", lambda: asleep)
+        queue.add([Job(name="late", argv=("true",))])
+        assert json.loads(marker(run).read_text())["pid"] == os.getpid()
+        assert sorted(queue.states()) == ["a", "late"]
+    assert not marker(run).exists()
+
+
+def test_who_has_it_open_for_long_looks_again_before_writing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is no dispatcher, or not yet: its engine was long in answering."""
+    with closing(Queue(run.queue)) as queue:
+        other_machine(run)
+        late = clock.mono() + 100
+        monkeypatch.setattr("gpuherd.jobs.clock.mono", lambda: late)
+        for _ in range(2):
+            with pytest.raises(QueueElsewhere, match="gpuherd on n1"):
+                queue.add([Job(name="late", argv=("true",))])
+    assert json.loads(marker(run).read_text())["host"] == "n1"
+
+
 def test_a_log_that_is_followed_is_let_go_when_another_machine_begins(run: RunDirectory) -> None:
     with closing(QueueReader(run.queue)) as reader:
         assert reader.one("SELECT count(*) FROM jobs") is not None

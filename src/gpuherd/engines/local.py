@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import signal
 import subprocess
 import time
@@ -376,6 +375,8 @@ def _find(program: str, path: str, cwd: str | None) -> str:
 
 @lru_cache(maxsize=64)
 def _which(program: str, path: str) -> str | None:
+    import shutil  # here: a leader on a node is to begin at once, and most commands say where their program is
+
     found = shutil.which(program, path=path)
     return None if found is None else str(Path(found).absolute())
 

@@ -9,7 +9,6 @@ that two attempts on one node have different ones; the first node takes the next
 from __future__ import annotations
 
 import re
-import socket
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -123,6 +122,8 @@ def port_of(tag: str) -> int:
 
 def free_port(tag: str) -> int:
     """The same, or on this machine the next one that nobody listens at."""
+    import socket  # here and below: a leader on a node is to begin at once, and most have no other nodes
+
     first = port_of(tag) - _FIRST_PORT
     for step in range(_TRIES):
         port = _FIRST_PORT + (first + step) % _PORTS
@@ -138,6 +139,8 @@ def free_port(tag: str) -> int:
 
 def resolves(host: str) -> bool:
     """Whether this machine knows a host of this name."""
+    import socket
+
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):

@@ -58,7 +58,7 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
     if any(record.queued.cancelled_by is not None for record in handed):
         from gpuherd.jobs.handover.caretaking import end_cancelled
 
-        end_cancelled(run, tell, endings, handed, GRACE_S)
+        end_cancelled(queue, run, tell, endings, handed, GRACE_S)
     _end_here(queue, run, endings, [record for record in running if record.handed is None])
 
 

@@ -27,16 +27,15 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     Args:
         mode: who may do what with it; None for what the user's umask lets others do with a new file.
     """
-    import tempfile  # slow to import, and seldom needed
-
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
-    temporary = Path(name)
+    # Not by tempfile: a leader on a node begins once for each attempt, and that is slow to import.
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
-            # mkstemp makes the file for its owner alone; a result is for whoever the user's umask lets read it.
-            os.fchmod(file.fileno(), 0o666 & ~_umask() if mode is None else mode)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # whatever the umask
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -81,11 +80,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    # Read from /proc: os.umask would have to change it for a moment, for all threads.
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o022

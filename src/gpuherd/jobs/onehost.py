@@ -131,7 +131,6 @@ class Hold:
         if not self._shared or self._beats is not None:
             return
         self._take(also_from_us=True)
-        self._sure_until = clock.mono() + _SURE_S
         self._ending = threading.Event()
         self._beats = threading.Thread(target=self._beat, args=(self._ending,), name="gpuherd-hold", daemon=True)
         self._beats.start()
@@ -163,11 +162,15 @@ class Hold:
                 self._touch()
 
     def _touch(self) -> None:
-        try:
-            os.utime(self._path)
-        except FileNotFoundError:
-            self._take(also_from_us=True)  # somebody has tidied up
-        self._sure_until = clock.mono() + _SURE_S
+        """Makes the file a fresh one. Only this machine's is touched: what another left while we slept, though it says
+        nothing any more, would hold for that one again."""
+        began, found = clock.mono(), _read(self._queue)
+        if found is not None and self._is_enough(found.machine, also_from_us=False):
+            with suppress(FileNotFoundError):
+                os.utime(self._path)
+                self._sure_until = began + _SURE_S
+                return
+        self._take(also_from_us=self._beats is not None)  # somebody has tidied up, or taken over and died
 
     def _take(self, *, also_from_us: bool) -> None:
         """Puts our file into its place. Another process of this machine may have it: then that is enough, unless
@@ -176,13 +179,15 @@ class Hold:
         probe = _probe(self._queue.parent, text)
         try:
             for _ in range(_TURNS):
+                began = clock.mono()
                 if self._put(probe, text):
-                    self._ours = True
+                    self._ours, self._sure_until = True, began + _SURE_S
                     return
                 found = _read(self._queue)
                 if found is None:
                     continue
                 if self._is_enough(found.machine, also_from_us=also_from_us):
+                    self._sure_until = began + _SURE_S
                     return
                 refuse_elsewhere(self._queue)
                 self._remove(found, probe)

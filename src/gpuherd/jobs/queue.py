@@ -98,7 +98,12 @@ class Queue(QueueFile):
     # --- transitions ------------------------------------------------------------------------------------------
 
     def begin_run(self, now: float, mono: float, engine: str = LOCAL) -> int:
-        """Writes down that a dispatcher for this engine begins; returns the run's number."""
+        """Writes down that a dispatcher for this engine begins; returns the run's number.
+
+        What is handed to an engine outlives this machine: from then on a power cut takes nothing back that was written.
+        """
+        if engine != LOCAL:
+            self._db.execute("PRAGMA synchronous = FULL")
         # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
         self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
         self._hold.keep()

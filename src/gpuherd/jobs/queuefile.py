@@ -33,6 +33,8 @@ COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submi
 _LONGEST_BACK_OFF_S = 120.0
 # Names in one question: SQLite takes a thousand values, and some builds no more.
 _AT_ONCE = 500
+# Of a number that SQLite has a place for.
+_DIGITS = 18
 # Counts that need not be exact may be as old as so many times what it takes to count, where that takes time at all.
 _COUNTS_SHARE = 20
 _SOON_COUNTED_S = 0.005
@@ -85,6 +87,11 @@ class QueueFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def be_sure(self) -> None:
+        """Raises QueueElsewhere when another machine has taken the queue over meanwhile, so that what lies beside it is
+        none of ours any more. Every transaction begins with that."""
+        self._hold.check()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -178,14 +185,21 @@ class QueueFile:
         return f"{self._batches}{first}"
 
     def has_batch(self, name: str) -> bool:
-        """Whether a batch of this name is one of this queue."""
-        return name.startswith(self._batches)
+        """Whether a batch of this name is one of this queue, and recorded in it: a queue that was restored knows
+        nothing of what was handed over since."""
+        first = name.removeprefix(self._batches)
+        if first == name or not (first.isascii() and first.isdigit()) or len(first) > _DIGITS:
+            return False
+        return (
+            self._db.execute("SELECT 1 FROM attempts WHERE id = ? AND batch = ?", (int(first), name)).fetchone()
+            is not None
+        )
 
     def owns(self, record: AttemptRecord) -> bool:
         """Whether an open attempt is this queue's own, and not one of the queue of which it is a copy. (A copy's first
         start puts those back. If it is killed before, the queue is no fresh copy any more, and they are still there.)
         """
-        return not self.copied and (record.handed is None or self.has_batch(record.handed.batch))
+        return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
 
     def stranded(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin

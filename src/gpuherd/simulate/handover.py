@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.handover.decision import stepped
 from gpuherd.jobs.policy import Limits
 from gpuherd.jobs.retry import Seen, next_try
 from gpuherd.simulate.agenda import Agenda
@@ -211,7 +212,7 @@ class HandedOver:
 
 
 class _Groups:
-    """Jobs that go together: those that ask for the same, with the same time limit, an array each. ``found``: in the
+    """Jobs that go together: those that ask for the same, for the same time, an array each. ``found``: in the
     order of their first jobs."""
 
     def __init__(self) -> None:
@@ -219,7 +220,8 @@ class _Groups:
         self._last: dict[tuple[object, ...], list[tuple[Standing, float | None]]] = {}
 
     def add(self, standing: Standing, limit_s: float | None) -> None:
-        kind = (standing.job.nodes, standing.gpus, standing.memory_mb, limit_s)
+        asked_s = None if limit_s is None else stepped(limit_s)
+        kind = (standing.job.nodes, standing.gpus, standing.memory_mb, asked_s)
         group = self._last.get(kind)
         if group is None or len(group) == _LARGEST_ARRAY:
             group = self._last[kind] = []

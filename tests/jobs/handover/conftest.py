@@ -149,8 +149,12 @@ class Follower:
         self._grace_s = grace_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, jobs: list[Job], engine: str = "slurm", **options: Any) -> Follower:
+    def start(
+        self, jobs: list[Job], engine: str = "slurm", *, dies: tuple[str, str] | None = None, **options: Any
+    ) -> Follower:
+        """``dies``: where (``module:Class.method``), and "before" or "after"."""
         plan = {
+            "dies": dies,
             "root": str(self._run.directory.root),
             "cluster": str(self._cluster.root),
             "jobs": [asdict(job) for job in jobs],

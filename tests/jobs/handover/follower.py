@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+
+def die_at(where: str, when: str) -> None:
+    """SIGKILL to ourselves before or after the first call of this: ``module:Class.method``."""
+    module, _, name = where.partition(":")
+    *path, last = name.split(".")
+    owner: Any = import_module(module)
+    for each in path:
+        owner = getattr(owner, each)
+    real = getattr(owner, last)
+
+    def dying(*arguments: Any, **more: Any) -> None:
+        if when == "after":
+            real(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, last, dying)
 
 
 def main() -> int:
@@ -21,6 +41,8 @@ def main() -> int:
 
     handover.PATIENCE_S = 0.5
     opening.make = lambda options: ProcessEngine(Path(plan["cluster"]), options.engine, **plan.get("engine", {}))
+    if plan.get("dies"):
+        die_at(*plan["dies"])
     jobs = [Job(**{**job, "argv": tuple(job["argv"]), "needs": tuple(job["needs"])}) for job in plan["jobs"]]
     print("begins", flush=True)
     try:

@@ -91,9 +91,34 @@ def test_the_jobs_own_words_come_first() -> None:
     assert placement_of(job, 4, options, TimeLimits(), 10.0) == Placement(gpus=4, nodes=2, cpus=8, memory_mb=1)
     plain = Job(name="a", argv=("true",))
     asked = placement_of(plain, 1, options, TimeLimits(whole_s=100.0), 10.0)
-    assert asked == Placement(gpus=1, cpus=4, memory_mb=1000, time_s=200.0)
+    assert asked == Placement(gpus=1, cpus=4, memory_mb=1000, time_s=240.0)
     asked = placement_of(plain, 1, replace(options, time_limit=50.0), TimeLimits(whole_s=100.0), 10.0)
     assert asked.time_s == 50.0
+
+
+@given(st.floats(1.0, 1e7), st.floats(0.0, 1e4))
+def test_the_time_that_is_asked_for_has_steps(whole_s: float, more_s: float) -> None:
+    """It never falls short, by no more than a step is it too much, and no limit of whole quarters is stepped over."""
+    first, second = (
+        placement_of(
+            Job(name="a", argv=("true",)), 1, EngineOptions(engine="slurm", notice=30.0), TimeLimits(whole_s=s), 10.0
+        ).time_s
+        for s in (whole_s, whole_s + more_s)
+    )
+    assert first is not None and second is not None
+    needed = whole_s + 10.0 + 30.0 + 60.0
+    step_s = 60 if needed <= 3600 else 900
+    assert needed <= first < needed + step_s and first % step_s == 0
+    assert first <= second
+
+
+def test_jobs_whose_limits_differ_a_little_go_together() -> None:
+    def asked(queued: QueuedJob) -> Placement:
+        limits = TimeLimits(whole_s=4 * 3600.0 + queued.id)
+        return placement_of(queued.job, queued.gpus, EngineOptions(), limits, 10.0)
+
+    found = decide([candidate(number) for number in range(100)], asked, {}, Limits(at_most=100, open=0))
+    assert [len(group.jobs) for group in found.groups] == [100]
 
 
 def test_a_retry_on_more_gpus_asks_for_them() -> None:

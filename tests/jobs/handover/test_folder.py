@@ -90,5 +90,38 @@ def test_what_is_cleared_away(run: RunDirectory) -> None:
     assert {path.name for path in run.handover.iterdir()} == kept
 
 
+def test_no_claim_goes_before_what_a_leader_begins_by(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that can't be removed, as over a network: without the claims all of its attempts could begin again."""
+    batch = f"gpuherd-{TAG}-1"
+    (run.handover / f"{batch}.json").write_text("x")
+    for number in (1, 2):
+        assert take(run.attempt_claim(number), Claim(at=1.0))
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".json":
+            raise OSError(5, "Input/output error")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    watch = Folder(run)
+    watch.opened(batch, (1, 2), (1, 2))
+    for number in (1, 2):
+        watch.closed(batch, number)
+    later = (run.handover / "00000002.claim").stat().st_mtime + 1e6
+    watch.sweep(later, lambda _: True)
+    assert {path.name for path in run.handover.iterdir()} == {f"{batch}.json", "00000001.claim", "00000002.claim"}
+    monkeypatch.setattr(Path, "unlink", unlink)
+    watch.sweep(later, lambda _: True)
+    assert list(run.handover.iterdir()) == []
+
+
+def test_the_number_of_a_batch_is_taken_too(run: RunDirectory) -> None:
+    """Also where none of its attempts has begun."""
+    (run.handover / f"gpuherd-{OTHER}-71.sh").touch()
+    (run.handover / "00000070.claim").touch()
+    assert Folder(run).highest() == 71
+
+
 def test_the_highest_number_of_no_folder(tmp_path: Path) -> None:
     assert Folder(RunDirectory(tmp_path)).highest() == 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def fill(folder: Path) -> Path:
     return big
 
 
+def has_no_space(output: Path) -> bool:
+    """Whether a node has said so."""
+    return "No space left on device" in output.read_text()
+
+
 def test_it_waits_for_space_and_each_job_is_done_once(
     quota: Path, cluster: Cluster, sh: MakeJob, tmp_path: Path
 ) -> None:
@@ -57,7 +63,7 @@ def test_it_waits_for_space_and_each_job_is_done_once(
     cluster.orders.release("begins")
     # One node can't tell of its job's end, and the other can't claim what it is to begin with.
     for output in printed.values():
-        wait_until(lambda output=output: "No space left on device" in output.read_text(), told=output.read_text)
+        wait_until(partial(has_no_space, output), told=output.read_text)
     assert not (tmp_path / "ran.begins").exists()
     assert follower.alive()
     big.unlink()

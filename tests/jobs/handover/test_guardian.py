@@ -111,7 +111,7 @@ def test_what_was_told_stays(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as gone:
         process = identify(gone.pid)
     assert process is not None
-    with Guardian(written(tmp_path, job), 0, 0, process):
+    with Guardian(written(tmp_path, job), 0, 0, job, process):
         pass
     assert read_ended(Path(job.ended)) == before
 
@@ -122,10 +122,22 @@ def test_started_never(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as gone:
         process = identify(gone.pid)
     assert process is not None
-    with Guardian(written(tmp_path, job), 0, 0, process):
+    with Guardian(written(tmp_path, job), 0, 0, job, process):
         pass
     told = end(job)
     assert not told.started and told.interrupted
+
+
+def test_a_job_whose_batch_is_over_is_ended_all_the_same(tmp_path: Path) -> None:
+    """Its follower has taken the node for lost and cleared away, before the guardian came to it."""
+    job = shell(tmp_path, f"touch {tmp_path}/ready; exec sleep 1000")
+    manifest = written(tmp_path, job)
+    with leader(manifest) as child:
+        wait_until((tmp_path / "ready").exists)
+        Path(manifest).unlink()
+        child.kill()
+    wait_until(lambda: not alive(job) and not guardians(manifest))
+    assert not Path(job.ended).exists()
 
 
 def test_signals_for_all_do_not_end_it(tmp_path: Path) -> None:

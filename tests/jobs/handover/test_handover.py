@@ -6,15 +6,17 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
-from tests.jobs.handover.process_engine import lose
+from tests.jobs.handover.process_engine import ProcessEngine, lose
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.cluster import EngineAway
-from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.errors import CannotWrite, JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
 from gpuherd.jobs.handover import folder, following, sending
@@ -61,7 +63,7 @@ def test_what_is_the_same_on_every_node_goes_together(run: Run, cluster: Cluster
     assert asked["c",]["nodes"] == 2
     assert (asked["a", "b"]["cpus"], asked["a", "b"]["memory_mb"], asked["a", "b"]["at_once"]) == (2, 500, 3)
     # The job's own limit must have passed before the notice of the cluster's: grace, notice and a minute after it.
-    assert asked["d",]["time_s"] == 100.0 + 0.3 + 120.0 + 60.0 and asked["a", "b"]["time_s"] is None
+    assert asked["d",]["time_s"] == 300 and asked["a", "b"]["time_s"] is None
 
 
 def test_more_than_any_node_has_is_refused_before_anything_is_changed(run: Run, cluster: Cluster, sh: MakeJob) -> None:
@@ -251,6 +253,24 @@ def test_an_answer_that_never_came(run: Run, cluster: Cluster, sh: MakeJob, tmp_
     assert len(requeued) == (3 if order == "swallow" else 0)
 
 
+def test_a_disk_too_full_for_the_engines_own_files_ends_no_run(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then the attempt is recorded: that the engine has none of it is found out, and it goes again."""
+    real, tries = ProcessEngine.submit, []
+
+    def submit(engine: ProcessEngine, batch: Any) -> Sequence[str]:
+        tries.append(batch.name)
+        if len(tries) == 1:
+            raise CannotWrite(f"can't write {batch.name}.sh: No space left on device")
+        return real(engine, batch)
+
+    monkeypatch.setattr(ProcessEngine, "submit", submit)
+    assert run([sh("a", f"echo a >>{tmp_path}/ran")]).done == 1
+    assert (tmp_path / "ran").read_text() == "a\n" and len(tries) == 2
+    assert any("No space left on device" in text for text in run.told(EventKind.NOTICE))
+
+
 def test_one_that_the_engine_forgets_and_that_had_begun_is_lost(
     run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
 ) -> None:
@@ -400,6 +420,25 @@ def test_cancel_while_nobody_follows(run: Run, cluster: Cluster, sh: MakeJob, tm
     assert run.ask(ControlKind.CANCEL, "a", "b").ok
     assert run.states() == {"a": "cancelled", "b": "cancelled", "c": "running"}
     wait_until(lambda: cluster.told("a").get("end") == "cancelled")
+
+
+def test_what_follows_one_that_is_cancelled_while_nobody_follows(run: Run, cluster: Cluster, sh: MakeJob) -> None:
+    """It is taken out of the engine's line and cancelled too, through a whole chain; what needs another is not."""
+    cluster.orders.hold()
+    follower = Follower(run, cluster, run.directory.root.parent)
+    chain = [sh("a"), sh("b", needs=("a",)), sh("c", needs=("b",)), sh("d"), sh("e", needs=("d",))]
+    follower.start([*chain, sh("f", needs=("c", "d"))], at_most=5).wait_for("e: handed to")
+    wait_until(lambda: len(cluster.orders.handles()) == 5)
+    follower.kill()
+    assert run.ask(ControlKind.CANCEL, "a").ok
+    cancelled = dict.fromkeys("abcf", "cancelled")
+    assert run.states() == {**cancelled, "d": "running", "e": "running"}
+    for name in ("a", "b", "c"):
+        wait_until(lambda name=name: cluster.told(name)["phase"] == "ended")  # type: ignore[misc]
+    cluster.orders.release()
+    follower.start([*chain[3:]])
+    assert follower.join() == 0
+    assert {name: state for name, state in run.states().items() if name in "de"} == {"d": "done", "e": "done"}
 
 
 # --- coming and going ------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
+from tests.patience import Gate
 
-from gpuherd.jobs import Queue
+from gpuherd.jobs import Job, Queue
 from gpuherd.jobs.records import AttemptState
 
 JOBS = 40
@@ -36,9 +37,14 @@ def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_
         )
         for i in range(JOBS)
     ]
+    # One job ends when there were enough deaths and not before, however fast all else is.
+    gate = Gate(tmp_path / "gate")
+    jobs.append(sh("last", f"set -C; : >{ran}/last || exit 9; {gate.wait}", retries=0))
     follower = Follower(run, cluster, tmp_path)
     kills = 0
     while kills < 30:
+        if kills == 10:
+            gate.open()
         follower.start(jobs, at_most=chance.choice([2, 3, 5]))
         follower.wait_for("begins")
         try:
@@ -51,7 +57,50 @@ def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_
         assert code == 0, follower.out()
         break
     assert follower.start(jobs).join() == 0, follower.out()
-    assert kills >= 10, "it was done before it was killed often enough"
+    _each_ran_once(run, ran, jobs)
+
+
+_EFFECTS = {
+    "the manifest": "gpuherd.jobs.handover.handing:private_write",
+    "recorded": "gpuherd.jobs.queue:Queue.record_starts",
+    "handed over": "tests.jobs.handover.process_engine:ProcessEngine.submit",
+    "the handles": "gpuherd.jobs.queue:Queue.record_handles",
+    "claimed by ourselves": "gpuherd.jobs.handover.collecting:take",
+    "begun": "gpuherd.jobs.queue:Queue.record_begun",
+    "settled": "gpuherd.jobs.queue:Queue.record_ends",
+    "the files of a batch": "gpuherd.jobs.handover.folder:Folder._remove",
+    "one file of them": "gpuherd.jobs.handover.folder:_unlink",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", _EFFECTS)
+def test_killed_on_either_side_of_an_effect(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, effect: str
+) -> None:
+    """Also where the one before was killed when jobs were recorded and not yet handed over."""
+    ran = tmp_path / "ran"
+    ran.mkdir()
+    once, gate = "set -C; : >{ran}/{name} || exit 9; {then}", Gate(tmp_path / "gate")
+    needs = {"c": ("a",), "f": ("c", "d")}
+    jobs = [
+        sh(
+            name,
+            once.format(ran=ran, name=name, then=gate.wait if name == "e" else ""),
+            retries=0,
+            needs=needs.get(name, ()),
+        )
+        for name in "abcdef"
+    ]
+    follower, where = Follower(run, cluster, tmp_path), _EFFECTS[effect]
+    for dies in ((_EFFECTS["recorded"], "after"), (where, "before"), (where, "after")):
+        assert follower.start(jobs, at_most=2, dies=dies).join() == -signal.SIGKILL, follower.out()
+    gate.open()
+    assert follower.start(jobs).join() == 0, follower.out()
+    _each_ran_once(run, ran, jobs)
+
+
+def _each_ran_once(run: Run, ran: Path, jobs: list[Job]) -> None:
     assert sorted(path.name for path in ran.iterdir()) == sorted(job.name for job in jobs)
     with Queue(run.directory.queue) as queue:
         attempts = list(queue.attempts())

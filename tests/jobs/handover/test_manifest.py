@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_as_it_was_told(tmp_path_factory: pytest.TempPathFactory, manifest: Mani
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"orders": [{"argv": ["a"]}]}', '{"orders": [1]}', "[" * 100_000]
+    "text", ["", "{", "[]", "{}", '{"batch": 1}\n{"argv": ["a"]}', '{"batch": "b"}\n1', "[" * 100_000]
 )
 def test_what_is_no_manifest(tmp_path: Path, text: str) -> None:
     path = tmp_path / "b.json"
@@ -55,9 +56,19 @@ def test_what_is_no_manifest(tmp_path: Path, text: str) -> None:
 def test_order_of(tmp_path: Path) -> None:
     orders = (shell(tmp_path, "a"), shell(tmp_path, "b", 2))
     path = Path(written(tmp_path, *orders))
-    assert order_of(path, 1) == (read(path), orders[1])
+    assert order_of(path, 1) == (replace(read(path), orders=orders[1:]), orders[1])
     with pytest.raises(UsageError, match="holds 2 orders, and none with the index 2"):
         order_of(path, 2)
+
+
+def test_an_order_that_can_not_be_read_keeps_no_other_from_beginning(tmp_path: Path) -> None:
+    """A leader looks at its own alone."""
+    path = Path(written(tmp_path, shell(tmp_path, "a"), shell(tmp_path, "b", 2)))
+    head, _, second = path.read_text().splitlines()
+    path.write_text(f"{head}\n{{nonsense\n{second}\n")
+    assert order_of(path, 1)[1].attempt == 2
+    with pytest.raises(UsageError, match="is no manifest of a batch"):
+        order_of(path, 0)
 
 
 def test_files_of_one_attempt(tmp_path: Path) -> None:

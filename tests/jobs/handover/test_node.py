@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_attempt_of_another(tmp_path: Path, void: bool, before: Ended | None, co
     assert read_ended(Path(job.ended)) == before
     claim = read_claim(Path(job.claim))
     assert claim is not None and claim.node == "elsewhere"
+
+
+def test_a_leader_loads_little(tmp_path: Path) -> None:
+    """It begins once for each attempt: what is slow to load and of no use to most stays away, from begin to end."""
+    job = shell(tmp_path, "exit 0")
+    program = (
+        "import sys; before = set(sys.modules)\n"
+        "from gpuherd.jobs.handover.node import main\n"
+        "code = main(sys.argv[1:]); print(*set(sys.modules) - before); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, written(tmp_path, job), "0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "gpuherd.jobs.handover.node" in loaded
+    heavy = {"tempfile", "random", "shutil", "socket", "logging", "asyncio", "sqlite3", "importlib.metadata"}
+    assert not loaded & (heavy | {"gpuherd.engines.cluster", "gpuherd.gpus.nvml", "gpuherd.jobs.queue"})
 
 
 def test_wrong_order(tmp_path: Path) -> None:
@@ -322,13 +339,21 @@ def test_cannot_start(
 
 
 def test_end_that_can_not_be_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It says on the engine's file what nobody will read elsewhere, and that is no success."""
-    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=str(tmp_path / "told" / "00000001.ended"))
+    """It says on the engine's file what nobody will read elsewhere. That is no success."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away; exit 3", ended=f"{tmp_path}/told/00000001.ended")
     (tmp_path / "told").mkdir()
     with pytest.raises(FileNotFoundError):
         lead(written(tmp_path, job), 0, patience_s=0.2)
     said = capfd.readouterr().err
-    assert f"can't write {job.ended}" in said and "code=0" in said and "trying again for 0.2 s" in said
+    assert f"can't write {job.ended}" in said and "code=3" in said and "trying again for 0.2 s" in said
+
+
+def test_success_that_can_not_be_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As over a quota. The work is done: the engine tells it by the exit code (``meaning``)."""
+    job = shell(tmp_path, f"mv {tmp_path}/told {tmp_path}/away", ended=f"{tmp_path}/told/00000001.ended")
+    (tmp_path / "told").mkdir()
+    assert lead(written(tmp_path, job), 0, patience_s=0.2) == 0
+    assert "the exit code tells that it has succeeded" in capfd.readouterr().err
 
 
 def test_full_disk_for_a_while(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate, wait_until
 
-from gpuherd.jobs import Queue
+from gpuherd.jobs import EventKind, Queue
 from gpuherd.jobs.control import send
 from gpuherd.jobs.handover.reports import Claim, Ended, take, write_ended
 from gpuherd.jobs.wishes import Control, ControlKind
@@ -25,6 +25,32 @@ def test_reports_of_a_queue_that_was_here_before_are_none_of_ours(
     write_ended(run.directory.attempt_ended(1), Ended(at=2.0, ran_s=1.0, code=0))
     assert run([sh("a", f"touch {tmp_path}/ran")]).done == 1
     assert (tmp_path / "ran").exists()
+
+
+def test_what_an_older_queue_knows_nothing_of_begins_no_more(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    """Somebody has put a copy from before back into the file; what was handed over since is still in line there."""
+    assert run([sh("first")]).done == 1
+    before = run.directory.queue.read_bytes()
+    cluster.orders.hold()
+    follower = Follower(run, cluster, tmp_path)
+    jobs = [sh("first"), sh("a", f"echo a >>{tmp_path}/ran"), sh("b", f"echo b >>{tmp_path}/ran", needs=("a",))]
+    follower.start(jobs).wait_for("b: handed to")
+    follower.kill()
+    unknown = [batch["name"] for batch in cluster.orders.batches()][1:]
+    for name in ("queue.sqlite-wal", "queue.sqlite-shm"):
+        (run.directory.root / name).unlink()
+    run.directory.queue.write_bytes(before)  # the same file, so that its batches have the same names
+    run.events.clear()
+    run.start(jobs)
+    run.wait_for(EventKind.HANDED, 2)
+    assert len(unknown) == 2 and not any(run.directory.manifest(name).exists() for name in unknown)
+    assert len({batch["name"] for batch in cluster.orders.batches()}) == 5
+    cluster.orders.release()
+    assert run.join().done == 3
+    wait_until(lambda: all(cluster.orders.state.end(f"{name}_0") in ("failed", "never") for name in unknown))
+    assert (tmp_path / "ran").read_text() == "a\nb\n"
 
 
 @pytest.mark.parametrize("engine", ["slurm", "local"])

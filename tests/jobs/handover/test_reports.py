@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -147,6 +147,27 @@ def test_what_is_no_report(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     assert read_ended(path) is None
     assert read_claim(path) == Claim(at=0.0)
+
+
+_NONSENSE = st.none() | st.text(max_size=3) | st.floats() | st.integers() | st.lists(st.integers(), max_size=2)
+
+
+@given(
+    st.dictionaries(st.sampled_from([each.name for each in (*fields(Claim), *fields(Ended))]), _NONSENSE),
+    st.sampled_from([1, 10**400]),
+)
+def test_what_is_read_can_be_reckoned_with(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, object], at: int
+) -> None:
+    """Whatever somebody writes there: who follows thousands of attempts must not die of one."""
+    path = tmp_path_factory.mktemp("told") / "file"
+    path.write_text(json.dumps({"at": at, "ran_s": 1.0, **told}))
+    claim, ended = read_claim(path), read_ended(path)
+    assert claim is not None and isinstance(claim.void, bool)
+    for number in (claim.at, 0.0 if ended is None else ended.ran_s, 0 if ended is None else ended.code or 0):
+        assert -1e15 < number < 1e15
+    assert claim.handle is None or isinstance(claim.handle, str)
+    assert ended is None or (isinstance(ended.interrupted, bool) and isinstance(ended.problem or "", str))
 
 
 def test_words_of_a_later_version(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from gpuherd.jobs.timelimits import Limits as TimeLimits
 LARGEST_BATCH = 1000
 # What a node needs to start an attempt's leader and to tell of its end.
 _AROUND_S = 60.0
+# Of time that is asked for: whole minutes up to an hour, then quarters. A partition's own limit is made of such steps,
+# too, so that what it allows is not stepped over.
+_SHORT_S, _SHORT_STEP_S, _LONG_STEP_S = 3600.0, 60, 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,12 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
     """What a job asks of the engine: its own words first, then those of the run. ``gpus``: on each node, now.
 
     The engine's limit of time holds off until the job's own has ended it on its node, with the notice before it: else a
-    job that has hung would be ended by the engine again and again, and never fail.
+    job that has hung would be ended by the engine again and again, and never fail. It is asked for in steps, so that
+    jobs whose limits differ a little go together.
     """
     time_s = options.time_limit
     if time_s is None and limits.whole_s is not None:
-        time_s = limits.whole_s + grace_s + options.notice + _AROUND_S
+        time_s = stepped(limits.whole_s + grace_s + options.notice + _AROUND_S)
     return Placement(
         gpus=gpus,
         nodes=job.nodes,
@@ -90,6 +95,16 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
         memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,
         time_s=time_s,
     )
+
+
+def stepped(seconds: float) -> float:
+    """So much time, in seconds, up to the whole step in which it is asked for.
+
+    >>> stepped(61), stepped(3600), stepped(3601)
+    (120, 3600, 4500)
+    """
+    step_s = _SHORT_STEP_S if seconds <= _SHORT_S else _LONG_STEP_S
+    return step_s * math.ceil(seconds / step_s)
 
 
 def decide(

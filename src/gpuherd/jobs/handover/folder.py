@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuherd.jobs.handover.followed import Followed
-from gpuherd.jobs.handover.reports import present, read_claim, read_ended
+from gpuherd.jobs.handover.reports import NOT_NOW, present, read_claim, read_ended
 from gpuherd.jobs.rundir import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 # How a batch is called (``QueueFile.batch_name``), and what all its files begin with.
-_BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-[0-9]+")
+_BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-([0-9]+)")
 _QUIET_S = 600.0
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
 # At most so much of the time is spent on looking.
@@ -100,27 +100,35 @@ class Folder:
             self._voided.discard(batch)
 
     def highest(self) -> int:
-        """The highest number of an attempt of which there is a file, 0 for none."""
-        heads = (name.partition(".")[0] for name in self.names())
-        return max((int(head) for head in heads if _is_number(head)), default=0)
+        """The highest number of an attempt, or of a batch's first, of which there is a file; 0 for none."""
+        names = self.names()
+        heads = (name.partition(".")[0] for name in names)
+        found = [int(head) for head in heads if _is_number(head)]
+        return max(found + [int(batch[1]) for batch in map(_BATCH.match, names) if batch is not None], default=0)
 
     def sweep(self, now: float, is_ours: Callable[[str], bool]) -> None:
         """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second.
 
-        What another queue has handed over must not begin here: its folder was copied, or it lay in this one before.
-        ``is_ours`` tells a batch of this queue by its name.
+        What this queue knows nothing of must not begin here: another has handed it over, whose folder was copied or
+        that lay in this one before; or the queue is an older one than the folder. ``is_ours`` tells a batch of this
+        queue by its name.
         """
         kept = {number for numbers in self._all.values() for number in numbers}
-        # Manifests first: without one no leader begins, whatever else is gone.
-        for name in sorted(self.names() - {self._run.engine_options.name}, key=lambda name: not name.endswith(".json")):
-            batch, head = _BATCH.match(name), name.partition(".")[0]
-            if batch is not None and name.endswith(".json") and not is_ours(batch[0]):
-                _unlink(self._run.handover / name)
+        names = self.names() - {self._run.engine_options.name}
+        manifests = {name for name in names if name.endswith(".json")}
+        gone = True
+        for name in sorted(names, key=lambda name: name not in manifests):
+            batch, head, path = _BATCH.match(name), name.partition(".")[0], self._run.handover / name
+            if name not in manifests and not gone:
+                return  # manifests first: without one no leader begins, whatever else is gone
+            if batch is not None and name in manifests and not is_ours(batch[0]):
+                gone &= _unlink(path)
             elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
-                _remove_old(self._run.handover / name, now - _QUIET_S)
+                gone &= _remove_old(path, now - _QUIET_S)
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:
-        _unlink(self._run.manifest(batch))
+        if not _unlink(self._run.manifest(batch)):
+            return  # a leader could begin again what nobody has claimed any more
         for place, number in enumerate(attempts):
             _unlink(self._run.attempt_claim(number))
             _unlink(self._run.attempt_ended(number))
@@ -141,13 +149,20 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdigit()
 
 
-def _remove_old(path: Path, before: float) -> None:
-    with suppress(OSError):
+def _remove_old(path: Path, before: float) -> bool:
+    """Removes a file that is as old as that; False where it should go and can't."""
+    try:
         found = os.lstat(path)
-        if found.st_mtime < before and not (path.suffix == ".out" and found.st_size):
-            path.unlink()
+    except OSError as problem:
+        return problem.errno in NOT_NOW
+    if found.st_mtime >= before or (path.suffix == ".out" and found.st_size):
+        return True
+    return _unlink(path)
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: Path) -> bool:
+    """Whether it is gone."""
     with suppress(OSError):
-        path.unlink()
+        path.unlink(missing_ok=True)
+        return True
+    return False

@@ -169,6 +169,7 @@ class Following:
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + SWEEP_S
+        self._queue.be_sure()
         self._folder.sweep(clock.wall(), self._queue.has_batch)
 
     def _hear_engine(self) -> None:

@@ -24,9 +24,9 @@ from gpuherd.engines.processes import ATTEMPT_VARIABLE, ProcessId, boot_id
 from gpuherd.engines.tree import Traces
 from gpuherd.jobs import clock
 from gpuherd.jobs.handover.course import end_rest
-from gpuherd.jobs.handover.manifest import order_of
+from gpuherd.jobs.handover.manifest import Order, order_of
 from gpuherd.jobs.handover.reports import Ended, read_ended
-from gpuherd.jobs.handover.telling import has_result, tell
+from gpuherd.jobs.handover.telling import has_result, say, tell
 
 # It outlives what an engine sends to all of a job's processes, but SIGKILL; and it is no child of the leader, for a
 # worker of Ray kills its children when it ends. A shell's background reads nothing unless it is told what.
@@ -42,13 +42,15 @@ class Guardian:
     """A guardian that watches over this process. Leaving the block without ``dismiss`` hands the attempt to it.
 
     Args:
-        rank: this node's place among those of the attempt.
+        order: what runs here; ``manifest`` and ``index`` say where it stands, ``rank`` this node's place.
         process: the attempt's main process here.
     """
 
-    def __init__(self, manifest: str, index: int, rank: int, process: ProcessId):
+    def __init__(self, manifest: str, index: int, rank: int, order: Order, process: ProcessId):
         words = [sys.executable, "-m", "gpuherd.jobs.handover.guardian", str(Path(manifest).absolute())]
         words += [str(index), str(rank), str(process.pid), str(process.start_ticks)]
+        # To end it no file is needed: by then the manifest may be gone, or the network that it lies behind.
+        words += [order.tag, str(order.status), str(order.grace_s)]
         # It is to find us wherever it is started; and it is no part of a job that we may be a part of.
         paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -84,17 +86,21 @@ class Guardian:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command: manifest, index, rank, and the pid and start time of the attempt's main process."""
-    manifest, index, rank, pid, ticks = words
-    _, order = order_of(Path(manifest), int(index))
+    """The command: manifest, index, rank, the pid and start time of the attempt's main process; tag, status, grace."""
+    manifest, index, rank, pid, ticks, tag, status, grace = words
+    identity, grace_s = ProcessId(int(pid), int(ticks), boot_id()), float(grace)
+    process = adopt(identity, Path(status), tag)
+    if process is not None:
+        _end(process, grace_s)
+        process.release()
+    left = end_rest(Traces(tag, identity), grace_s)
+    try:
+        _, order = order_of(Path(manifest), int(index))
+    except OSError as problem:
+        say(f"nobody waits for the end of attempt {tag} any more: {problem}")
+        return 0
     if int(rank) > 0:
         order = order.on_node(int(rank))
-    identity = ProcessId(int(pid), int(ticks), boot_id())
-    process = adopt(identity, order.status, order.tag)
-    if process is not None:
-        _end(process, order.grace_s)
-        process.release()
-    left = end_rest(Traces(order.tag, identity), order.grace_s)
     if read_ended(Path(order.ended)) is not None:
         return 0
     found = read_exit(order.status, order.tag)

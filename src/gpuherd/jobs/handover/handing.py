@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Refused
+from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import private_write
 from gpuherd.jobs.events import Event, EventKind
@@ -114,6 +115,10 @@ class Handing:
         except EngineAway as problem:
             # It may have it or not: the next look tells.
             self._asking.failed(problem, clock.mono())
+            return Outgoing(followed)
+        except CannotWrite as problem:
+            # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
+            self._later(AGAIN_S, f"can't hand jobs over now: {problem}")
             return Outgoing(followed)
         except Refused as problem:
             return Outgoing(followed, problem)

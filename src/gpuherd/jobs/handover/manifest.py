@@ -1,11 +1,13 @@
-"""What a node is told of the attempts of one batch: a JSON file that is written once, before the batch is handed over,
-and lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
+"""What a node is told of the attempts of one batch: a file that is written once, before the batch is handed over, and
+lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
+
+A line of JSON for what all of them share, and one for each: a leader looks at two of a thousand.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -114,22 +116,36 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
 
 def to_json(manifest: Manifest) -> str:
     """The file's text."""
-    return json.dumps(asdict(manifest), separators=(",", ":"))
+    values = asdict(manifest)
+    orders = values.pop("orders")
+    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (values, *orders))
 
 
 def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
-    """The manifest of a file and one of its orders. Raises as ``read``, and UsageError for an index that it lacks."""
-    manifest = read(path)
-    if not 0 <= index < len(manifest.orders):
-        raise UsageError(f"{path} holds {len(manifest.orders)} orders, and none with the index {index}")
-    return manifest, manifest.orders[index]
+    """What all orders of a manifest's file share, as a manifest of one order, and that order.
+
+    Raises OSError, and UsageError for a file that is none, and for an index that it lacks.
+    """
+    head, *lines = path.read_bytes().splitlines() or [b""]
+    if not 0 <= index < len(lines):
+        raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
+    found = _manifest(path, head, lines[index : index + 1])
+    return found, found.orders[0]
 
 
 def read(path: Path) -> Manifest:
     """The manifest of a file. Raises OSError, and UsageError for one that is none."""
+    head, *lines = path.read_bytes().splitlines() or [b""]
+    return _manifest(path, head, lines)
+
+
+def _manifest(path: Path, head: bytes, lines: Sequence[bytes]) -> Manifest:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        orders = tuple(Order(**{**order, "argv": tuple(order["argv"])}) for order in values.pop("orders"))
-        return Manifest(**values, orders=orders)
+        orders = tuple(_order(json.loads(line)) for line in lines)
+        return Manifest(**json.loads(head), orders=orders)
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
+
+
+def _order(values: dict[str, Any]) -> Order:
+    return Order(**{**values, "argv": tuple(values["argv"])})

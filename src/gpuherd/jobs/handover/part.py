@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.engines import allotment
-from gpuherd.engines.cluster import EngineAway
 from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, read_exit, start
 from gpuherd.engines.stop import Stop
 from gpuherd.engines.world import Failure, Others, World
@@ -48,7 +47,8 @@ class Part:
     patience_s: float = 60.0
 
     def run(self, stop: Stop, others: Others | None = None) -> Ended:
-        """Runs it, and tells how it ended. Raises OSError where that can't be told."""
+        """Runs it, and tells how it ended. Raises OSError where that can't be told of one that has not succeeded: of a
+        success the exit code tells as well."""
         try:
             if others is not None and self.world is not None:
                 others.begin(self.world.port)
@@ -57,7 +57,7 @@ class Part:
             return self._not_started(problem, stop, others)
         try:
             rank = 0 if self.world is None else self.world.rank
-            guardian = Guardian(self.manifest, self.index, rank, process.identity)
+            guardian = Guardian(self.manifest, self.index, rank, self.order, process.identity)
         except OSError as problem:
             process.abandon()
             return self._not_started(problem, stop, others)
@@ -68,6 +68,8 @@ class Part:
             process.abandon()  # nothing is left of it but descriptors, unless we were interrupted twice
 
     def _not_started(self, problem: GpuherdError | OSError, stop: Stop, others: Others | None) -> Ended:
+        from gpuherd.engines.cluster import EngineAway  # here: the job is to begin at once
+
         if others is not None:
             others.end()
         say(str(problem))
@@ -143,7 +145,12 @@ class Part:
             interrupted=course.interrupted or (failure is not None and failure.lost),
             peak_mb=peak_mb,
         )
-        tell(order, ended, self.patience_s)
+        try:
+            tell(order, ended, self.patience_s)
+        except OSError as problem:
+            if not ended.well:
+                raise
+            say(f"{problem}; the exit code tells that it has succeeded")
         return ended
 
 

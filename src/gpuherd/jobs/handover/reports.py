@@ -15,15 +15,28 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from gpuherd.jobs.durable import atomic_write
 
 _MOST_BYTES = 65536
+# More than any second, number or size that is told.
+_MOST = 1e15
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "str": (str,),
+    "str | None": (str, NoneType),
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "tuple[str, ...]": (list,),
+}
 # What is said of a file that is not there.
 NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -105,11 +118,11 @@ def once(path: Path, data: bytes) -> bool:
             path.hardlink_to(temporary)
         except FileExistsError:
             # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
-            return temporary.stat().st_nlink == 2
+            return _names(temporary) == 2
         except OSError as problem:
             # So it may be lost for good, where the file system is mounted soft.
             with suppress(OSError):
-                if temporary.stat().st_nlink == 2:
+                if _names(temporary) == 2:
                     return True
             if problem.errno in _NO_LINKS:
                 text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
@@ -119,6 +132,13 @@ def once(path: Path, data: bytes) -> bool:
         with suppress(OSError):
             temporary.unlink()
     return True
+
+
+def _names(path: Path) -> int:
+    """How many names a file has, as the server has it now: a client of NFS asks it when a file is opened, and may
+    believe for seconds what it was told before."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_nlink
 
 
 def present(folder: Path) -> frozenset[str]:
@@ -136,8 +156,8 @@ def read_claim(path: Path) -> Claim | None:
     data = _read(path)
     if data is None:
         return None
-    values = _known(data, {each.name for each in fields(Claim)})
-    with suppress(TypeError, ValueError):
+    values = _known(data, Claim)
+    with suppress(TypeError):
         return Claim(**{**values, "gpus": tuple(str(gpu) for gpu in values.get("gpus", ()))})
     return Claim(at=0.0)
 
@@ -153,18 +173,27 @@ def read_ended(path: Path) -> Ended | None:
     if data is None:
         return None
     try:
-        return Ended(**_known(data, {each.name for each in fields(Ended)}))
+        return Ended(**_known(data, Ended))
     except TypeError:
         return None
 
 
-def _known(data: bytes, names: Collection[str]) -> dict[str, Any]:
-    """What a file says, without words of a later version."""
+def _known(data: bytes, kind: type[Claim | Ended]) -> dict[str, Any]:
+    """What a file says, without words of a later version; nothing where it says what can't be, for that is reckoned
+    with later, far from here."""
     try:
-        values = json.loads(data)
+        told = json.loads(data)
     except (ValueError, RecursionError):
         return {}
-    return {name: value for name, value in values.items() if name in names} if isinstance(values, dict) else {}
+    types = {each.name: str(each.type) for each in fields(kind)}
+    values = {name: value for name, value in told.items() if name in types} if isinstance(told, dict) else {}
+    return values if all(_fits(types[name], value) for name, value in values.items()) else {}
+
+
+def _fits(kind: str, value: object) -> bool:
+    if isinstance(value, (int, float)) and not -_MOST < value < _MOST:
+        return False
+    return isinstance(value, _KINDS[kind])
 
 
 def _read(path: Path) -> bytes | None:
