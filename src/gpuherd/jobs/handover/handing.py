@@ -45,7 +45,7 @@ class Outgoing:
     Attributes:
         followed: what has gone out; nothing where the queue has changed meanwhile.
         refused: what the engine says where it takes none of it.
-        unwritten: why nothing could be written down, so that nothing has gone out; trying again may do.
+        unwritten: what could not be written, here or by the engine; with more space trying again may do.
     """
 
     followed: tuple[Followed, ...] = ()
@@ -118,8 +118,7 @@ class Handing:
             return Outgoing(followed)
         except CannotWrite as problem:
             # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
-            self._later(AGAIN_S, f"can't hand jobs over now: {problem}")
-            return Outgoing(followed)
+            return Outgoing(followed, unwritten=problem)
         except Refused as problem:
             return Outgoing(followed, problem)
         self._asking.answered()
