@@ -191,7 +191,10 @@ class Hold:
                     return
                 refuse_elsewhere(self._queue)
                 self._remove(found, probe)
-            raise CannotWrite(f"can't put {self._path} into its place; look at it, and remove it")
+            raise CannotWrite(
+                f"can't put {self._path} into its place; look at it, and remove it, or, where {_RIGHT} lies beside it"
+                f" (one that was killed while it did so), wait {SILENT_S:.0f} seconds"
+            )
         except OSError as problem:
             raise CannotWrite(f"can't write {self._path}: {problem.strerror}") from problem
         finally:

@@ -388,13 +388,16 @@ def test_drain_and_stop(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path)
     wait_until(lambda: all(cluster.orders.state.end(handle) is not None for handle in cluster.orders.handles()))
 
 
-def test_all_that_is_taken_back_at_once_is_one_question(run: Run, cluster: Cluster, sh: MakeJob) -> None:
+def test_all_that_is_taken_back_at_once_is_one_question(
+    run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "AT_A_TIME_S", 1000.0)  # in pieces, where the machine is slow
     cluster.orders.hold()
     run.start([sh(f"j{i}") for i in range(12)])
     wait_until(lambda: len(cluster.orders.handles()) == 12)
     assert run.ask(ControlKind.STOP).ok
     assert run.join().waiting == 12
-    assert cluster.engines[-1].cancels < 6  # in pieces, where the machine is slow
+    assert cluster.engines[-1].cancels == 1
     wait_until(lambda: all(cluster.orders.state.end(handle) is not None for handle in cluster.orders.handles()))
 
 

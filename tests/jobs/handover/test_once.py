@@ -27,6 +27,7 @@ def test_reports_of_a_queue_that_was_here_before_are_none_of_ours(
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_what_an_older_queue_knows_nothing_of_begins_no_more(
     run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
 ) -> None:

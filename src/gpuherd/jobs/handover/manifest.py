@@ -7,10 +7,9 @@ A line of JSON for what all of them share, and one for each: a leader looks at t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gpuherd.errors import UsageError
 
@@ -127,25 +126,12 @@ def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
     Raises OSError, and UsageError for a file that is none, and for an index that it lacks.
     """
     head, *lines = path.read_bytes().splitlines() or [b""]
-    if not 0 <= index < len(lines):
-        raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
-    found = _manifest(path, head, lines[index : index + 1])
-    return found, found.orders[0]
-
-
-def read(path: Path) -> Manifest:
-    """The manifest of a file. Raises OSError, and UsageError for one that is none."""
-    head, *lines = path.read_bytes().splitlines() or [b""]
-    return _manifest(path, head, lines)
-
-
-def _manifest(path: Path, head: bytes, lines: Sequence[bytes]) -> Manifest:
     try:
-        orders = tuple(_order(json.loads(line)) for line in lines)
-        return Manifest(**json.loads(head), orders=orders)
+        shared = json.loads(head)
+        if not 0 <= index < len(lines):
+            raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
+        values = json.loads(lines[index])
+        order = Order(**{**values, "argv": tuple(values["argv"])})
+        return Manifest(**shared, orders=(order,)), order
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
-
-
-def _order(values: dict[str, Any]) -> Order:
-    return Order(**{**values, "argv": tuple(values["argv"])})
