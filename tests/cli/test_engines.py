@@ -14,6 +14,8 @@ from tests.posttrain import tiny
 from tests.qa.conftest import made_once
 from tests.qa.judging.conftest import capitals_run
 
+from gpuherd.batch.elsewhere import refuse_if_never
+from gpuherd.batch.foreground import RunOptions
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.control import send
@@ -126,7 +128,7 @@ def test_a_dry_run_of_run(commands: Path, cluster: Cluster, capsys: pytest.Captu
     told = json.loads(capsys.readouterr().out)
     assert told["asks"]["cpus"] == 2 and told["becomes"][0] == "srun" and told["becomes"][-1] == "a b"
     with pytest.raises(JobCannotFit, match="the command can never run there: asks for 9 GPUs"):
-        run(["run", "--engine=slurm", "--num-gpus=9", "--dry-run", "--", "true"])
+        refuse_if_never(RunOptions(engine="slurm", num_gpus=9))
 
 
 @pytest.fixture(scope="session")
@@ -193,17 +195,21 @@ def test_a_training_that_was_cancelled_has_not_failed(
     assert "cancelled: gpuherd train --resume --output" in told and "out --engine slurm goes on from there" in told
 
 
+def experiment(tmp_path: Path, model: Path) -> list[str]:
+    return [
+        "posttrain", "experiment.name=first", f"output_dir={tmp_path / 'out'}", "models=[]", "datasets=[]",
+        f"models.tiny.reference={model}", "datasets.sums={task:arithmetic,settings:{digits:1,train:8,test:4}}",
+        "algos=[GRPO]", "system.dtype=fp32", "evaluation.num_samples=2",
+        "generation={max_new_tokens:4,temperature:1,top_p:1,batch_size:8}",
+    ]  # fmt: skip
+
+
 def test_an_experiments_file_may_name_the_engine(
     tmp_path: Path, model: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("engine: {name: slurm, node-gpus: 4x40GB, time-limit: 2h}\n")
-    words = [
-        "posttrain", "experiment.name=first", f"output_dir={tmp_path / 'out'}", "models=[]", "datasets=[]",
-        f"models.tiny.reference={model}", "datasets.sums={task:arithmetic,settings:{digits:1,train:8,test:4}}",
-        "algos=[GRPO]", "system.dtype=fp32", "evaluation.num_samples=2", "--dry-run",
-        "generation={max_new_tokens:4,temperature:1,top_p:1,batch_size:8}",
-    ]  # fmt: skip
+    words = [*experiment(tmp_path, model), "--dry-run"]
     assert run([*words, "--config", str(mine)]) == ExitCode.OK
     told = capsys.readouterr().out
     assert "engine: slurm; the jobs would ask for" in told and "1 GPU, 120 min" in told
@@ -235,7 +241,6 @@ def test_dry_runs_as_json_name_the_engine_and_what_it_is_asked(
     assert [each["asks"] for each in told(*esd)["plan"]] == [asks]
     assert [each["asks"] for each in told(*esd, "--gpus-per-job=0")["plan"]] == ["no GPU, 60 min"]
     assert told(*esd)["never"] == []
-    assert told(*esd, "--gpus-per-job=9")["never"] == ["asks for 9 GPUs on a node; the largest has 4"]
     gpus = "--node-gpus=4x40GB"
     assert told("generate", f"--model={model}", f"--dataset={questions}", gpus)["engine_asks"] == asks
     assert told("judge", "capitals", str(model), gpus)["engine_asks"] == asks
@@ -246,3 +251,55 @@ def test_dry_runs_as_json_name_the_engine_and_what_it_is_asked(
     assert here["engine"] == "local" and here["plan"][0]["asks"] is None
     with pytest.raises(UsageError, match="--device-map cuda needs a GPU, and --gpus-per-job 0 gives none"):
         run([*esd, "--gpus-per-job=0", "--device-map=cuda"])
+
+
+def test_a_dry_run_ends_with_1_where_a_job_can_never_be_had(
+    tmp_path: Path, model: Path, training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "sums.jsonl"
+    questions.write_text('{"question": "1+1=", "answers": ["2"]}\n')
+    capitals_run(tmp_path / "runs" / "capitals")
+    cluster.settings = {"gpus": 0}
+    there, gpus = ["--engine=slurm", "--dry-run"], "--node-gpus=4x40GB"
+    reason = "never: asks for 1 GPUs on a node; the largest has 0"
+    for words in (
+        ["esd", "--single-model", str(model), f"--output-dir={tmp_path / 'esd'}"],
+        ["generate", f"--model={model}", f"--dataset={questions}", gpus],
+        ["judge", "capitals", str(model), gpus],
+        ["train", f"--config={training}", gpus],
+        [*experiment(tmp_path, model), gpus],
+        ["run"],
+    ):
+        command = ["--", "true"] if words == ["run"] else []
+        assert run([*words, *there, *command]) == ExitCode.FAILED, words
+        assert reason in capsys.readouterr().out, words
+        assert run([*words, *there, "--json", *command]) == ExitCode.FAILED, words
+        told = json.loads(capsys.readouterr().out)
+        never = told["plan"]["never"] if words[0] == "train" else told["never"]
+        assert never in (reason[7:], [reason[7:]]), words
+    assert cluster.orders.batches() == []
+
+
+def test_so_does_one_on_this_machine(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--simulate", "2x40GB"]
+    esd = [*here, "esd", "--single-model", str(model), f"--output-dir={tmp_path / 'esd'}", "--dry-run"]
+    assert run([*esd, "--gpus-per-job=2"]) == ExitCode.OK
+    assert run([*esd, "--gpus-per-job=3"]) == ExitCode.FAILED
+    assert "never: asks for 3 GPUs; there are 2 to use" in capsys.readouterr().out
+    words = [*here, "run", "--num-gpus=3", "--dry-run"]
+    assert run([*words, "--", "true"]) == ExitCode.FAILED
+    assert capsys.readouterr().out == "never: the command asks for 3 GPUs; there are 2 to use\n"
+    assert run([*words, "--json", "--", "true"]) == ExitCode.FAILED
+    told = json.loads(capsys.readouterr().out)
+    assert told["never"] and told["engine"] == "local" and told["gpus"] == []
+
+
+@pytest.mark.parametrize("words", [["batch", "commands.txt", "--dry-run"], ["run", "--dry-run", "--", "true"], ["up"]])
+def test_gpus_of_a_node_that_make_no_sense_are_refused_also_where_no_model_is_planned(
+    words: list[str], commands: Path, cluster: Cluster
+) -> None:
+    with pytest.raises(UsageError, match="--node-gpus"):
+        run([words[0], "--engine=slurm", "--node-gpus=nonsense", *words[1:]])
+    assert cluster.engines == []
+    with pytest.raises(UsageError, match="--node-gpus"):
+        run(["submit", "--engine=slurm", "--node-gpus=nonsense", "--dry-run", "--", "true"])

@@ -108,8 +108,9 @@ def test_completion_scripts_name_the_commands(shell: str) -> None:
 def test_completion_completes_in_bash() -> None:
     script = gpuherd("completion", "bash").stdout
     program = script + '\nCOMP_WORDS=(gpuherd doc); COMP_CWORD=1; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
+    program += '\nCOMP_WORDS=(gpuherd batch --engine ""); COMP_CWORD=3; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
     shown = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
-    assert shown.stdout.strip() == "doctor", shown.stderr
+    assert shown.stdout.splitlines() == ["doctor", "local slurm ray"], shown.stderr
 
 
 def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,3 +107,13 @@ def test_what_a_job_says_of_itself_holds_anywhere() -> None:
         parsed(RunOptions, "--engine=slurm", "--gpu-list=0")
     with pytest.raises(UsageError, match="--mem is for this machine; slurm gives whole GPUs"):
         parsed(RunOptions, "--engine=slurm", "--mem=4GB")
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"), [("slurm", {"partition": ""}), ("slurm", {"slurm_args": ("",)}), ("ray", {"ray_address": ""})]
+)
+def test_an_empty_word_is_refused_and_not_handed_on(engine: Any, said: dict[str, Any]) -> None:
+    (name,) = said
+    for options in (EngineOptions, ClusterOptions):
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is empty; leave it out"):
+            options(engine=engine, **said)

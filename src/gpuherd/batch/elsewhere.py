@@ -48,13 +48,19 @@ def asked(options: RunOptions) -> Placement:
     )
 
 
-def refuse_if_never(options: RunOptions) -> None:
-    """Raises JobCannotFit for what the cluster can never give, and what its engine's ``check`` raises."""
+def why_never(options: RunOptions) -> str | None:
+    """Why the cluster can never give what is asked, None where it can. Raises what its engine's ``check`` raises."""
     from gpuherd.jobs.handover.opening import opened
 
+    wanted = asked(options)
     with opened(options.engine_options()) as engine:
-        reasons = {} if engine is None else engine.check([asked(options)])
-    for reason in reasons.values():
+        return None if engine is None else engine.check([wanted]).get(wanted)
+
+
+def refuse_if_never(options: RunOptions) -> None:
+    """Raises JobCannotFit for what the cluster can never give, and what its engine's ``check`` raises."""
+    reason = why_never(options)
+    if reason is not None:
         raise JobCannotFit(f"the command can never run there: {reason}")
 
 

@@ -89,13 +89,15 @@ def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner |
 
     Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
     """
+    from gpuherd.jobs.outlook import never
+
     run = run_folder(path, options)
     states, known = _queued(run)
     jobs = _jobs(path, options, known, planner)
-    never = _with_dependents(jobs, _never(jobs, options))
+    reasons = _with_dependents(jobs, never(jobs, options))
     return tuple(
         PlannedJob(job, done=_stays_done(job, states, known), never=reason, asks=_asks(job, options))
-        for job, reason in zip(jobs, never, strict=True)
+        for job, reason in zip(jobs, reasons, strict=True)
     )
 
 
@@ -165,29 +167,10 @@ def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]
     return job.result is None or Path(job.cwd or ".", job.result).exists()
 
 
-def _never(jobs: Sequence[Job], options: BatchOptions) -> list[str | None]:
-    """For each job why it could never run, None when it could: on this machine, or in the cluster that is asked."""
-    if options.engine != LOCAL:
-        from gpuherd.jobs.handover import outlook
-
-        return outlook.never(jobs, options)
-    from gpuherd.engines import allotment
-    from gpuherd.jobs.capacity import as_first_asked, limits
-    from gpuherd.jobs.gpuwatch import GpuWatch
-    from gpuherd.jobs.policy import why_never
-    from gpuherd.jobs.settings import load
-
-    gpus = GpuWatch(options, "plan", load()).gpus if any(job.gpus for job in jobs) else ()
-    most = limits(options, gpus, allotment.cores(), host_mb=allotment.memory_mb())
-    asked = [as_first_asked(job) for job in jobs]
-    reasons = {each: why_never(each, gpus, most) for each in set(asked)}
-    return [reasons[each] for each in asked]
-
-
 def _asks(job: Job, options: BatchOptions) -> str | None:
     if options.engine == LOCAL:
         return None
-    from gpuherd.jobs.handover.outlook import in_words, would_ask
+    from gpuherd.jobs.outlook import in_words, would_ask
 
     return in_words(would_ask(job, options))
 

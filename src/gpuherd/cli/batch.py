@@ -42,7 +42,8 @@ In commands.txt a line above a command says what it needs:
 In jobs.yaml twenty settings are drawn, the same ones each time, by
   sweep: {samples: 20, parameters: {lr: {low: 1e-5, high: 1e-1, log: true}, opt: [adam, sgd]}}
 
-Exit codes: 0 all done, 1 some failed, 2 wrong usage, 65 the file is wrong, 66 it is not there, 130 stopped by Ctrl-C.
+Exit codes: 0 all done, 1 some failed (in a dry run: can never run), 2 wrong usage, 65 the file is wrong, 66 it is not
+there, 130 stopped by Ctrl-C.
 """
 _MOST_PROBLEMS = 100
 

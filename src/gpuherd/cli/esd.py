@@ -29,7 +29,8 @@ examples:
   gpuherd --simulate 4x40GB esd --model-list models.csv   try it without GPUs
 
 The list is a CSV file with the columns model_id (or full_name), source_model and base_model_relation.
-Exit codes: 0 all done, 1 some failed or were refused, 2 wrong usage, 130 stopped by Ctrl-C.
+Exit codes: 0 all done, 1 some failed or were refused (in a dry run: can never run), 2 wrong usage, 130 stopped by
+Ctrl-C.
 """
 
 

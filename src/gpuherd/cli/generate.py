@@ -25,7 +25,8 @@ examples:
   gpuherd --simulate 4x40GB generate --model ./small --dataset gsm8k      try it without GPUs
 
 Then: gpuherd judge RUN_ID exact, gpuherd score RUN_ID, gpuherd evaluate RUN_ID --judge exact.
-Exit codes: 0 all answered, 1 some jobs failed, 2 wrong usage, 65 and 66 bad or missing data or model, 130 stopped.
+Exit codes: 0 all answered, 1 some jobs failed (in a dry run: can never run), 2 wrong usage, 65 and 66 bad or missing
+data or model, 130 stopped.
 """
 
 

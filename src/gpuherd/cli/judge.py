@@ -42,8 +42,8 @@ examples:
   gpuherd judge a-run llm_llama-3.1-70b --dry-run         what would run, and on how many GPUs
   gpuherd judge a-run --audit                             the audit of all judgings again, from files alone
 
-Exit codes: 0 judged, 1 a job failed or a server gave up, 2 wrong usage, 66 no such run or model, 130 stopped by
-Ctrl-C; the same command goes on where it stopped.
+Exit codes: 0 judged, 1 a job failed (in a dry run: can never run) or a server gave up, 2 wrong usage, 66 no such run or
+model, 130 stopped by Ctrl-C; the same command goes on where it stopped.
 """
 
 
@@ -121,7 +121,7 @@ def _judge(
             print(json.dumps({"judge": judge.said, "model": judge.model, **planned.to_dict()}, indent=2))
         else:
             _say(console, plan_lines(judge, planned))
-        return ExitCode.OK
+        return planned.exit_code
     made = judge_run(judge, opened, config, console, given=given, simulate=args.simulate is not None)
     audited = None if made.meta is None else audits(opened, [made.meta], console)[0]
     if args.json:

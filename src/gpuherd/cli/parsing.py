@@ -44,11 +44,22 @@ def keep_simulation_here(args: argparse.Namespace) -> None:
 
 def load_for(args: argparse.Namespace, config_type: type) -> Settings:
     """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
-    command line has said nothing. Raises UsageError for a file that is wrong.
+    command line has said nothing.
+
+    Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense.
     """
     from gpuherd.jobs.settings import load
 
     settings = load()
     keep_simulation_here(args)
     settings.fill(args, config_type)
+    check_node_gpus(getattr(args, "node_gpus", None))
     return settings
+
+
+def check_node_gpus(words: str | None) -> None:
+    """Raises UsageError for words of ``--node-gpus`` that make no sense, whether a model will be planned or not."""
+    if words is not None:
+        from gpuherd.models.plan.cluster import said_cards
+
+        said_cards(words)

@@ -32,7 +32,8 @@ examples:
 
 A word is an override in Hydra's grammar: key=value, +key=value, ~key, group=choice (algos, datasets, models).
 docs/posttrain.md tells of every key. Then: gpuherd report DIR.
-Exit codes: 0 all done, 1 some jobs failed, 2 wrong usage, 65 and 66 bad or missing data or model, 130 stopped.
+Exit codes: 0 all done, 1 some jobs failed (in a dry run: can never run), 2 wrong usage, 65 and 66 bad or missing data
+or model, 130 stopped.
 """
 
 

@@ -15,7 +15,7 @@ from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, f
 from gpuherd.cli.parsing import add_command, command_words, load_for
 from gpuherd.cli.planning import of_a_cluster, of_a_run, planner
 from gpuherd.engines.options import LOCAL
-from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
 
 DESCRIPTION = """\
@@ -33,7 +33,8 @@ examples:
   gpuherd run --engine ray --ray-address 10.0.0.1:6379 -- python train.py
   gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
 
-Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run.
+Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run; of a dry
+run 1 where it can never run.
 """
 
 
@@ -82,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
 def _elsewhere(
     options: RunOptions, argv: list[str], inherited: Sequence[int], tell: Callable[[str], None], *, as_json: bool
 ) -> int:
-    from gpuherd.batch.elsewhere import asked, become_srun, follow, refuse_if_never, srun_words
-    from gpuherd.jobs.handover.outlook import in_words
+    from gpuherd.batch.elsewhere import asked, become_srun, follow, srun_words, why_never
+    from gpuherd.jobs.outlook import in_words
 
     options = options.planned(planner(partial(of_a_cluster, options), tell))
     if not options.dry_run:
@@ -91,21 +92,30 @@ def _elsewhere(
             become_srun(options, argv, inherited)
         return follow(options, argv, tell)
     words = srun_words(options, argv) if options.engine == "slurm" else None
-    refuse_if_never(options)
+    never = why_never(options)
     if as_json:
         told = {"argv": argv, "engine": options.engine, "asks": asdict(asked(options)), "becomes": words}
-        print(json.dumps(told, indent=2))
+        print(json.dumps(told | {"never": never}, indent=2))
     else:
         how = "" if words is None else f", as {printable(shlex.join(words))}"
         print(f"would ask {options.engine} for {in_words(asked(options))}{how}")
-    return ExitCode.OK
+        if never is not None:
+            print(f"never: {printable(never)}")
+    return ExitCode.OK if never is None else ExitCode.FAILED
 
 
 def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool) -> int:
-    gpus, reason = waiter.look()
+    never: str | None = None
+    try:
+        gpus, reason = waiter.look()
+    except JobCannotFit as problem:
+        gpus, reason, never = (), None, str(problem)
     if as_json:
         labels = [gpu.label for gpu in gpus]
-        print(json.dumps({"argv": argv, "gpus": labels, "waits_for": reason}, indent=2))
+        told = {"argv": argv, "engine": LOCAL, "gpus": labels, "waits_for": reason, "never": never}
+        print(json.dumps(told, indent=2))
+    elif never is not None:
+        print(f"never: {printable(never)}")
     elif reason is not None:
         print(f"would wait: {reason}")
     elif gpus:
@@ -113,4 +123,4 @@ def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool
         print(f"would run on GPU {', '.join(gpu.label for gpu in gpus)} {checks}")
     else:
         print("would run without a GPU")
-    return ExitCode.OK
+    return ExitCode.OK if never is None else ExitCode.FAILED

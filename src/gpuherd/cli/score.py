@@ -30,7 +30,8 @@ examples:
   gpuherd score --list                                   every measure, what it needs and where it is from
 
 Then: gpuherd evaluate RUN_ID --judge J.
-Exit codes: 0 done, 1 a job failed, 2 wrong usage, 65 and 66 bad or missing run or model, 130 stopped.
+Exit codes: 0 done, 1 a job failed (in a dry run: can never run), 2 wrong usage, 65 and 66 bad or missing run or model,
+130 stopped.
 """
 
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.cli.parsing import add_command, command_words, keep_simulation_here
+from gpuherd.cli.parsing import add_command, check_node_gpus, command_words, keep_simulation_here
 from gpuherd.cli.run_folder import add_own_queue, usual_engine
 from gpuherd.engines.options import LOCAL, EngineName, as_for_jobs
 from gpuherd.errors import ExitCode, printable
@@ -96,8 +96,8 @@ def _told(job: Job, options: JobOptions, engine: str) -> dict[str, Any]:
 def _said(job: Job, options: JobOptions, engine: str) -> str:
     to = ""
     if engine != LOCAL:
-        from gpuherd.jobs.handover.outlook import in_words, would_ask
         from gpuherd.jobs.options import DispatchOptions
+        from gpuherd.jobs.outlook import in_words, would_ask
 
         to = f" to {engine}, for {in_words(would_ask(job, DispatchOptions()))}"
     return f"would submit {options.name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
@@ -107,6 +107,7 @@ def _planner(engine: EngineName, node_gpus: str | None) -> Planner:
     from gpuherd.cli.planning import of_a_cluster, of_the_queue, planner
     from gpuherd.engines.options import EngineOptions
 
+    check_node_gpus(node_gpus)
     cluster = EngineOptions(engine=engine, node_gpus=node_gpus)  # refuses GPUs of a node where there is no cluster
     return planner(of_the_queue if engine == LOCAL else lambda: of_a_cluster(cluster))
 

@@ -28,8 +28,9 @@ examples:
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
 The words behind are settings over the file's, key=value. docs/train.md tells of every key.
-Exit codes: 0 trained, 1 it failed, 2 wrong usage or a plan that can't fit, 65 and 66 bad or missing data or model,
-71 out of memory, 75 no GPU in time or another one at work there, 130 and 143 stopped behind a checkpoint.
+Exit codes: 0 trained, 1 it failed (in a dry run: can never run), 2 wrong usage or a plan that can't fit, 65 and 66 bad
+or missing data or model, 71 out of memory, 75 no GPU in time or another one at work there, 130 and 143 stopped behind a
+checkpoint.
 """
 
 

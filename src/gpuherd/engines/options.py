@@ -27,7 +27,7 @@ def _positive(word: str) -> int:
 class EngineOptions:
     """Which engine runs the jobs, and what they ask of it. Times are seconds, memory MB (2^20 bytes).
 
-    Raises UsageError for an option that says nothing to the engine.
+    Raises UsageError for an option that says nothing to the engine, or that is empty.
     """
 
     engine: EngineName = option(
@@ -140,7 +140,7 @@ def as_for_jobs(name: str) -> Any:
 class ClusterOptions:
     """The part of ``EngineOptions`` that is said of one command alone, which says itself what it needs.
 
-    Raises UsageError for an option that says nothing to the engine.
+    Raises UsageError for an option that says nothing to the engine, or that is empty.
     """
 
     engine: EngineName = as_for_jobs("engine")  # noqa: RUF009 - a field, as for the others
@@ -172,10 +172,12 @@ def _check(options: EngineOptions | ClusterOptions) -> None:
     strange = foreign(options.engine)
     for each in fields(options):
         # One of the same name may mean another thing: what a job says of itself holds anywhere.
-        ours = each.name in strange and each.metadata["option"].group == "engine"
-        if ours and getattr(options, each.name) != each.default:
-            flag = f"--{each.name.replace('_', '-')}"
+        ours = each.name in _CLUSTER and each.metadata["option"].group == "engine"
+        said, flag = getattr(options, each.name), f"--{each.name.replace('_', '-')}"
+        if ours and each.name in strange and said != each.default:
             raise UsageError(f"{flag} is for --engine {_meant(each.name)}, and this is {options.engine}")
+        if ours and (said == "" or (isinstance(said, tuple) and "" in said)):
+            raise UsageError(f"{flag} is empty; leave it out where nothing is meant")
 
 
 def _meant(name: str) -> str:

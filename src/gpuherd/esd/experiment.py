@@ -40,9 +40,8 @@ from gpuherd.esd.plan import (
     worker_command,
 )
 from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
-from gpuherd.jobs import clock
+from gpuherd.jobs import clock, outlook
 from gpuherd.jobs.durable import append_line, remove_strays
-from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
 from gpuherd.jobs.outcome import Failure, Outcome
@@ -69,6 +68,7 @@ class ExperimentOutcome:
         done_before: how many of them were done before this run.
         others: models that are done but whose files can't be used (made by another convention meanwhile, or damaged),
             with the reason.
+        never: why jobs of a dry run could never run.
     """
 
     jobs: Outcome | None
@@ -76,13 +76,14 @@ class ExperimentOutcome:
     results: tuple[ModelResult, ...] = ()
     done_before: int = 0
     others: tuple[OtherResult, ...] = ()
+    never: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
         """What the command exits with: 0 only when every row of the list is done."""
         if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
             return self.jobs.exit_code
-        return ExitCode.FAILED if self.refused or self.others else ExitCode.OK
+        return ExitCode.FAILED if self.refused or self.others or self.never else ExitCode.OK
 
 
 class ESDExperiment:
@@ -118,9 +119,10 @@ class ESDExperiment:
             require_powerlaw()
         if self.config.dry_run:
             self.plan = self._make_plan()
-            left = sum(line.state != "done" for line in self._plan_lines())
-            self._outlook = outlook.of_like([gpus_needed(self.config)] * left, self.config)
-            self.outcome = ExperimentOutcome(None, self.plan.refused)
+            jobs = [self._job(planned) for planned in self.plan.models]
+            done = self._done_before(jobs)
+            self._outlook = outlook.of_jobs([job for job in jobs if job.name not in done], self.config)
+            self.outcome = ExperimentOutcome(None, self.plan.refused, never=self._outlook.never)
             self._print_plan()
             return self.outcome
         began = clock.wall()

@@ -52,7 +52,7 @@ def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[st
             console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
     for sentence in refused:
         console.print(Text.assemble(("refused  ", "red"), sentence), soft_wrap=True)
-    console.print(Text(headline))
+    console.print(Text(headline), soft_wrap=True)
 
 
 def _words(line: PlanLine) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.jobs.handover.conftest import Cluster
+from tests.jobs.handover.conftest import cluster as cluster
 from tests.qa.encoders.small_encoders import random_bert
 from tests.qa.judging.judgings import make_judging
 from tests.qa.scoring.small_runs import QUESTIONS, SAMPLES, measured
@@ -78,13 +80,16 @@ def test_the_same_scoring_is_made_once_and_a_name_means_one_scoring(run: Run) ->
     assert not run.folder.work.exists()
 
 
-def test_a_model_measures_by_a_job_and_only_once(run: Run, tmp_path: Path, capsys: Capture) -> None:
+def test_a_model_measures_by_a_job_and_only_once(run: Run, tmp_path: Path, capsys: Capture, cluster: Cluster) -> None:
     model = str(random_bert(tmp_path / "cross", {0: "LABEL_0"}))
     asked = words(run, "--measures", "token-sar", "weighted-nll:sar-relevance", "--relevance-model", model, "--json")
     assert gpuherd([*asked, "--dry-run"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)
     assert [each["jobs"] for each in plan["to_measure"]] == [1] and not run.folder.statistics.exists()
     assert plan["engine"] == "local" and plan["to_measure"][0]["engine_asks"] is None
+    cluster.settings = {"gpus": 0}
+    assert gpuherd([*asked, "--dry-run", "--engine=slurm", "--node-gpus=1x40GB"]) == ExitCode.FAILED
+    assert json.loads(capsys.readouterr().out)["never"] == ["asks for 1 GPUs on a node; the largest has 0"]
     assert gpuherd(asked) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told["scoring"]["statistics"]["relevance"] == plan["sources"]["relevance"]

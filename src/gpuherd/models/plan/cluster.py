@@ -25,8 +25,13 @@ def node_cards(options: EngineOptions | ClusterOptions) -> tuple[Card, ...]:
     Raises UsageError where neither the user nor the cluster says what they are; EngineMissing, EngineAway.
     """
     if options.node_gpus is not None:
-        return parse_cards(options.node_gpus, flag=FLAG)
+        return said_cards(options.node_gpus)
     return _told(options.engine, options.partition, options.gpu_type)
+
+
+def said_cards(words: str) -> tuple[Card, ...]:
+    """The GPUs of a node as ``--node-gpus`` says them. Raises UsageError for words that make no sense."""
+    return parse_cards(words, flag=FLAG)
 
 
 @cache

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
+from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.jobs import outlook
 from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
 from gpuherd.jobs.options import DispatchOptions
@@ -61,13 +61,11 @@ def job_of(config: TrainConfig, processes: Processes, argv: Sequence[str], folde
     )
 
 
-def asked(job: Job, options: DispatchOptions) -> str:
-    """What the engine would be asked for, for people. Raises JobCannotFit where it can never give it, and as
+def asked(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
+    """What the engine would be asked for, for people, and why it can never give it, None where it can. Raises as
     ``Engine.check``."""
-    (reason,) = outlook.never([job], options)
-    if reason is not None:
-        raise JobCannotFit(reason)
-    return outlook.in_words(outlook.would_ask(job, options))
+    (never,) = outlook.never([job], options)
+    return outlook.in_words(outlook.would_ask(job, options)), never
 
 
 def train_there(

@@ -52,7 +52,8 @@ class Plan:
     Attributes:
         need: of each GPU; None on a CPU.
         argv: the command.
-        engine: what runs it, and ``asks`` for what it would ask a cluster, as far as that was looked at.
+        engine: what runs it; ``asks`` for what it would ask a cluster, and ``never`` why that can't give it, as far as
+            that was looked at.
     """
 
     config: TrainConfig
@@ -63,6 +64,7 @@ class Plan:
     argv: Sequence[str]
     engine: str = LOCAL
     asks: str | None = None
+    never: str | None = None
 
     def lines(self) -> list[str]:
         """For people."""
@@ -93,6 +95,7 @@ class Plan:
             "argv": list(self.argv),
             "engine": self.engine,
             "asks": self.asks,
+            "never": self.never,
         }
 
 
@@ -176,9 +179,11 @@ class TrainRun:
         job = job_of(config, processes, argv, folder)
         self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
-            self.plan = replace(self.plan, asks=asked(job, options))
-            self._tell([f"asks {engine} for {self.plan.asks}", "nothing was started"])
-            return ExitCode.OK
+            asks, never = asked(job, options)
+            self.plan = replace(self.plan, asks=asks, never=never)
+            reasons = [] if never is None else [f"never: {never}"]
+            self._tell([f"asks {engine} for {asks}", *reasons, "nothing was started"])
+            return ExitCode.OK if never is None else ExitCode.FAILED
         look_over(folder, config, resume=self.options.resume)
 
         def begin() -> None:

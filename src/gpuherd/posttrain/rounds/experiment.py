@@ -23,9 +23,8 @@ from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.nvml import machine
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import clock
+from gpuherd.jobs import clock, outlook
 from gpuherd.jobs.durable import atomic_write, remove_strays
-from gpuherd.jobs.handover import outlook
 from gpuherd.jobs.live import display
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
@@ -62,15 +61,19 @@ class RoundsOutcome:
     Attributes:
         jobs: how its jobs ended; None when none was started.
         complete: all is there.
+        never: why jobs of a dry run could never run.
     """
 
     jobs: Outcome | None
     complete: bool
+    never: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 only when the run is complete, or nothing was to be started."""
-        return ExitCode.OK if self.jobs is None else self.jobs.exit_code
+        """0 only when the run is complete, or nothing was to be started and all could be."""
+        if self.jobs is not None:
+            return self.jobs.exit_code
+        return ExitCode.FAILED if self.never else ExitCode.OK
 
 
 class RoundsExperiment:
@@ -126,7 +129,8 @@ class RoundsExperiment:
         self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
             self._tell_plan()
-            self.outcome = RoundsOutcome(None, complete=False)
+            never = () if self._outlook is None else self._outlook.never
+            self.outcome = RoundsOutcome(None, complete=False, never=never)
             return self.outcome
         if not self.goes_on:
             self.folder = new_folder(self.settings, self.now)

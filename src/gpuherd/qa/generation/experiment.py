@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode
-from gpuherd.jobs.handover import outlook
+from gpuherd.jobs import outlook
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
@@ -42,17 +42,19 @@ class GenerateOutcome:
     Attributes:
         jobs: how its jobs ended; None when none was started.
         done: what done.json holds, None where the run is not complete.
+        never: why jobs of a dry run could never run.
     """
 
     jobs: Outcome | None
     done: Mapping[str, Any] | None
+    never: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 only when the run is complete, or nothing was to be started."""
+        """0 only when the run is complete, or nothing was to be started and all could be."""
         if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
             return self.jobs.exit_code
-        return ExitCode.OK
+        return ExitCode.FAILED if self.never else ExitCode.OK
 
 
 class GenerateExperiment:
@@ -92,7 +94,7 @@ class GenerateExperiment:
         self.plan = make_plan(self.config, self.prepared)
         if self.config.dry_run:
             self._tell_plan(self._shards_now())
-            self.outcome = GenerateOutcome(None, None)
+            self.outcome = GenerateOutcome(None, None, () if self._outlook is None else self._outlook.never)
             return self.outcome
         self.folder.create()
         write(self.prepared, self.folder)

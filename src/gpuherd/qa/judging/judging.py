@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from gpuherd.errors import ExitCode
 from gpuherd.qa.judging.config import JudgeConfig, refuse_idle
 from gpuherd.qa.judging.form import filled, form_for
 from gpuherd.qa.judging.items import asking, items_of
@@ -17,7 +18,7 @@ from gpuherd.qa.judging.meta import Answers, Kind
 from gpuherd.qa.runs import Run
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.handover.outlook import Outlook
+    from gpuherd.jobs.outlook import Outlook
 
 # Characters of a token in English, roughly: a plan fetches no tokenizer.
 CHARACTERS_A_TOKEN = 3
@@ -43,6 +44,11 @@ class Planned:
     asks: str | None = None
     gpus: int = 0
     outlook: Outlook | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """1 where a job can never be had."""
+        return ExitCode.OK if self.outlook is None else self.outlook.exit_code
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -99,7 +105,7 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     longest = max((len(filled(form, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
-    from gpuherd.jobs.handover.outlook import of_like
+    from gpuherd.jobs.outlook import of_like
     from gpuherd.qa.judging.room import with_room
     from gpuherd.qa.working.model_jobs import having
     from gpuherd.qa.working.sharding import number_of_shards

@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.handover.outlook import Outlook, of_like
 from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.outlook import Outlook, of_like
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import judging_named, judgments
@@ -61,6 +61,7 @@ class ScoreOutcome:
         left_out: measures that were meant and can't be computed, with the reason.
         remarks: what people should know of the statistics.
         stopped: how the jobs ended that did not all succeed.
+        never: why jobs of a dry run could never run.
     """
 
     meta: ScoringMeta | None = None
@@ -68,11 +69,14 @@ class ScoreOutcome:
     left_out: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
     stopped: Outcome | None = None
+    never: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 where the table is there, or nothing was to be started."""
-        return ExitCode.OK if self.stopped is None else self.stopped.exit_code
+        """0 where the table is there, or nothing was to be started and all could be."""
+        if self.stopped is not None:
+            return self.stopped.exit_code
+        return ExitCode.FAILED if self.never else ExitCode.OK
 
 
 class Scoring:
@@ -161,8 +165,7 @@ class Scoring:
         """
         self._there(self._meta(self.choice.measures))  # a name that is taken is told before anything is measured
         if self.options.dry_run:
-            _ = self.missing
-            return ScoreOutcome(left_out=self.choice.left_out)
+            return ScoreOutcome(left_out=self.choice.left_out, never=self.outlook.never)
         for work in self.missing:
             outcome = carry_out(work, self.source, self.console, simulate=self.simulate)
             if outcome is not None and outcome.exit_code is not ExitCode.OK:

@@ -1,4 +1,6 @@
-"""What jobs would ask of an engine, and what it could never give: for those who only want to know (``--dry-run``)."""
+"""What jobs would ask of an engine, and what it or this machine could never give: for those who only want to know
+(``--dry-run``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import LOCAL
+from gpuherd.errors import ExitCode
 from gpuherd.jobs.handover.decision import placement_of
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
@@ -22,10 +25,12 @@ def would_ask(job: Job, options: DispatchOptions) -> Placement:
 
 
 def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
-    """For each job why the engine can never run it, None where it can. Nothing is handed over.
+    """For each job why the engine, or this machine, can never run it, None where it can. Nothing is started.
 
-    Raises UsageError, EngineMissing and EngineAway as ``Engine.check``.
+    Raises UsageError, EngineMissing and EngineAway as ``Engine.check``; NoSuchGpu.
     """
+    if options.engine == LOCAL:
+        return _never_here(jobs, options)
     from gpuherd.jobs.handover.opening import opened
 
     asked = [would_ask(job, options) for job in jobs]
@@ -34,16 +39,30 @@ def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
     return [reasons.get(each) for each in asked]
 
 
+def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
+    from gpuherd.engines import allotment
+    from gpuherd.jobs.capacity import as_first_asked, limits
+    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.policy import why_never
+    from gpuherd.jobs.settings import load
+
+    gpus = GpuWatch(options, "plan", load()).gpus if any(job.gpus for job in jobs) else ()
+    most = limits(options, gpus, allotment.cores(), host_mb=allotment.memory_mb())
+    asked = [as_first_asked(job) for job in jobs]
+    reasons = {each: why_never(each, gpus, most) for each in set(asked)}
+    return [reasons[each] for each in asked]
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What becomes of like jobs with the engine that options name.
+    """What becomes of jobs with the engine that options name.
 
     Attributes:
         engine: its name.
         partition: where it would be asked, None for wherever it sends jobs that name none.
         counts: how many jobs there are, by how many GPUs each gets on a node.
         asks: what each of those asks for, in words; nothing for jobs of this machine.
-        never: why some can never be had, in sentences; () where all can.
+        never: why some can never be had, in sentences, each once; () where all can.
     """
 
     engine: str
@@ -54,13 +73,18 @@ class Outlook:
 
     @property
     def lines(self) -> list[str]:
-        """For people; nothing is to be said of jobs of this machine."""
+        """For people; nothing is to be said of jobs that this machine can run."""
+        never = [f"never: {reason}" for reason in self.never]
         if not self.asks:
-            return []
+            return never
         told = [f"{many} x {self.asks[gpus]}" for gpus, many in self.counts.items()]
         partition = "" if self.partition is None else f", partition {self.partition}"
-        engine = f"engine: {self.engine}{partition}; the jobs would ask for {'; '.join(told)}"
-        return [engine, *(f"never: {reason}" for reason in self.never)]
+        return [f"engine: {self.engine}{partition}; the jobs would ask for {'; '.join(told)}", *never]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a dry run ends with: 1 where a job can never be had."""
+        return ExitCode.FAILED if self.never else ExitCode.OK
 
     def to_dict(self) -> dict[str, Any]:
         """For programs: ``engine``, and ``never``."""
@@ -69,12 +93,15 @@ class Outlook:
 
 def of_like(gpus: Sequence[int], options: DispatchOptions) -> Outlook:
     """The outlook of jobs that get so many GPUs each, and ask for what the options say. Raises as ``never``."""
-    counts = Counter(gpus)
-    asks, reasons = {}, []
-    if options.engine != LOCAL and counts:
-        jobs = [Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in counts]
-        asks = {job.gpus: in_words(would_ask(job, options)) for job in jobs}
-        reasons = [reason for reason in never(jobs, options) if reason is not None]
+    return of_jobs([Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in gpus], options)
+
+
+def of_jobs(jobs: Sequence[Job], options: DispatchOptions) -> Outlook:
+    """The outlook of jobs of which those with as many GPUs ask a cluster for the same. Raises as ``never``."""
+    counts = Counter(job.gpus for job in jobs)
+    like = {job.gpus: job for job in jobs}
+    asks = {} if options.engine == LOCAL else {gpus: in_words(would_ask(job, options)) for gpus, job in like.items()}
+    reasons = dict.fromkeys(reason for reason in never(jobs, options) if reason is not None) if jobs else ()
     return Outlook(options.engine, options.partition, counts, asks, tuple(reasons))
 
 
