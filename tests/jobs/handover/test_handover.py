@@ -20,7 +20,7 @@ from gpuherd.errors import CannotWrite, JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
 from gpuherd.jobs.control import poke
 from gpuherd.jobs.handover import folder, following, sending
-from gpuherd.jobs.handover.manifest import read as read_manifest
+from gpuherd.jobs.handover.manifest import order_of
 from gpuherd.jobs.standing import read
 from gpuherd.jobs.wishes import ControlKind
 
@@ -365,7 +365,7 @@ def test_a_time_limit_out_of_the_settings_read_again_holds_for_what_goes_then(
     assert run.ask(ControlKind.SET, at_most="2").ok
     wait_until(lambda: len(cluster.orders.batches()) == 2)
     (name,) = (each["name"] for each in cluster.orders.batches() if each["titles"] == ["b"])
-    (order,) = read_manifest(run.directory.manifest(name)).orders
+    _, order = order_of(run.directory.manifest(name), 0)
     assert order.timeout_s == 420
     gate.open()
     assert run.join().done == 2
