@@ -64,6 +64,13 @@ def test_words_are_refused_before_ray_is_touched() -> None:
         RayEngine(EngineOptions(engine="ray", ray_address="head:6379", ray_resources=("licence",)), lead)
 
 
+def test_a_job_server_is_asked_less_often() -> None:
+    """It reads all its jobs for an answer; tasks are told of by their own driver."""
+    tasks = RayEngine(EngineOptions(engine="ray", ray_address="head:6379"), lead)
+    server = RayEngine(EngineOptions(engine="ray", ray_address="http://head:8265"), lead)
+    assert server.look_s >= 4 * tasks.look_s
+
+
 def is_there(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
