@@ -40,10 +40,10 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     assert engine._channel is not None
     family = psutil.Process(engine._channel.pid).children(recursive=True)
     assert any("raylet" in process.name() for process in family)
-    assert ours_in_tmp() != places
+    assert not ours_in_tmp() <= places
     engine.close()
     wait_until(lambda: not [each for each in family if is_there(each)], told=lambda: str(family))
-    assert ours_in_tmp() == places
+    assert ours_in_tmp() <= places
     assert os.environ == environment
     assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
     assert "ray" not in sys.modules or sys.modules["ray"].is_initialized() is False
@@ -80,4 +80,4 @@ def is_there(process: psutil.Process) -> bool:
 
 def ours_in_tmp() -> set[str]:
     """Folders of clusters of our own."""
-    return {path.name for path in Path("/tmp").glob("gpuherd-ray-*")}
+    return {path.name for path in Path("/tmp").glob("gpuherd-ray.*")}
