@@ -173,6 +173,7 @@ jobs:
         ("{method: bayes, parameters: {a: [1]}}", "method: 'bayes'; possible: grid, random"),
         ("{method: random, parameters: {a: [1]}}", "method: random needs samples: how many settings are drawn"),
         ("{method: grid, seed: 1, parameters: {a: [1]}}", "seed is for method: random; a grid has all combinations"),
+        ("{seed: 1, parameters: {a: [1]}}", "seed is for method: random; a grid has all combinations"),
         (
             "{method: grid, parameters: {a: {low: 0.0, high: 1}}}",
             "a can't be counted off: a grid needs a list or a step (or say samples)",

@@ -4,55 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.patience import wait_until
-from tests.posttrain import tiny
+from tests.posttrain.sums import STEPS, configuration, curves, train
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
 
-from gpuherd.posttrain.training.curves import read_curves
-
 pytestmark = pytest.mark.slow
-STEPS = 60
-
-
-def configuration(folder: Path) -> Path:
-    """GRPO on sums; a checkpoint at the end, and where it is stopped."""
-    config: dict[str, Any] = {
-        "experiment_name": "sums",
-        "training": {
-            "algorithm": "grpo",
-            "num_iterations": STEPS,
-            "num_rollouts_per_iteration": 8,
-            "batch_size": 8,
-            "learning_rate": 1e-3,
-            "save_every": 1000,
-        },
-        "model": {"model_name_or_path": str(tiny.tiny_llama(folder / "model")), "max_new_tokens": 4},
-        "policy_env": {
-            "env_type": "math",
-            "problems": [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)],
-        },
-    }
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(config))
-    return path
-
-
-def train(file: Path, output: Path, *words: str) -> list[str]:
-    """The command's words."""
-    told = [sys.executable, "-m", "gpuherd", "train", "--config", str(file), "--output", str(output)]
-    return [*told, "--device=cpu", *words]
-
-
-def curves(output: Path) -> list[dict[str, Any]]:
-    """Without what differs from run to run."""
-    return [{name: value for name, value in row.items() if "second" not in name} for row in read_curves(output)]
 
 
 @pytest.mark.timeout(900)

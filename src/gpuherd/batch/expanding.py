@@ -131,10 +131,11 @@ def _is_random(said: Mapping, problems: list[Problem]) -> bool:
         problems.append(Problem(said.lines["method"], f"method: {method!r}; possible: {', '.join(_METHODS)}"))
     if method == "random" and "samples" not in said.items:
         problems.append(Problem(said.lines["method"], "method: random needs samples: how many settings are drawn"))
+    random = method == "random" or (method is None and "samples" in said.items)
     for key in ("samples", "seed"):
-        if method == "grid" and key in said.items:
+        if method in (None, "grid") and not random and key in said.items:
             problems.append(Problem(said.lines[key], f"{key} is for method: random; a grid has all combinations"))
-    return method == "random" or (method is None and "samples" in said.items)
+    return random
 
 
 def _check_size(said: Mapping, sweep: Sweep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,20 @@ def test_a_cluster_that_runs_on_this_machine_is_joined(tmp_path: Path, listener:
     assert resolve(None, {**noted, "RAY_ADDRESS": "local"}) == Address(Kind.OWN)
     assert resolve("local", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.OWN)
     assert resolve("auto", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.JOINED, listener)
+
+
+def test_another_users_cluster_is_joined_by_its_name_only(
+    tmp_path: Path, listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = note(tmp_path, listener)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "ray" / "ray_current_cluster", 54321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(UsageError, match=f"of another user .* --ray-address {listener} means that one"):
+        resolve(None, noted)
+    assert resolve(listener, noted) == Address(Kind.JOINED, listener)
+    assert resolve("local", noted) == Address(Kind.OWN)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "", "nonsense", "\0"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+from typing import Never
 
 import psutil
 import pytest
 
 from gpuherd.engines.cluster import EngineAway
+from gpuherd.engines.ray import channel
 from gpuherd.engines.ray.address import Address, Kind
 from gpuherd.engines.ray.channel import Channel
 from gpuherd.engines.ray.messages import Setup
@@ -21,3 +25,13 @@ def test_somebody_who_listens_and_never_answers_is_named_and_nothing_is_left() -
         with pytest.raises(EngineAway, match=f"what listens at {place}, .* not answered within 0.3 s"):
             Channel(setup, connect_s=0.3)
     assert psutil.Process().children() == []
+
+
+def test_no_room_for_a_cluster_of_our_own_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Never:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(channel, "OwnFolder", full)
+    setup = Setup(address=Address(Kind.OWN), lead=lead, join=None, resources={}, notice_s=1.0)
+    with pytest.raises(EngineAway, match="can't make a folder for Ray in /tmp: No space left on device"):
+        Channel(setup)

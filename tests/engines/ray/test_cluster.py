@@ -170,7 +170,9 @@ def test_a_node_dies_with_its_jobs_and_every_job_finishes_once(
         seen = jobs.until(engine, lambda seen: sum(each.phase is Phase.ENDED for each in seen.values()) == GPUS)
         lost = [number for number, each in seen.items() if each.phase is Phase.ENDED]
         assert {seen[number].end for number in lost} <= {End.NODE_LOST, End.FAILED}
-        assert all(jobs.ended(number).interrupted for number in lost)
+        # Nothing is held against them: they were told to make room, or nobody saw how they ended.
+        ends = [jobs.ended(number) for number in lost]
+        assert all(each.interrupted or (each.code, each.signal) == (None, None) for each in ends)
         gate.open()
         seen = jobs.to_the_end(engine)
         assert [number for number, each in seen.items() if each.end is not End.OK] == lost
@@ -210,7 +212,8 @@ def test_over_two_nodes_torchrun_finds_together_by_gloo(engine: RayEngine, tmp_p
                 model.module.weight.fill_(1.0)
             model(torch.tensor([[float(rank + 1)]])).sum().backward()
             grad = model.module.weight.grad.item()
-            print("rank", rank, dist.get_world_size(), os.environ["NODE_RANK"], grad, flush=True)
+            words = ("rank", rank, dist.get_world_size(), os.environ["NODE_RANK"], grad)
+            os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # at once: others write there too
             dist.barrier()
             dist.destroy_process_group()
             """

@@ -45,6 +45,11 @@ def test_errors_of_tasks(error: Any, end: End) -> None:
     assert reason and "\n" not in reason and len(reason) < 400
 
 
+def test_a_node_that_has_gone_was_not_unfit() -> None:
+    assert ends().unfit(exceptions.NodeDiedError("Task failed because the node is dead.")) is None
+    assert "No module named 'gpuherd'" in ends().unfit(in_task(ModuleNotFoundError("No module named 'gpuherd'")))
+
+
 def test_what_a_task_raised_is_told_in_its_own_words() -> None:
     found, reason = ends().end_of(in_task(ModuleNotFoundError("No module named 'gpuherd'")))
     assert (found, reason) == (End.FAILED, "in Ray's worker: ModuleNotFoundError: No module named 'gpuherd'")

@@ -92,7 +92,9 @@ def test_a_turn_ends_before_the_time_is_up(server: TwoNodes, tmp_path: Path) -> 
 def test_what_no_node_has_is_refused_before_anything_starts(engine: RayEngine) -> None:
     reasons = engine.check([Placement(gpus=GPUS), Placement(gpus=GPUS + 1), Placement(gpus=1, nodes=2)])
     assert "the most that any of the Ray cluster's 2 nodes has is 4 GPUs" in reasons[Placement(gpus=GPUS + 1)]
-    assert "needs a cluster that is joined" in reasons[Placement(gpus=1, nodes=2)]
+    assert (
+        "gives a job one node; one over several needs a cluster that is joined" in reasons[Placement(gpus=1, nodes=2)]
+    )
     assert Placement(gpus=GPUS) not in reasons
 
 

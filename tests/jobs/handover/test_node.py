@@ -296,6 +296,15 @@ def test_in_a_thread_of_a_process_that_lives_on(tmp_path: Path) -> None:
     assert claim is not None and claim.handle == "task-1"
 
 
+def test_who_asks_for_room_may_end_the_job_as_well_and_first(tmp_path: Path) -> None:
+    """As Ray's job server, which signals the leader and all that it has started."""
+    job = shell(tmp_path, "kill -TERM $$")
+    with Stop() as stop:
+        stop.asked = True  # what tells of it comes after the job's end
+        assert lead(written(tmp_path, job), 0, stop) == INTERRUPTED
+    assert end(job).interrupted and end(job).signal == signal.SIGTERM
+
+
 class _ThrownError(Exception):
     """What a host process throws into its own main thread."""
 

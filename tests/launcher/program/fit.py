@@ -49,7 +49,7 @@ def fit(cfg: DictConfig) -> Fit:
     time.sleep(50 * cfg.wait_a_step)
     while cfg.wait_for is not None and not Path(cfg.wait_for).exists():
         time.sleep(0.02)
-    return Fit(loss, slope, gpus, began, time.monotonic(), threading.Lock() if cfg.locked else None)
+    return Fit(loss, slope, gpus, began, time.monotonic(), threading.Lock() if cfg.locked == cfg.seed else None)
 
 
 if __name__ == "__main__":

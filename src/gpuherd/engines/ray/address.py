@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from gpuherd.errors import UsageError
 
 _FORMS = "HOST:PORT (a cluster that this machine belongs to) or http://HOST:8265 (its job server, from anywhere)"
 _PROBE_S = 5.0
+_LONGEST_NOTE = 1000
 
 
 class Kind(Enum):
@@ -78,13 +80,22 @@ def _names_a_host(url: str) -> bool:
 
 
 def _running_here(environment: Mapping[str, str]) -> str | None:
-    """The cluster that ``ray start`` has left a note of on this machine, if somebody answers there still."""
+    """The cluster that ``ray start`` has left a note of on this machine, if somebody answers there still. Raises
+    UsageError where the note is another user's: who is joined can have anything run by us, and may have all GPUs.
+    """
     folder = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"  # noqa: S108 - Ray's own place
     try:
-        text = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
+        with (Path(folder) / "ray" / "ray_current_cluster").open(encoding="utf-8") as note:
+            text, owner = note.read(_LONGEST_NOTE).strip(), os.fstat(note.fileno()).st_uid
     except (OSError, ValueError):
         return None
-    with suppress(UsageError):
-        if _parsed(text, "ray_current_cluster").kind is Kind.JOINED and answers(text, 2.0):
-            return text
-    return None
+    try:
+        joined = _parsed(text, "ray_current_cluster").kind is Kind.JOINED and answers(text, 2.0)
+    except UsageError:
+        return None
+    if joined and owner not in (0, os.geteuid()):
+        raise UsageError(
+            f"a Ray cluster of another user (uid {owner}) runs on this machine; --ray-address {text} means that one, "
+            "--ray-address local one of our own"
+        )
+    return text if joined else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import gpuherd
 from gpuherd.engines.cluster import EngineAway
 from gpuherd.engines.ray.address import Kind
 from gpuherd.engines.ray.messages import Answer, Question, Setup, error_of
+from gpuherd.engines.ray.own_folder import OwnFolder
 from gpuherd.errors import UsageError
 
 # A cluster of our own starts in 5 s, on a busy machine in 20; Ray gives up joining one after 20 s.
@@ -41,13 +41,13 @@ class Channel:
     """
 
     def __init__(self, setup: Setup, connect_s: float = _CONNECT_S):
+        self._address = setup.address
+        try:
+            self._folder = OwnFolder() if setup.address.kind is Kind.OWN else None
+        except OSError as problem:
+            raise EngineAway(f"can't make a folder for Ray in /tmp: {problem.strerror}") from problem
         ours, theirs = Pipe()
         self._connection = ours
-        self._address = setup.address
-        self._folder: Path | None = None
-        if setup.address.kind is Kind.OWN:
-            # Ray's sockets lie below it, and a socket's path must be short.
-            self._folder = Path(tempfile.mkdtemp(prefix="gpuherd-ray-", dir="/tmp"))
         # Closed by ``close``: what Ray prints is read here when the process has died.
         self._log = tempfile.TemporaryFile(prefix="gpuherd-ray-")  # noqa: SIM115
         try:
@@ -56,8 +56,8 @@ class Channel:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=(theirs.fileno(),),
-                env=_environment(self._folder),
+                pass_fds=(theirs.fileno(), *([] if self._folder is None else [self._folder.hold])),
+                env=_environment(own=self._folder is not None),
                 start_new_session=True,
             )
         except OSError as problem:
@@ -68,7 +68,7 @@ class Channel:
         finally:
             theirs.close()
         try:
-            self.ask(replace(setup, folder=self._folder), connect_s)
+            self.ask(replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
         except BaseException:
             self.end()
             raise
@@ -124,8 +124,9 @@ class Channel:
                 raise EngineAway(f"{who} has not answered within {within_s:g} s")
 
     def _sweep(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
     def _tail_bytes(self) -> bytes:
         size = os.fstat(self._log.fileno()).st_size
@@ -144,12 +145,12 @@ def refused_token(who: str) -> str:
     )
 
 
-def _environment(own: Path | None) -> dict[str, str]:
+def _environment(*, own: bool) -> dict[str, str]:
     """Ray reads it when it is imported. A cluster of our own gets a token of its own: else Ray would make one in the
     user's home folder."""
     paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAY_USAGE_STATS_ENABLED": "0"}
-    if own is not None:
+    if own:
         environment.pop("RAY_ADDRESS", None)
         if environment.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in environment:
             environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

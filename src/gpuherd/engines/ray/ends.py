@@ -39,6 +39,12 @@ def end_of(error: BaseException) -> tuple[End, str]:
     return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
 
 
+def unfit(error: BaseException) -> str | None:
+    """Why a node has not done what it was asked for as a trial, in Ray's words; None where it has gone meanwhile."""
+    end, reason = end_of(error)
+    return None if end is End.NODE_LOST else reason
+
+
 def end_of_leader(code: int, *, time_was_up: bool) -> tuple[End, str | None]:
     """What the exit code of an attempt's leader says."""
     if code == 0:

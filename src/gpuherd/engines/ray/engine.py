@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuherd.engines.cluster import Batch, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray.address import resolve
+from gpuherd.engines.ray.address import Kind, resolve
 from gpuherd.engines.ray.channel import Channel
 from gpuherd.engines.ray.messages import Cancel, Check, Join, Lead, Look, Question, Setup, Submit, handle_of
 from gpuherd.engines.ray.resources import custom
@@ -18,6 +18,9 @@ from gpuherd.engines.ray.resources import custom
 _ASK_S = 60.0
 # By the job server each parcel is a request of its own.
 _PARCEL_S = 1.0
+_LOOK_S = 0.25
+# The job server reads all jobs that it ever had to say how ours stand, each from the head's store.
+_SERVER_LOOK_S = 2.0
 
 
 class RayEngine:
@@ -35,7 +38,6 @@ class RayEngine:
     """
 
     name = "ray"
-    look_s = 0.25
     chains = False
 
     def __init__(self, options: EngineOptions, lead: Lead, join: Join | None = None):
@@ -46,6 +48,7 @@ class RayEngine:
             resources=custom(options.ray_resources),
             notice_s=options.notice,
         )
+        self.look_s = _SERVER_LOOK_S if self._setup.address.kind is Kind.SERVER else _LOOK_S
         self._channel: Channel | None = None
         # One process answers, one question after the other, whichever thread asks.
         self._asks = threading.Lock()

@@ -28,6 +28,10 @@ from gpuherd.errors import UsageError
 # Between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace is shorter; its leader keeps it.
 _STOP_WAIT_S = 300
 _FOLDER = "gpuherd_folder"
+_SPANNING = (
+    "Ray's job server gives a job one node; one over several needs a cluster that is joined, from one of its own "
+    "machines (--ray-address HOST:PORT, the port that `ray start --head` has named, else 6379)"
+)
 _MOST_NODES = 10_000
 # The server says of every job that waits that it may be for its resources or for its environment, and no more.
 _WAITS_FOR = "Ray has not started it yet: it waits for its resources, or is being set up"
@@ -46,8 +50,7 @@ class JobServer:
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
         """As ``Engine.check``; a cluster that can grow is believed to."""
-        spanning = "a job over several nodes needs a cluster that is joined (--ray-address HOST:PORT)"
-        found = {each: spanning for each in placements if each.nodes > 1}
+        found = {each: _SPANNING for each in placements if each.nodes > 1}
         with self._told():
             if self._grows():
                 return found
@@ -66,7 +69,7 @@ class JobServer:
         handles: list[str] = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            with self._told(so_far=index):
+            with self._told(taken=index):
                 self._submit(
                     submission_id=handle,
                     entrypoint=entrypoint(batch.command, index, turn_s),
@@ -143,9 +146,9 @@ class JobServer:
         return False
 
     @contextmanager
-    def _told(self, so_far: int = 0) -> Iterator[None]:
-        """Turns what can go wrong on the way to the server into our errors. ``so_far``: what it has of the batch
-        already; only a batch of which it has nothing can be refused."""
+    def _told(self, taken: int | None = None) -> Iterator[None]:
+        """Turns what can go wrong on the way to the server, and in it, into our errors. ``taken``: how many jobs of the
+        batch that is handed over it has already: only one of which it has nothing can be refused."""
         try:
             yield
         except AuthenticationError as problem:
@@ -156,11 +159,16 @@ class JobServer:
                 "the cluster was started with another --dashboard-port"
             ) from problem
         except RuntimeError as problem:
-            if so_far:
-                text = f"Ray's job server has taken {so_far} jobs of a batch: {_first_sentence(str(problem))}"
+            text = f"Ray's job server at {self._url}: {_first_sentence(str(problem))}"
+            if taken is None:
                 raise EngineAway(text) from problem
-            raise Refused(
-                f"Ray's job server at {self._url}: {_first_sentence(str(problem))}", may_pass=True
+            if taken:
+                raise EngineAway(f"{text} (it has taken {taken} jobs of a batch)") from problem
+            raise Refused(text, may_pass=True) from problem
+        except (ValueError, TypeError, KeyError) as problem:  # what Ray's own client makes of it
+            raise EngineAway(
+                f"what Ray's job server at {self._url} answers is not understood ({type(problem).__name__}); if it is "
+                "one, a Ray of its version here will understand it"
             ) from problem
 
 

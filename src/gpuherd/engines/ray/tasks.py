@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import connecting
-from gpuherd.engines.ray.ends import end_of, end_of_leader
+from gpuherd.engines.ray.ends import end_of, end_of_leader, unfit
 from gpuherd.engines.ray.messages import Lead, Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
 from gpuherd.engines.ray.spanning import Span, free, in_bundle, reserve
@@ -75,10 +75,10 @@ class Tasks:
         handles = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            span = self._span(handle, batch.placement.nodes, asked, options)
-            here = options if span is None else in_bundle(span, 0)
-            task = self._work.options(name=parcel.title, **here)
             with _answering():
+                span = self._span(handle, batch.placement.nodes, asked, options)
+                here = options if span is None else in_bundle(span, 0)
+                task = self._work.options(name=parcel.title, **here)
                 stream = task.remote(self._setup.lead, batch.command[-1], index, handle, turn_s, span)
             self._flights[handle] = Flight(stream, asked, span)
             handles.append(handle)
@@ -139,7 +139,8 @@ class Tasks:
                 if flight.ended is not None:
                     del by_stream[stream]
                     if flight.span is not None:
-                        free(flight.span.group)
+                        with _answering():
+                            free(flight.span.group)
 
     def _sighting(self, handle: str, flight: Flight) -> Sighting:
         if flight.ended is not None:
@@ -212,7 +213,9 @@ def _probe(lead: Lead) -> None:
         except GetTimeoutError as problem:
             raise EngineAway(f"Ray has started no worker on {name} within {_PROBE_S:g} s") from problem
         except RayError as problem:
-            reason = end_of(problem)[1]
+            reason = unfit(problem)
+            if reason is None:
+                continue
             raise UsageError(
                 f"Ray's node {name} can't run gpuherd ({reason}); install the same gpuherd there, in the Python that "
                 "Ray runs with"

@@ -75,6 +75,8 @@ class Course:
                 stop.heard()
                 self.make_room(soon=stop.soon)
             if self._all_ended():
+                # Who asks for room may have ended the job as well, and that be heard first: so does Ray's job server.
+                self.interrupted = self.interrupted or stop.asked
                 return
             self._keep_time(clock.mono())
 

@@ -1,4 +1,4 @@
-"""A job server that stops taking jobs in the middle of a batch."""
+"""A job server that stops taking jobs in the middle of a batch, or answers with nonsense."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from gpuherd.jobs.handover.node import join, lead
 
 
 @contextmanager
-def server(takes: int) -> Iterator[str]:
-    """The address of one that takes so many jobs, and then breaks."""
+def server(takes: int = 0, jobs: tuple[int, str] = (500, "Traceback: the job manager is overloaded")) -> Iterator[str]:
+    """The address of one that takes so many jobs, and then breaks. ``jobs``: its answer to how all of them stand."""
     taken: list[str] = []
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path.startswith("/api/jobs/"):
+                self._tell(*jobs)
+                return
             self._tell(200, json.dumps({"version": "4", "ray_version": "2.0", "ray_commit": ""}))
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"null")
             if len(taken) == takes:
                 self._tell(500, "Traceback: the job manager is overloaded")
                 return
@@ -63,10 +66,38 @@ def test_only_a_batch_of_which_nothing_was_taken_is_refused(tmp_path: Path, take
     batch = Batch(
         name="gpuherd-1-1", placement=Placement(gpus=0), parcels=parcels, command=("lead", "batch"), folder=tmp_path
     )
-    with server(takes) as address:
-        options = EngineOptions(engine="ray", ray_address=address)
-        setup = Setup(
-            address=resolve(options.ray_address, {}), lead=lead, join=join, resources={}, notice_s=options.notice
-        )
-        with pytest.raises(EngineAway if takes else Refused, match=r"overloaded|has taken 2 jobs"):
-            JobServer(setup).submit(batch)
+    with (
+        server(takes) as address,
+        pytest.raises(EngineAway if takes else Refused, match=r"overloaded\.( \(it has taken 2 jobs of a batch\))?$"),
+    ):
+        joined(address).submit(batch)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        (500, "Traceback: the GCS is restarting", "the GCS is restarting"),
+        (200, '[{"type": "SUBMISSION", "status": "DANCING"}]', r"is not understood \(ValidationError\)"),
+        (200, '["unheard of"]', r"is not understood \(TypeError\)"),
+        (200, "<html>", "does not answer"),
+    ],
+)
+def test_answers_that_mean_nothing_are_an_engine_that_is_away(code: int, text: str, told: str) -> None:
+    """As a head that starts again gives them; the follower asks later, and ends nothing for them."""
+    with server(jobs=(code, text)) as address:
+        office = joined(address)
+        with pytest.raises(EngineAway, match=told):
+            office.look(("gpuherd-1-1-0",))
+
+
+def test_a_job_that_can_not_be_cancelled_now_is_cancelled_later() -> None:
+    with server() as address, pytest.raises(EngineAway, match="overloaded"):
+        joined(address).cancel(("gpuherd-1-1-0",))
+
+
+def joined(address: str) -> JobServer:
+    """A connection to it."""
+    options = EngineOptions(engine="ray", ray_address=address)
+    return JobServer(
+        Setup(address=resolve(options.ray_address, {}), lead=lead, join=join, resources={}, notice_s=options.notice)
+    )
