@@ -93,17 +93,17 @@ def test_what_is_asked_of_slurm() -> None:
         "--job-name=01-m",
         "--output=logs/%x.%a.log",
         "--array=0-11%3",
+        "--gres=gpu:a100:2",
         "--nodes=1",
         "--ntasks-per-node=1",
-        "--gres=gpu:a100:2",
         "--cpus-per-task=4",
         "--mem=2048M",
         "--time=90",
-        "--signal=B:TERM@120",
         "--partition=gpu",
         "'--account=it'\"'\"'s a lab'",
         "--qos=high",
         "'--constraint=a100&nvlink'",
+        "--signal=B:TERM@120",
         "--no-requeue",
         "--kill-on-invalid-dep=yes",
         "--exclude=n3",
@@ -123,6 +123,7 @@ def test_one_job_is_no_array_and_a_job_on_the_cpu_sees_no_gpu() -> None:
     [
         ({"partition": "gpu\n#SBATCH --uid=0"}, "take out what is not printable"),
         ({"slurm_args": ("script",)}, "is no option of sbatch"),
+        ({"slurm_args": ("--array=0-9",)}, "--array can't be given, an array's indices are the jobs"),
     ],
 )
 def test_words_that_sbatch_would_misread_are_refused(options: dict[str, Any], problem: str) -> None:

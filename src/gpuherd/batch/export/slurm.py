@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 
 from gpuherd.batch.export.plan import Group, whole_groups
 from gpuherd.batch.export.quoting import comment, line_of
 from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.slurm import translate
 from gpuherd.errors import UsageError
 
 SUBMIT = "submit.sh"
-# sbatch keeps the time before the end in 16 bits.
-_MOST_NOTICE_S = 65535
 
 _SEVERAL_NODES = """\
 # The job spans {nodes} nodes: one process of it starts on each, and they meet here.
@@ -88,31 +86,10 @@ def _directives(group: Group, options: EngineOptions) -> list[str]:
     if jobs > 1:
         limit = "" if options.array_limit is None else f"%{options.array_limit}"
         words.append(f"--array=0-{jobs - 1}{limit}")
-    words += [f"--nodes={asked.nodes}", "--ntasks-per-node=1"]
-    if asked.gpus:
-        words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
-    if asked.cpus is not None:
-        words.append(f"--cpus-per-task={asked.cpus}")
-    if asked.memory_mb is not None:
-        words.append(f"--mem={asked.memory_mb}M")
-    if asked.time_s is not None:
-        words.append(f"--time={max(1, math.ceil(asked.time_s / 60))}")  # minutes
+    words += translate.resources(asked, options)
     if options.time_limit is not None:
-        notice_s = max(1, int(min(options.notice, _MOST_NOTICE_S, options.time_limit / 2)))
-        words.append(f"--signal=B:TERM@{notice_s}")
-    for name in ("partition", "account", "qos", "constraint"):
-        value = getattr(options, name)
-        if value is not None:
-            words.append(f"--{name}={value}")
-    words += ["--no-requeue", "--kill-on-invalid-dep=yes"]
-    for word in options.slurm_args:
-        if not word.startswith("-") or word in ("-", "--"):
-            raise UsageError(
-                f"--slurm-args {word!r} is no option of sbatch; write an option and its value in one word, like "
-                "--slurm-args=--exclude=n3"
-            )
-        words.append(word)
-    return words
+        words.append(f"--signal=B:TERM@{translate.notice_s(options.notice, options.time_limit)}")
+    return [*words, "--no-requeue", "--kill-on-invalid-dep=yes", *translate.checked(options.slurm_args)]
 
 
 def _word(word: str) -> str:

@@ -30,6 +30,7 @@ _OURS = {
     "--ntasks": "on each node there is one task, which starts the job's own processes",
     "--ntasks-per-node": "on each node there is one task, which starts the job's own processes",
     "--help": "it would hand nothing over",
+    "--usage": "it would hand nothing over",
     "--version": "it would hand nothing over",
 }
 _SHORT = {
@@ -41,6 +42,7 @@ _SHORT = {
     "-N": "--nodes",
     "-n": "--ntasks",
     "-h": "--help",
+    "-u": "--usage",
     "-V": "--version",
 }
 # sbatch keeps the time before the end in 16 bits.
