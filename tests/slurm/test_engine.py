@@ -113,6 +113,7 @@ def test_those_of_an_array_that_are_cancelled_while_they_wait(slurm: Cluster, ha
     assert {seen[each].end for each in (first, second, third)} == {End.OK}
 
 
+@pytest.mark.slow
 def test_an_array_that_is_cancelled_before_any_of_it_began(slurm: Cluster, hand: HandTo) -> None:
     to = hand(slurm_args=("--hold",))
     to.over("true", count=3)

@@ -42,7 +42,6 @@ _SHORT = {
     "-N": "--nodes",
     "-n": "--ntasks",
     "-h": "--help",
-    "-u": "--usage",
     "-V": "--version",
 }
 # sbatch keeps the time before the end in 16 bits.
