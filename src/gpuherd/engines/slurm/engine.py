@@ -82,10 +82,11 @@ class SlurmEngine:
         size = self._settings.array_size
         places = {ticket: translate.named(ticket.batch, ticket.index, size) for ticket in tickets}
         names = sorted({name for name, _ in places.values()})
-        rows = _found(places, parse.squeue(self._programs.squeue(names)))
+        now = list(parse.squeue(self._programs.squeue(names)))
+        rows = _found(places, now)
         # Accounting also knows who has cancelled a job.
         unclear = [ticket for ticket in tickets if ticket not in rows or rows[ticket].end is End.CANCELLED]
-        recorded = self._recorded({ticket: places[ticket] for ticket in unclear})
+        recorded = self._recorded({ticket: places[ticket] for ticket in unclear}, now)
         sightings = {}
         for ticket in tickets:
             told = self._told(rows.get(ticket), recorded.get(ticket), places[ticket][1])
@@ -101,8 +102,8 @@ class SlurmEngine:
     def close(self) -> None:
         """Nothing of ours stays in SLURM but the jobs."""
 
-    def _recorded(self, places: Mapping[Ticket, tuple[str, int]]) -> dict[Ticket, Row]:
-        """What accounting tells of these."""
+    def _recorded(self, places: Mapping[Ticket, tuple[str, int]], now: Collection[Row]) -> dict[Ticket, Row]:
+        """What accounting tells of these. ``now``: what the controller knows."""
         # Whole arrays: sacct does not tell of a single place what has become of an array's waiting rest.
         jobs = sorted({parse.place_of(ticket.handle)[0] for ticket in places if ticket.handle is not None})
         nameless = sorted({name for ticket, (name, _) in places.items() if ticket.handle is None})
@@ -117,7 +118,7 @@ class SlurmEngine:
                     continue
                 self._accounting = text is not None
                 rows = list(parse.sacct(text or ""))
-                found |= {**_dropped(places, rows), **_found(places, rows)}
+                found |= {**_dropped(places, now, rows), **_found(places, rows)}
         return found
 
     def _told(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
@@ -165,11 +166,13 @@ def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dic
     return found
 
 
-def _dropped(places: Mapping[Ticket, tuple[str, int]], recorded: Collection[Row]) -> dict[Ticket, Row]:
-    """Those of arrays that accounting knows without them. Who cancels single jobs of an array that waits takes them
-    out of it, and SLURM keeps no record of them at all.
+def _dropped(
+    places: Mapping[Ticket, tuple[str, int]], now: Collection[Row], recorded: Collection[Row]
+) -> dict[Ticket, Row]:
+    """Those of arrays that controller and accounting both know, to be overruled by what either says of them. Who
+    cancels single jobs of an array that waits takes them out of it, and SLURM keeps no record of them at all.
     """
-    arrays = {(row.name, row.job) for row in recorded if not row.is_whole}
+    arrays = {(row.name, row.job) for row in now} & {(row.name, row.job) for row in recorded if not row.is_whole}
     found = {}
     for ticket, (name, _) in places.items():
         job, place = (None, 0) if ticket.handle is None else parse.place_of(ticket.handle)
