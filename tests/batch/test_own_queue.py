@@ -71,8 +71,8 @@ def test_there_is_one_for_each_engine(own: Path) -> None:
 
 
 def looked_at() -> str:
-    """What ``status`` tells, its lines joined: a path that is longer than a line is folded."""
-    return gpuherd("status").stdout.replace("\n", "")
+    """What ``status`` tells."""
+    return gpuherd("status").stdout
 
 
 def test_commands_find_the_queue_that_is_meant(own: Path) -> None:

@@ -24,6 +24,7 @@ def program(folder: Path, name: str, text: str) -> None:
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH on which nothing is but what a test puts there."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
     return tmp_path
 
 

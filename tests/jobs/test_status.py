@@ -12,11 +12,13 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gpuherd.cli.watching import print_tables
 from gpuherd.engines.processes import identify
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
@@ -433,6 +435,25 @@ def test_on_a_screen_all_states_are_seen_however_many_jobs_run(scene: Scene, hei
     left = {word: int(number) for number, word in re.findall(r"(\d+) (running|waiting)", " ".join(lines[-2:]))}
     assert shown["running"] + left.get("running", 0) == 39
     assert shown["waiting"] + left["waiting"] == 20
+
+
+@pytest.mark.parametrize(("height", "whole"), [(None, True), (24, False)])
+def test_a_long_path_is_in_one_line(scene: Scene, height: int | None, whole: bool) -> None:
+    """Printed it can be copied whole; on a screen it takes one line, for which room was left."""
+    folder = Path("/scratch") / "/".join(f"part-{number}" for number in range(20))
+    status = replace(scene.status(Page()), folder=folder)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(as_table(status, height), crop=False)
+    assert isinstance(console.file, io.StringIO)
+    first, second = console.file.getvalue().splitlines()[:2]
+    assert (first.rstrip() == str(folder)) is whole and first.startswith("/scratch/part-0/")
+    assert second.startswith("0 of 0 done")
+
+
+def test_a_status_is_printed_with_its_path_in_one_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("/scratch") / "/".join(f"part-{number}" for number in range(20))
+    print_tables(lambda: as_table(replace(scene.status(Page()), folder=folder)), None)
+    assert str(folder) in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_folder_that_is_moved_away_while_it_is_read(scene: Scene, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.processes import LEASH, SPACES, born, children
 from tests.slurm.configuration import Layout, Plan
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "unshare", "setpriv", "mknod")
+PACKAGES = "slurm-wlm slurmctld slurmd slurmdbd munge mariadb-server-core iproute2"
 _ACCOUNTING = ("slurmdbd", "mariadbd", "sacctmgr")
 _PATIENCE_S = 60.0
 
@@ -59,8 +60,7 @@ def why_not(*, accounting: bool = True) -> str | None:
         return "a test cluster needs Linux and root"
     missing = [each for each in (*PROGRAMS, *(_ACCOUNTING if accounting else ())) if shutil.which(each) is None]
     if missing:
-        packages = "slurm-wlm slurmctld slurmd slurmdbd munge mariadb-server-core iproute2"
-        return f"{', '.join(missing)} not installed: apt-get install --no-install-recommends {packages}"
+        return f"{', '.join(missing)} not installed: apt-get install --no-install-recommends {PACKAGES}"
     return None
 
 

@@ -89,6 +89,39 @@ def test_cancelled_by_us_and_by_an_administrator(slurm: Cluster, hand: HandTo) -
     to.engine.cancel([to.handle(each) for each in seen])  # have ended: no error
 
 
+def test_those_of_an_array_that_are_cancelled_while_they_wait(slurm: Cluster, hand: HandTo) -> None:
+    """SLURM takes single ones out of the array and keeps no record of them; who cancels all that waits leaves one that
+    names no place. What runs there runs on.
+    """
+    to = hand()
+    gate = Gate(to.folder / "gate")
+    first, second, third, *waiting = to.over("bash", "-c", gate.wait, count=8, placement=Placement(gpus=2), at_once=3)
+    one, *others = waiting
+    to.until_running(first, second, third)
+    slurm.command("scancel", to.handle(one))
+    # Accounting tells of the array a moment after the controller.
+    seen = to.until(lambda seen: one in seen and seen[one].phase is Phase.ENDED)
+    assert (seen[one].end, seen[one].by) == (End.CANCELLED, None)
+    assert {to.sighting(each).phase for each in others} == {Phase.WAITING}
+    slurm.command("scancel", "--state=PENDING", to.handle(first).partition("_")[0])
+    seen = to.until_ended(*waiting)
+    assert {seen[each].end for each in waiting} == {End.CANCELLED}
+    assert {seen[each].by for each in others} == {"root"}
+    assert {seen[each].phase for each in (first, second, third)} == {Phase.RUNNING}
+    gate.open()
+    seen = to.until_ended()
+    assert {seen[each].end for each in (first, second, third)} == {End.OK}
+
+
+@pytest.mark.slow
+def test_an_array_that_is_cancelled_before_any_of_it_began(slurm: Cluster, hand: HandTo) -> None:
+    to = hand(slurm_args=("--hold",))
+    to.over("true", count=3)
+    to.until(lambda seen: len(seen) == 3)
+    slurm.command("scancel", to.handle(1).partition("_")[0])
+    assert {(each.end, each.by) for each in to.until_ended().values()} == {(End.CANCELLED, "root")}
+
+
 def test_a_signal_reaches_the_command_itself(slurm: Cluster, hand: HandTo) -> None:
     to = hand(setup=("export SAID='of the setup'",))
     (attempt,) = to.over(

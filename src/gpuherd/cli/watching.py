@@ -53,10 +53,11 @@ def print_tables(look: Callable[[], RenderableType], every_s: float | None) -> N
 
     console = Console(highlight=False)
     if every_s is None or not console.is_terminal:
-        console.print(look())
+        # What is to stay in one line is not cut either.
+        console.print(look(), crop=False)
         while every_s is not None:
             time.sleep(every_s)
-            console.print(look())
+            console.print(look(), crop=False)
         return
     with Live(_watched(look(), every_s), console=console, auto_refresh=False) as live:
         while True:

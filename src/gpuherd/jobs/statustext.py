@@ -181,7 +181,8 @@ def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
     from rich.text import Text
 
     lines: list[RenderableType] = [
-        Text(f"{status.folder}", style="bold", overflow="fold"),
+        # In one line, to be copied; where that is wider than the terminal, it is the terminal that folds it.
+        Text(f"{status.folder}", style="bold", no_wrap=True, overflow="ignore" if height is None else "ellipsis"),
         Text(headline(status)),
         Text(at_work(status), style="" if status.dispatcher else "yellow"),
     ]

@@ -123,6 +123,7 @@ def test_one_job_is_no_array_and_a_job_on_the_cpu_sees_no_gpu() -> None:
     [
         ({"partition": "gpu\n#SBATCH --uid=0"}, "take out what is not printable"),
         ({"slurm_args": ("script",)}, "is no option of sbatch"),
+        ({"slurm_args": ("--array=0-9",)}, "--array can't be given, an array's indices are the jobs"),
     ],
 )
 def test_words_that_sbatch_would_misread_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -185,5 +185,6 @@ def test_a_handle_taken_apart() -> None:
 
 
 def test_one_row_speaks_only_of_its_own() -> None:
-    assert Row(job="1", places=None, state="RUNNING", name="x").speaks_of(0)
+    whole = Row(job="1", places=None, state="RUNNING", name="x")
+    assert whole.is_whole and not whole.speaks_of(0) and (whole.handle(0), whole.handle(3)) == ("1", "1_3")
     assert not Row(job="1", places=None, state="RUNNING", name="x").speaks_of(1)

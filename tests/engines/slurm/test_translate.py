@@ -187,6 +187,7 @@ def test_words_for_sbatch_are_given_on(word: str) -> None:
         "--clusters=b",
         "-N2",
         "--wait",
+        "--usage",
     ],
 )
 def test_what_we_must_say_ourselves_is_refused(word: str) -> None:

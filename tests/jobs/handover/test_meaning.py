@@ -142,13 +142,16 @@ def test_why_it_was_interrupted_is_known_to_the_engine(
     assert isinstance(found, Over) and (found.blameless, found.cancelled_by) == (blameless, by)
 
 
-def test_killed_from_outside_the_engine_is_asked_too() -> None:
-    report = Ended(at=1.0, ran_s=2.0, signal=signal.SIGKILL)
+@pytest.mark.parametrize(("code", "number"), [(None, signal.SIGKILL), (None, signal.SIGTERM), (143, None)])
+def test_killed_from_outside_the_engine_is_asked_too(code: int | None, number: int | None) -> None:
+    report = Ended(at=1.0, ran_s=2.0, code=code, signal=number)
     assert meaning(Known(engine="SLURM", ended=report, sighting=RUNS)) is Step.ASK
     found = meaning(Known(engine="SLURM", ended=report, sighting=ended(End.OUT_OF_MEMORY)))
     assert isinstance(found, Over) and "oom-kill event" in found.told
     found = meaning(Known(engine="SLURM", ended=report, sighting=RUNS, late=True))
     assert isinstance(found, Over) and (found.blameless, found.told) == (None, "")
+    found = meaning(Known(engine="SLURM", ended=report, sighting=ended(End.CANCELLED, "root")))
+    assert isinstance(found, Over) and found.cancelled_by == "root in SLURM"
 
 
 def test_without_a_report_it_goes_on_while_the_engine_says_so() -> None:
@@ -158,11 +161,16 @@ def test_without_a_report_it_goes_on_while_the_engine_says_so() -> None:
 
 
 def test_a_report_that_is_late_is_waited_for_and_then_it_is_claimed() -> None:
-    gone = Known(engine="SLURM", sighting=ended(End.CANCELLED, "root"))
+    gone = Known(engine="SLURM", sighting=ended(End.NODE_LOST))
     assert meaning(gone) is Step.ASK
-    late = Known(engine="SLURM", sighting=gone.sighting, late=True)
-    assert meaning(late) is Step.VOID
-    won = meaning(Known(engine="SLURM", sighting=gone.sighting, late=True, claim=Claim(at=1.0, void=True)))
+    assert meaning(Known(engine="SLURM", sighting=gone.sighting, late=True)) is Step.VOID
+
+
+def test_what_was_cancelled_is_claimed_at_once_and_waited_for_only_if_it_had_begun() -> None:
+    gone = Known(engine="SLURM", sighting=ended(End.CANCELLED, "root"))
+    assert meaning(gone) is Step.VOID
+    assert meaning(Known(engine="SLURM", sighting=gone.sighting, taken=True)) is Step.ASK
+    won = meaning(Known(engine="SLURM", sighting=gone.sighting, claim=Claim(at=1.0, void=True)))
     lost = meaning(Known(engine="SLURM", sighting=gone.sighting, late=True, taken=True))
     assert isinstance(won, Over) and won.cancelled_by == "root in SLURM" and not won.exit.started
     assert isinstance(lost, Over) and lost.cancelled_by == "root in SLURM" and lost.exit.started

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpuherd.batch.export.plan import Group, whole_groups
 from gpuherd.batch.export.quoting import comment, line_of
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.slurm.translate import notice_s, resources
+from gpuherd.engines.slurm import translate
 from gpuherd.errors import UsageError
 
 SUBMIT = "submit.sh"
@@ -86,18 +86,10 @@ def _directives(group: Group, options: EngineOptions) -> list[str]:
     if jobs > 1:
         limit = "" if options.array_limit is None else f"%{options.array_limit}"
         words.append(f"--array=0-{jobs - 1}{limit}")
-    words += resources(group.placement, options)
+    words += translate.resources(group.placement, options)
     if options.time_limit is not None:
-        words.append(f"--signal=B:TERM@{notice_s(options.notice, options.time_limit)}")
-    words += ["--no-requeue", "--kill-on-invalid-dep=yes"]
-    for word in options.slurm_args:
-        if not word.startswith("-") or word in ("-", "--"):
-            raise UsageError(
-                f"--slurm-args {word!r} is no option of sbatch; write an option and its value in one word, like "
-                "--slurm-args=--exclude=n3"
-            )
-        words.append(word)
-    return words
+        words.append(f"--signal=B:TERM@{translate.notice_s(options.notice, options.time_limit)}")
+    return [*words, "--no-requeue", "--kill-on-invalid-dep=yes", *translate.checked(options.slurm_args)]
 
 
 def _word(word: str) -> str:

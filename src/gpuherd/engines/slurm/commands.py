@@ -44,6 +44,12 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _for_jobs(own: Mapping[str, str]) -> dict[str, str]:
+    """What of it jobs need otherwise: they start in another folder, and modules are found from this one."""
+    places = [os.path.abspath(place) for place in own.get("PYTHONPATH", "").split(os.pathsep) if place]  # noqa: PTH100
+    return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+
+
 def user_name(number: int) -> str:
     """What this machine calls a user."""
     try:
@@ -140,7 +146,7 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
             words,
             input=text,
             capture_output=True,
-            env={**environment(os.environ), **({} if words[0] == "sbatch" else _ASKING)},
+            env={**environment(os.environ), **(_for_jobs(os.environ) if words[0] == "sbatch" else _ASKING)},
             timeout=limit_s,
             encoding="utf-8",
             errors="replace",

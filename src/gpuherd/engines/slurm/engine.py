@@ -19,8 +19,8 @@ from gpuherd.errors import CannotWrite
 _CANCEL_AT_ONCE = 500
 # So long is waited for accounting to tell who has cancelled a job: it is told a moment after the controller.
 _WAIT_FOR_A_NAME_S = 10.0
-# Exact numbers of jobs for sacct, up to so many; above, whole arrays are asked for.
-_MOST_EXACT = 1000
+# sacct is asked for so many jobs and arrays at a time: their numbers are one word.
+_RECORDED_AT_ONCE = 5000
 
 
 class SlurmEngine:
@@ -82,10 +82,11 @@ class SlurmEngine:
         size = self._settings.array_size
         places = {ticket: translate.named(ticket.batch, ticket.index, size) for ticket in tickets}
         names = sorted({name for name, _ in places.values()})
-        rows = _found(places, parse.squeue(self._programs.squeue(names)))
+        now = list(parse.squeue(self._programs.squeue(names)))
+        rows = _found(places, now)
         # Accounting also knows who has cancelled a job.
         unclear = [ticket for ticket in tickets if ticket not in rows or rows[ticket].end is End.CANCELLED]
-        recorded = self._recorded({ticket: places[ticket] for ticket in unclear})
+        recorded = self._recorded({ticket: places[ticket] for ticket in unclear}, now)
         sightings = {}
         for ticket in tickets:
             told = self._told(rows.get(ticket), recorded.get(ticket), places[ticket][1])
@@ -101,14 +102,14 @@ class SlurmEngine:
     def close(self) -> None:
         """Nothing of ours stays in SLURM but the jobs."""
 
-    def _recorded(self, places: Mapping[Ticket, tuple[str, int]]) -> dict[Ticket, Row]:
-        """What accounting tells of these."""
-        known = sorted({ticket.handle for ticket in places if ticket.handle is not None})
+    def _recorded(self, places: Mapping[Ticket, tuple[str, int]], now: Collection[Row]) -> dict[Ticket, Row]:
+        """What accounting tells of these. ``now``: what the controller knows."""
+        # Whole arrays: sacct does not tell of a single place what has become of an array's waiting rest.
+        jobs = sorted({parse.place_of(ticket.handle)[0] for ticket in places if ticket.handle is not None})
         nameless = sorted({name for ticket, (name, _) in places.items() if ticket.handle is None})
-        if len(known) > _MOST_EXACT:
-            known = sorted({parse.place_of(handle)[0] for handle in known})
+        parts = [jobs[at : at + _RECORDED_AT_ONCE] for at in range(0, len(jobs), _RECORDED_AT_ONCE)]
         found: dict[Ticket, Row] = {}
-        for handles, names in ((known, []), ([], nameless)):
+        for handles, names in (*((part, []) for part in parts), ([], nameless)):
             if self._accounting and (handles or names):
                 try:
                     text = self._programs.sacct(handles=handles, names=names)
@@ -116,19 +117,19 @@ class SlurmEngine:
                     # The database may be away for long while the controller works on.
                     continue
                 self._accounting = text is not None
-                found.update(_found(places, parse.sacct(text or "")))
+                rows = list(parse.sacct(text or ""))
+                found |= {**_dropped(places, now, rows), **_found(places, rows)}
         return found
 
     def _told(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
         if recorded is not None and not recorded.ended:
             recorded = None
-        if row is None:
+        by = None if recorded is None or recorded.by is None else user_name(recorded.by)
+        if row is None or (row.places is None and recorded is not None and recorded.places is not None):
             # What accounting takes for alive and the controller does not know is gone: its record is late, or wrong.
-            return None if recorded is None else recorded.sighting(place, by=_who(recorded.by))
-        if not row.ended:
-            return row.sighting(place)
-        sighting = row.sighting(place, by=None if recorded is None else _who(recorded.by))
-        if sighting.end is End.CANCELLED and sighting.by is None and self._accounting:
+            return None if recorded is None else recorded.sighting(place, by=by)
+        sighting = row.sighting(place, by=by)
+        if sighting.end is End.CANCELLED and recorded is None and self._accounting:
             now = time.monotonic()
             if now - self._nameless_since.setdefault(sighting.handle, now) < _WAIT_FOR_A_NAME_S:
                 return Sighting(handle=sighting.handle, phase=Phase.RUNNING, reason="cancelled", node=sighting.node)
@@ -157,14 +158,28 @@ def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dic
         else:
             job, place = parse.place_of(ticket.handle)
             candidates = jobs.get(job, [])
-        speaking = [row for row in candidates if row.speaks_of(place)]
+        # An array whose waiting rest was cancelled names no place any more, and speaks of those of which nothing else
+        # does; its places that have begun go on.
+        speaking = [row for row in candidates if row.speaks_of(place)] or [row for row in candidates if row.is_whole]
         if speaking:
             found[ticket] = max(speaking, key=lambda row: int(row.job))
     return found
 
 
-def _who(number: int | None) -> str | None:
-    return None if number is None else user_name(number)
+def _dropped(
+    places: Mapping[Ticket, tuple[str, int]], now: Collection[Row], recorded: Collection[Row]
+) -> dict[Ticket, Row]:
+    """Those of arrays that controller and accounting both know, to be overruled by what either says of them. Who
+    cancels single jobs of an array that waits takes them out of it, and SLURM keeps no record of them at all.
+    """
+    arrays = {(row.name, row.job) for row in now} & {(row.name, row.job) for row in recorded if not row.is_whole}
+    found = {}
+    for ticket, (name, _) in places.items():
+        job, place = (None, 0) if ticket.handle is None else parse.place_of(ticket.handle)
+        if job is not None and (name, job) in arrays:
+            only = range(place, place + 1)
+            found[ticket] = Row(job=job, places=(only,), state="CANCELLED", name=name)
+    return found
 
 
 def _keep(path: Path, text: str) -> None:

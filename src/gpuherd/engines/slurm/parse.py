@@ -65,7 +65,7 @@ class Row:
 
     Attributes:
         job: the number of the job or array, in digits.
-        places: which parcels of an array it speaks of; None for a job that is none.
+        places: which parcels of an array it speaks of; None for a job that is none, or an array that names none.
         state: SLURM's word, like RUNNING; ``by``: the user's number that sacct gives with CANCELLED.
         name: the job's.
     """
@@ -79,8 +79,13 @@ class Row:
     by: int | None = None
 
     def speaks_of(self, place: int) -> bool:
-        """Whether the parcel at this place of its piece is meant. A single parcel is at place 0."""
-        return place == 0 if self.places is None else any(place in each for each in self.places)
+        """Whether the parcel at this place of its piece is named."""
+        return self.places is not None and any(place in each for each in self.places)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it speaks of the job as a whole, which may be a single parcel."""
+        return self.places is None
 
     @property
     def ended(self) -> bool:
@@ -95,7 +100,7 @@ class Row:
 
     def handle(self, place: int) -> str:
         """SLURM's word for the parcel at this place."""
-        return self.job if self.places is None else f"{self.job}_{place}"
+        return self.job if self.is_whole and place == 0 else f"{self.job}_{place}"
 
     def sighting(self, place: int, by: str | None = None) -> Sighting:
         """What it says of the parcel at this place. ``by``: who cancelled it."""

@@ -30,6 +30,7 @@ _OURS = {
     "--ntasks": "on each node there is one task, which starts the job's own processes",
     "--ntasks-per-node": "on each node there is one task, which starts the job's own processes",
     "--help": "it would hand nothing over",
+    "--usage": "it would hand nothing over",
     "--version": "it would hand nothing over",
 }
 _SHORT = {

@@ -99,7 +99,9 @@ def meaning(known: Known) -> Over | Step:
         return Step.VOID
     if known.end is None and not known.unknown:
         return Step.GO_ON
-    if not known.late and not (known.end is End.NEVER and known.may_begin):
+    # What is cancelled begins no more; if it had begun, our claim comes too late, and its report is waited for.
+    surely = known.may_begin and known.end in (End.NEVER, End.CANCELLED)
+    if not known.late and not surely:
         return Step.ASK
     return Step.VOID if known.may_begin else _unreported(known)
 
@@ -116,7 +118,7 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
         return Over(exit=found, passed=passed, told=told)
     # Its leader and its shell were killed together: a guardian tells, who knows no more than that.
     unseen = ended.started and ended.code is None and ended.signal is None
-    if not (ended.interrupted or unseen or ended.signal == signal.SIGKILL):
+    if not (ended.interrupted or unseen or _is_of_others(ended)):
         return Over(exit=found, told=told)
     if known.end is None and not known.late:
         return Step.ASK
@@ -186,6 +188,12 @@ def _by_engine(known: Known, found: Exit) -> Over | None:
 def _by_somebody(known: Known, found: Exit) -> Over:
     by = None if known.sighting is None else known.sighting.by
     return Over(exit=found, cancelled_by=f"{by or 'somebody'} in {known.engine}")
+
+
+def _is_of_others(ended: Ended) -> bool:
+    """Whether the job may have been ended from outside before its leader was: an engine's SIGTERM goes to both."""
+    number = ended.signal or (ended.code or 0) - 128  # a shell's word for the signal that ended its command
+    return number in (signal.SIGTERM, signal.SIGKILL)
 
 
 def _says(known: Known, plain: str) -> str:
