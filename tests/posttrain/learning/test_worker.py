@@ -202,3 +202,13 @@ def test_in_a_job_one_request_may_come_often(tmp_path: Path) -> None:
     words = [sys.executable, "-c", ASKED_TWICE, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, timeout=60, env=in_a_job)
     assert done.returncode == 0 and done.stdout == b"still here\n"
+
+
+def test_an_abort_at_the_very_end_of_one_of_several_processes_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n")
+    words = [sys.executable, "-m", "gpuherd.posttrain.learning", "--output", str(tmp_path / "none")]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    for more, code in (({}, -signal.SIGABRT), ({"RANK": "1"}, ExitCode.USAGE)):
+        done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths, **more}, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "error: " in done.stderr
