@@ -270,7 +270,8 @@ def test_its_follower_is_killed_and_nothing_goes_on(two_nodes: TwoNodes, tmp_pat
     )
     folder = tmp_path / "jobs"
     words = [sys.executable, str(follower), two_nodes.address, str(folder)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where these tests are found
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         children = psutil.Process(process.pid).children()
         process.kill()
