@@ -14,6 +14,7 @@ from tests.posttrain.algos.training_work import work
 
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.training.leaving import leave
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
 
@@ -35,3 +36,4 @@ if __name__ == "__main__":
     for each in json.loads(sys.argv[1]):  # each makes a group of processes of its own
         with suppress(Stopped):
             train(each)
+    leave(0)

@@ -19,6 +19,7 @@ from tests.posttrain.training.nets import items, loss_of, net, trained, trainee,
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.training.checkpoints import Checkpoints
 from gpuherd.posttrain.training.curves import Curves
+from gpuherd.posttrain.training.leaving import leave
 from gpuherd.posttrain.training.options import OptimiserOptions, Sharding, StepOptions, Strategy
 from gpuherd.posttrain.training.trainee import Trainee
 from gpuherd.posttrain.training.world import World
@@ -127,3 +128,4 @@ def _refused(world: World, folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)

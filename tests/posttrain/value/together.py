@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.posttrain.value.letters import training
 from tests.posttrain.value.test_fitting import OPTIONS, rollouts
 
+from gpuherd.posttrain.training.leaving import leave
 from gpuherd.posttrain.training.options import StepOptions, Strategy
 from gpuherd.posttrain.value.data import of_rollouts
 from gpuherd.posttrain.value.training import train_guide
@@ -26,3 +27,4 @@ def main(strategy: str, reference: str, small: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave(0)

@@ -9,13 +9,10 @@ import os
 import sys
 
 from gpuherd.posttrain.learning.worker import main
+from gpuherd.posttrain.training.leaving import leave
 
 if __name__ == "__main__":
     code = main()
     if "RANK" in os.environ:
-        # All is saved and closed by now. Of several processes torch's threads sometimes abort one at its very end
-        # ("terminate called without an active exception"), and a training that has ended would count as failed.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code)
     sys.exit(code)
