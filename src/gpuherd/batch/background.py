@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.own_queue import open_folder
+from gpuherd.engines import python_path
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.jobs.lock import DispatcherLock
@@ -149,12 +150,11 @@ def forget_environment(engine: str = LOCAL) -> None:
     """Drops from this process's environment what came from the terminal in which it happened to be started: jobs bring
     their own, and would get ours beneath it. What finds gpuherd itself stays for an engine beyond this machine, on
     whose nodes its part of a job is started in our name."""
-    if engine != LOCAL and os.environ.get("PYTHONPATH"):
-        places = [os.path.abspath(place) for place in os.environ["PYTHONPATH"].split(os.pathsep) if place]  # noqa: PTH100
-        os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    if engine != LOCAL and os.environ.get(python_path.NAME):
+        os.environ[python_path.NAME] = python_path.absolute(os.environ[python_path.NAME])
     for name in list(os.environ):
         proxy = name.lower().endswith("_proxy")
-        ours = engine != LOCAL and name == "PYTHONPATH"
+        ours = engine != LOCAL and name == python_path.NAME
         if name not in _KEPT and not proxy and not ours and not name.startswith(_KEPT_BEGINNINGS):
             del os.environ[name]
 

@@ -14,11 +14,10 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
 
-import gpuherd
 from gpuherd.engines.cluster import EngineAway
+from gpuherd.engines.python_path import finding_us
 from gpuherd.engines.ray.address import Kind
 from gpuherd.engines.ray.messages import Answer, Question, Setup, error_of
 from gpuherd.engines.ray.own_folder import OwnFolder
@@ -148,8 +147,7 @@ def refused_token(who: str) -> str:
 def _environment(*, own: bool) -> dict[str, str]:
     """Ray reads it when it is imported. A cluster of our own gets a token of its own: else Ray would make one in the
     user's home folder."""
-    paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**finding_us(os.environ), "RAY_USAGE_STATS_ENABLED": "0"}
     if own:
         environment.pop("RAY_ADDRESS", None)
         if environment.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in environment:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.engines import python_path
 from gpuherd.engines.cluster import EngineAway, EngineMissing
 from gpuherd.engines.slurm.parse import SACCT_FORMAT, SQUEUE_FORMAT, job_number
 from gpuherd.engines.slurm.refusals import DISABLED, GET_SLURM, only_ended, refusal, said, unavailable
@@ -46,8 +47,8 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 def _for_jobs(own: Mapping[str, str]) -> dict[str, str]:
     """What of it jobs need otherwise: they start in another folder, and modules are found from this one."""
-    places = [os.path.abspath(place) for place in own.get("PYTHONPATH", "").split(os.pathsep) if place]  # noqa: PTH100
-    return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+    places = python_path.absolute(own.get(python_path.NAME, ""))
+    return {python_path.NAME: places} if places else {}
 
 
 def user_name(number: int) -> str:

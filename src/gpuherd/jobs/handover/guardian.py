@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import gpuherd
 from gpuherd.engines.local import LocalProcess, adopt, read_exit
 from gpuherd.engines.processes import ATTEMPT_VARIABLE, ProcessId, boot_id
+from gpuherd.engines.python_path import finding_us
 from gpuherd.engines.tree import Traces
 from gpuherd.jobs import clock
 from gpuherd.jobs.handover.course import end_rest
@@ -52,8 +52,7 @@ class Guardian:
         # To end it no file is needed: by then the manifest may be gone, or the network that it lies behind.
         words += [order.tag, str(order.status), str(order.grace_s)]
         # It is to find us wherever it is started; and it is no part of a job that we may be a part of.
-        paths = [str(Path(gpuherd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = finding_us(os.environ)
         environment.pop(ATTEMPT_VARIABLE, None)
         self._child = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "gpuherd-guardian", *words],
