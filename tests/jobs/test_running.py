@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.patience import Gate, wait_until
+from tests.small_disk import fill, mounted
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.events import RunSnapshot
@@ -341,27 +341,8 @@ class Pictures:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode != 0:
-        pytest.skip("making a small file system needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path, leave: int = 0) -> Path:
-    """Uses all space but ``leave`` bytes."""
-    big = folder / "big"
-    found = os.statvfs(folder)
-    left = found.f_bavail * found.f_frsize - leave
-    with big.open("wb", buffering=0) as file:  # a close that has nothing left to write can't fail
-        try:
-            while left > 0:
-                left -= file.write(b"\0" * min(left, 65_536))
-        except OSError:
-            pass
-    return big
+    with mounted(tmp_path / "disk", "24m") as folder:
+        yield folder
 
 
 def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path, gate: Gate) -> None:

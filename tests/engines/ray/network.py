@@ -93,6 +93,18 @@ class ThreeHosts:
             "GLOO_SOCKET_IFNAME": "eth0",
         }
 
+    def start(self, words: Sequence[str]) -> subprocess.Popen[str]:
+        """The command, at work on the first host; all that it says is in its standard output."""
+        return subprocess.Popen(
+            self.hosts[0].words(words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.variables,
+            start_new_session=True,
+        )
+
     def _host(self, name: str, number: int) -> None:
         # The first process of a namespace takes the orphans in; a shell that waits also buries them.
         script = 'hostname "$1" && echo && while true; do wait; sleep 1; done'

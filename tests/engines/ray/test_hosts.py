@@ -47,15 +47,7 @@ dist.destroy_process_group()
 
 def follow(hosts: ThreeHosts, folder: Path, jobs: list[dict[str, object]]) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", textwrap.dedent(_FOLLOWER), hosts.address, str(folder), json.dumps(jobs)]
-    return subprocess.Popen(
-        hosts.hosts[0].words(words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=hosts.variables,
-        start_new_session=True,
-    )
+    return hosts.start(words)
 
 
 def test_torchrun_over_two_hosts_and_a_host_that_dies_with_its_jobs(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,15 +28,7 @@ def test_a_training_goes_on_without_a_host_that_died(tmp_path: Path) -> None:
     file, output = configuration(tmp_path, save_every=SAVED), tmp_path / "there"
     with ThreeHosts(gpus=2) as hosts:
         words = train(file, output, "--num-gpus=2", "--nnodes=2", "--engine=ray", f"--ray-address={hosts.address}")
-        with subprocess.Popen(
-            hosts.hosts[0].words(words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=hosts.variables,
-            start_new_session=True,
-        ) as following:
+        with hosts.start(words) as following:
             log = output / "curves.jsonl"
             wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 8, within_s=300.0)
             before = log.read_text().splitlines()[:SAVED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,11 @@ class Run:
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
+
+    def copied(self, to: Path) -> Run:
+        """A copy of the whole folder, and a run in it."""
+        shutil.copytree(self.directory.root, to, ignore=lambda *_: ["control.fifo"])
+        return Run(to)
 
     def __call__(self, jobs: list[Job], engine: str = "slurm", **options: Any) -> Outcome:
         wanted = DispatchOptions(engine=engine, **options)  # type: ignore[arg-type]

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate, wait_until
+from tests.small_disk import fill, mounted
 
 
 @pytest.fixture
 def quota(tmp_path: Path) -> Iterator[Path]:
     """A folder that holds 4 MB."""
-    folder = tmp_path / "quota"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode != 0:
-        pytest.skip("making a small file system needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Uses all space that is left, to the last block."""
-    big = folder / "big"
-    with suppress(OSError), big.open("ab", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
-    return big
+    with mounted(tmp_path / "quota", "4m") as folder:
+        yield folder
 
 
 def has_no_space(output: Path) -> bool:

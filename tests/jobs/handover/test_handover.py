@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Sequence
@@ -586,8 +585,7 @@ def test_a_copied_folder_leaves_the_originals_jobs_alone(
     follower = Follower(run, cluster, tmp_path)
     follower.start([sh("a", f"echo a >>{tmp_path}/ran; {gate.wait}")])
     follower.wait_for("started a")
-    shutil.copytree(run.directory.root, tmp_path / "copy", ignore=lambda *_: ["control.fifo"])
-    copy = Run(tmp_path / "copy")
+    copy = run.copied(tmp_path / "copy")
     copy.start([sh("a")])
     wait_until(lambda: (tmp_path / "ran").read_text() == "a\na\n")
     assert all(cluster.orders.state.order(handle) is None for handle in cluster.orders.handles())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -62,8 +61,7 @@ def test_a_copy_whose_first_start_was_killed_leaves_the_originals_jobs_alone(
     follower = Follower(run, cluster, tmp_path)
     follower.start([sh("a", f"echo a >>{tmp_path}/ran; {gate.wait}")])
     follower.wait_for("started a")
-    shutil.copytree(run.directory.root, tmp_path / "copy", ignore=lambda *_: ["control.fifo"])
-    copy = Run(tmp_path / "copy")
+    copy = run.copied(tmp_path / "copy")
     with Queue(copy.directory.queue) as queue:
         assert queue.copied
         queue.begin_run(1.0, 1.0)  # and dead before it has put back what is the original's
