@@ -1,18 +1,19 @@
-# make demo runs the main job; make test passes the tests. Each target makes .venv by itself.
+# make demo shows the three experiments; make test passes the tests. Each target makes .venv by itself.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # pytest-xdist workers; three suit two cores, the smallest machine that the suite is kept fast for: many tests wait.
 WORKERS ?= 3
 
-.PHONY: demo test test-all lint bench repro-star-graph peers clean help
+.PHONY: demo test test-all lint bench gpu repro-star-graph peers clean help
 
 help:
-	@echo "make demo      run the main job on small real models over simulated GPUs"
+	@echo "make demo      spectra, answers and a post-training of small models over simulated GPUs"
 	@echo "make test      lint, types, import rules and the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
 	@echo "make peers     the tools that we are compared with, into a folder of their own"
 	@echo "make bench     the benchmarks; figures go to benchmarks/results/"
+	@echo "make gpu       proof on a real GPU, by the Python that is there: nothing is installed (under 10 minutes)"
 	@echo "make repro-star-graph  the star graphs of the Q# paper at a small scale, and their control (about 2 hours)"
 
 $(VENV)/bin/python:
@@ -45,6 +46,13 @@ test-all: lint
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+# By .venv where it was made, else by PYTHON with what that has: a machine with a GPU often has its own torch and no
+# network. Results: benchmarks/results/gpu.json, and the table of docs/measured.md.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu:
+	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks gpu; status=$$?; \
+	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu --docs && exit $$status
 
 # Goes on where it was stopped; what is done lies in outputs/.
 repro-star-graph: $(VENV)/.test

@@ -5,7 +5,8 @@
     python -m benchmarks --quick --output try     small sizes, to see that they work
 
 A benchmark is a module or package in this folder with ``run(quick: bool) -> dict``: its figures, ready for JSON. This
-file knows nothing of what they measure; it adds the machine, the versions and the date.
+file knows nothing of what they measure; it adds the machine, the versions and the date. A benchmark that can't run here
+raises ``Absent``: its older results stay. What it lists under ``failed`` makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from benchmarks._peers import Absent
+
 FOLDER = Path(__file__).parent
-PACKAGES = ("gpuherd", "numpy", "scipy", "torch")
+PACKAGES = ("gpuherd", "numpy", "scipy", "torch", "transformers", "trl", "peft", "bitsandbytes")
 
 
 def names() -> list[str]:
@@ -44,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The processor's name, as the kernel gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
@@ -77,9 +80,14 @@ def main() -> None:
     # CPU-seconds of one thread can be compared between routes. BLAS reads this once, when numpy is first imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     args.output.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
     for name in args.names or names():
         started = machine()
-        figures = importlib.import_module(f"benchmarks.{name}").run(quick=args.quick)
+        try:
+            figures = importlib.import_module(f"benchmarks.{name}").run(quick=args.quick)
+        except Absent as reason:
+            print(f"{name}: {reason}", flush=True)
+            continue
         result = {
             "name": name,
             "quick": args.quick,
@@ -91,6 +99,9 @@ def main() -> None:
         text = json.dumps(result, indent=2)
         (args.output / f"{name}.json").write_text(text + "\n")
         print(text, flush=True)
+        failed += [f"{name}: {each}" for each in figures.get("failed", ())]
+    if failed:
+        raise SystemExit("\n".join(["failed:", *failed]))
 
 
 if __name__ == "__main__":

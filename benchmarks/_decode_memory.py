@@ -63,7 +63,7 @@ class Words:
 
 def peak() -> int:
     """Bytes: the most resident memory of this program so far (getrusage's would have the process' that started it)."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 

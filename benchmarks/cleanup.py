@@ -143,7 +143,7 @@ class _Observer(threading.Thread):
             time.sleep(0.02)
 
     def _read(self, path: Path) -> list[int]:
-        lines = [line.split() for line in path.read_text().splitlines()]
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
         gpu = next((words[1] for words in lines if words[0] == "gpu"), "")
         for words in lines:
             pid = int(words[1])

@@ -148,7 +148,7 @@ def beside_the_plain_loop(folder: Path, stamp: str, *, jobs: int, seconds: float
 
 
 def _figures(events: Path, jobs: int, wall_s: float, cpu: float | dict[str, float]) -> dict[str, float]:
-    lines = [line.split() for line in events.read_text().splitlines()]
+    lines = [line.split() for line in events.read_text(encoding="utf-8").splitlines()]
     starts = sorted(int(line[1]) for line in lines if line[0] == "S")
     ends = sorted(int(line[1]) for line in lines if line[0] == "E")
     if len(ends) != jobs:
@@ -231,7 +231,7 @@ def _wait_for_line(events: Path, number: int, within_s: float = 60.0) -> int:
     """The time stamp in the ``number``-th line, waited for."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        lines = events.read_text().splitlines() if events.exists() else []
+        lines = events.read_text(encoding="utf-8").splitlines() if events.exists() else []
         if len(lines) > number:
             return int(lines[number].split()[1])
         time.sleep(0.002)

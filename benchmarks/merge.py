@@ -143,7 +143,7 @@ def measured(program: str, *words: Path) -> dict[str, float]:
     """CPU-seconds (of all its threads), wall time and peak anonymous memory of a program in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
         child = subprocess.Popen([sys.executable, "-c", program, *map(str, words)], stdout=log, stderr=log)
         most = 0
         while child.poll() is None:
@@ -163,7 +163,7 @@ def measured(program: str, *words: Path) -> dict[str, float]:
 def anonymous_kb(pid: int) -> int:
     """What a process has of memory that belongs to no file, in kB; 0 when it has just ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")), 0)

@@ -81,7 +81,7 @@ def _spans(events: Path) -> dict[str, tuple[float, float]]:
     """Start and last end of each job, by its own account."""
     starts: dict[str, float] = {}
     ends: dict[str, float] = {}
-    for line in events.read_text().splitlines():
+    for line in events.read_text(encoding="utf-8").splitlines():
         told = json.loads(line)
         if told["event"] == "start":
             starts.setdefault(told["name"], told["time_ns"] / 1e9)

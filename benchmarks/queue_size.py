@@ -1,21 +1,28 @@
-"""A long queue: 100,000 jobs put in, decided on, waited with, and added to from the shell.
+"""A long queue: 100,000 jobs put in, decided on, waited with, and added to from the shell; 50,000 ended ones looked at.
 
 Everything is measured in processes of its own. The GPUs are those of the stand-in driver, all in somebody else's use,
 so that the dispatcher has every reason to wait. The driver is all that is simulated: the processes get it through their
 environment, as they would get a real one. Waiting is measured in the background (``gpuherd up``), and in the foreground
-with its output in a file, as under systemd.
+with its output in a file, as under systemd. Looking is measured as CPU seconds, of this gpuherd and, where
+$GPUHERD_BENCH_BEFORE names the ``src`` folder of another, of that one too.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +68,32 @@ times.sort()
 print(json.dumps({"p50_ms": round(statistics.median(times), 3), "p95_ms": round(times[int(len(times) * 0.95)], 3)}))
 """
 
+# Rows as a long run leaves them, each job after one attempt.
+_END = """\
+import sqlite3, sys, time
+queue, now = sqlite3.connect(sys.argv[1]), time.time()
+queue.execute("INSERT INTO runs (pid, boot, started_at, started_mono, ended_at) VALUES (1, 'b', ?, 0, ?)", (now, now))
+queue.execute("UPDATE jobs SET state = 'done', attempts = 1")
+queue.execute(
+    "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s, started_at,"
+    " started_mono, ended_at, ended_mono, exit_code, peak_mb)"
+    " SELECT id, 1, 1, 'done', '[]', '[]', id, 1, 'b', 'logs/' || name || '.1.log', 0.5, ?, 10, ?, 14, 0, 7000"
+    " FROM jobs",
+    (now - 100, now - 96),
+)
+queue.commit()
+"""
+
+# The peak of memory is that of this program alone, which rusage's would not be.
+_LOOK = """\
+import json, sys, time
+from gpuherd.cli.main import run
+assert run(sys.argv[1:]) == 0
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+sys.stdout.flush()
+print(json.dumps({"cpu_s": round(time.process_time(), 2), "max_rss_mb": round(int(peak.split()[1]) / 1024, 1)}))
+"""
+
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Figures by what was done; see docs/jobs.md for what they should be."""
@@ -86,7 +119,59 @@ def run(*, quick: bool) -> dict[str, Any]:
         }
         times = sorted(_submit(environment) for _ in range(3 if quick else 20))
         figures["submit_ms"] = {"first": first, "median": statistics.median(times), "least": times[0]}
+        figures["looking"] = _looking(folder / "ended", 2_000 if quick else 50_000, 3.0 if quick else 30.0)
         return figures
+
+
+def _looking(folder: Path, count: int, seconds: float) -> dict[str, Any]:
+    """What it costs to look at so many jobs that have ended."""
+    folder.mkdir()
+    _child(_FILL, str(folder / "queue.sqlite"), str(count))
+    subprocess.run([sys.executable, "-c", _END, str(folder / "queue.sqlite")], check=True)
+    sources = {"this": str(Path(__file__).parent.parent / "src"), "before": os.environ.get("GPUHERD_BENCH_BEFORE")}
+    return {"jobs": count} | {
+        name: {
+            "status_json": _look(source, "status", str(folder), "--json"),
+            "status_all": _look(source, "status", str(folder), "--all"),
+            "top": _top(source, folder, seconds),
+        }
+        for name, source in sources.items()
+        if source is not None
+    }
+
+
+def _look(source: str, *words: str) -> dict[str, float]:
+    """CPU seconds of a command, in all and until its first 500 lines were there, and its peak of memory."""
+    environment = {**os.environ, "PYTHONPATH": source}
+    with subprocess.Popen([sys.executable, "-c", _LOOK, *words], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(500):
+            process.stdout.readline()
+        page = _cpu_seconds(process.pid)
+        *_, last = process.stdout
+    return {"first_500_lines_s": round(page, 2), **json.loads(last)}
+
+
+def _top(source: str, folder: Path, seconds: float) -> dict[str, float]:
+    """What ``gpuherd top`` costs on a terminal of 45 lines."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 45, 140, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": source, "TERM": "xterm-256color"}
+    words = [*GPUHERD, "top", str(folder)]
+    view = subprocess.Popen(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    threading.Thread(target=_read_on, args=(ours,), daemon=True).start()
+    try:
+        return _cost(view.pid, seconds)
+    finally:
+        os.killpg(view.pid, signal.SIGTERM)
+        view.wait(timeout=30)
+
+
+def _read_on(terminal: int) -> None:
+    with suppress(OSError):  # the other end was closed
+        while os.read(terminal, 65_536):
+            pass
 
 
 def _child(program: str, *words: str) -> dict[str, Any]:
@@ -156,6 +241,8 @@ def _wakeups(pid: int) -> int:
 
 def _memory_mb(pid: int) -> tuple[float, float]:
     """Resident memory, and the part of it that is its own, shared pages by their share."""
-    rolled = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    rolled = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+    )
     rss, pss = (round(int(rolled[name].split()[0]) / 1024, 1) for name in ("Rss", "Pss"))
     return rss, pss

@@ -8,12 +8,14 @@ checkpoints of random bfloat16 weights are written here: one with an output head
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,6 @@ def llama_shapes(*, layers: int, hidden: int, inner: int) -> Shapes:
 
 def write_model(folder: Path, shapes: Shapes) -> float:
     """Writes config.json and model.safetensors, some rows of a tensor at a time. Returns the file's size in MB."""
-    import numpy as np
-
     header: dict[str, Any] = {}
     offset = 0
     for name, (rows, columns) in shapes.items():
@@ -85,16 +85,26 @@ def write_model(folder: Path, shapes: Shapes) -> float:
     text += b" " * (-len(text) % 8)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    random = np.random.default_rng(0)
-    with (folder / "model.safetensors").open("wb") as file:
+    pieces = [(min(1024, rows - start), columns) for rows, columns in shapes.values() for start in range(0, rows, 1024)]
+    cores = len(os.sched_getaffinity(0))
+    with (folder / "model.safetensors").open("wb") as file, ThreadPoolExecutor(cores) as pool:
         file.write(len(text).to_bytes(8, "little") + text)
-        for rows, columns in shapes.values():
-            for start in range(0, rows, 1024):
-                weights = random.standard_normal((min(1024, rows - start), columns), dtype=np.float32)
-                weights *= np.float32(0.02)
-                # The upper half of a float32 is a bfloat16, rounded towards zero.
-                file.write((weights.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+        # A few at a time: all of a large model's pieces would fill the memory.
+        for first in range(0, len(pieces), 2 * cores):
+            some = range(first, min(first + 2 * cores, len(pieces)))
+            for weights in pool.map(lambda number: random_bfloat16(pieces[number], number), some):
+                file.write(weights)
     return (folder / "model.safetensors").stat().st_size / MB
+
+
+def random_bfloat16(shape: tuple[int, int], seed: int) -> bytes:
+    """Weights of standard deviation 0.02 as they are stored."""
+    import numpy as np
+
+    weights = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    weights *= np.float32(0.02)
+    # The upper half of a float32 is a bfloat16, rounded towards zero.
+    return (weights.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def peak(words: list[str]) -> float:

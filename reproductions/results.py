@@ -40,7 +40,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def write_section(document: Path, name: str, lines: Sequence[str]) -> None:
     """Puts lines between the markers of a section. Raises ValueError where the document has none."""
     begin, end = f"<!-- {name}: written by reproductions -->", f"<!-- end of {name} -->"
-    text = document.read_text()
+    text = document.read_text(encoding="utf-8")
     if begin not in text or end not in text.partition(begin)[2]:
         raise ValueError(f"{document}: there is no section {name}")
     before, _, rest = text.partition(begin)

@@ -2,10 +2,12 @@
 
     python -m benchmarks.posttrain grpo
 
-A Llama of random weights (5 million parameters, 4,096 tokens) answers prompts of 32 tokens with 24 tokens each: no end
-token is drawn, so that both do the same work. 8 prompts of 8 answers a step, one update, AdamW, with and without the
-divergence from a reference. Both run in this process by turns, a step of one and then a step of the other; told are the
-median CPU seconds of a step and of its stages (sampling with rewards, reference, update). One thread.
+A Llama of random weights (3 million parameters besides those of its tokens) answers prompts of 32 tokens with 24
+tokens each: no end token is drawn, so that both do the same work. Once with 4,096 tokens, where much of a step is
+spent on logits, and once with 45, where nearly nothing is. 8 prompts of 8 answers a step, one update, AdamW, with
+and without the divergence from a reference. Both run in this process by turns, a step of one and then a step of the
+other; told are the median CPU seconds of a step and of its stages (sampling with rewards, reference, update). One
+thread.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 4096
+VOCABULARIES = (4096, 45)
 PROMPTS, GROUP, PROMPT, NEW = 8, 8, 32, 24
 STEPS = 7  # the first two of each are left out: they warm up
 
@@ -35,17 +37,23 @@ def run(*, quick: bool) -> dict[str, Any]:
         "setting": {
             "prompts": PROMPTS, "group": GROUP, "prompt_tokens": PROMPT, "new_tokens": NEW, "steps": steps - 2,
         },
-        "without_reference": measured(0.0, steps, quick=quick),
-        "with_reference": measured(0.05, steps, quick=quick),
+        **{
+            f"vocabulary_{size}": {
+                "without_reference": measured(size, 0.0, steps, quick=quick),
+                "with_reference": measured(size, 0.05, steps, quick=quick),
+            }
+            for size in VOCABULARIES
+        },
     }  # fmt: skip
 
 
-def measured(kl_coef: float, steps: int, *, quick: bool) -> dict[str, Any]:
-    """Both ways by turns."""
+def measured(vocabulary: int, kl_coef: float, steps: int, *, quick: bool) -> dict[str, Any]:
+    """Both ways by turns, on a model of so many tokens."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = write_model(folder / "model", quick=quick)
-        ours, theirs = Ours(model, folder / "ours", kl_coef, steps), Trl(model, folder / "trl", kl_coef, steps)
+        model, asked = write_model(folder / "model", vocabulary, quick=quick), prompts(vocabulary)
+        ours = Ours(model, asked, folder / "ours", kl_coef, steps)
+        theirs = Trl(model, asked, folder / "trl", kl_coef, steps)
         for turn in range(steps):
             for way in (ours, theirs) if turn % 2 else (theirs, ours):
                 way.step()
@@ -53,19 +61,19 @@ def measured(kl_coef: float, steps: int, *, quick: bool) -> dict[str, Any]:
         return {**both, "ours_over_trl": round(both["ours"]["step"] / both["trl"]["step"], 3)}
 
 
-def write_model(folder: Path, *, quick: bool) -> Path:
+def write_model(folder: Path, size: int, *, quick: bool) -> Path:
     """A Llama of random weights whose tokenizer has a word a token; its end token is never drawn."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = {"<pad>": 0, "</s>": 1, **{f"w{number}": number for number in range(2, VOCABULARY)}}
+    vocabulary = {"<pad>": 0, "</s>": 1, **{f"w{number}": number for number in range(2, size)}}
     plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
     width = 64 if quick else 256
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
+        vocab_size=size, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256, eos_token_id=1, pad_token_id=0,
         bos_token_id=None, tie_word_embeddings=False,
     )  # fmt: skip
@@ -82,10 +90,10 @@ def write_model(folder: Path, *, quick: bool) -> Path:
     return folder
 
 
-def prompts() -> list[str]:
+def prompts(vocabulary: int) -> list[str]:
     """Their texts: words by number."""
     return [
-        " ".join(f"w{2 + (7919 * row + 31 * place) % (VOCABULARY - 2)}" for place in range(PROMPT))
+        " ".join(f"w{2 + (7919 * row + 31 * place) % (vocabulary - 2)}" for place in range(PROMPT))
         for row in range(PROMPTS)
     ]
 
@@ -133,7 +141,7 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, model: Path, folder: Path, kl_coef: float, steps: int):
+    def __init__(self, model: Path, prompts: Sequence[str], folder: Path, kl_coef: float, steps: int):
         from gpuherd.posttrain.algorithm import Precision, Sampling, Training
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
         from gpuherd.posttrain.policy import Policy
@@ -148,7 +156,7 @@ class Ours:
         )  # fmt: skip
         policy = Policy(str(model))
         work = Training(
-            _Words(), [Problem(str(number), text) for number, text in enumerate(prompts())], (), policy, policy, None,
+            _Words(), [Problem(str(number), text) for number, text in enumerate(prompts)], (), policy, policy, None,
             folder, 0, Sampling(max_new_tokens=NEW, batch_size=PROMPTS * GROUP), Precision(), "cpu",
             steps=StepOptions(micro_batch_size=PROMPTS * GROUP), extra={"hooks": Hooks(save_every=1 << 30)},
         )  # fmt: skip
@@ -216,7 +224,7 @@ class Trl:
 
     name = "trl"
 
-    def __init__(self, model: Path, folder: Path, kl_coef: float, steps: int):
+    def __init__(self, model: Path, prompts: Sequence[str], folder: Path, kl_coef: float, steps: int):
         import warnings
 
         from datasets import Dataset
@@ -236,7 +244,7 @@ class Trl:
             shuffle_dataset=False,
         )  # fmt: skip
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        rows = Dataset.from_list([{"prompt": text} for text in prompts()] * steps)
+        rows = Dataset.from_list([{"prompt": text} for text in prompts] * steps)
 
         def rewards(completions: Sequence[str], **_: Any) -> list[float]:
             return [reward(each) for each in completions]

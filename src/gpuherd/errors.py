@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1  # some job failed, or a worker crashed: another try on another GPU may help
     USAGE = 2  # the command line is wrong: nothing was started
-    BAD_INPUT = 65  # EX_DATAERR: the model or list is at fault; another try can't help
+    BAD_INPUT = 65  # EX_DATAERR: the model, list or queue is at fault; another try can't help
     MISSING = 66  # EX_NOINPUT: a file, model or adapter base is not there (or is gated)
     OUT_OF_MEMORY = 71  # EX_OSERR: GPU or host memory ran out; a larger or emptier GPU may help
     CANNOT_WRITE = 73  # EX_CANTCREAT: the output folder can't be written
@@ -71,12 +71,14 @@ class Enqueued(Exception):
     Attributes:
         folder: the run folder.
         waiting: how many jobs wait there now.
+        remarks: what people should know of jobs that were there before.
     """
 
-    def __init__(self, folder: Path, waiting: int):
+    def __init__(self, folder: Path, waiting: int, remarks: tuple[str, ...] = ()):
         super().__init__(f"{waiting} jobs wait in {folder}")
         self.folder = folder
         self.waiting = waiting
+        self.remarks = remarks
 
 
 class UsageError(GpuherdError):
@@ -151,4 +153,12 @@ class QueueBusy(GpuherdError):
 
 
 class QueueUnreadable(GpuherdError):
-    """The queue file is corrupt or of a newer version; it is never overwritten."""
+    """The queue file is damaged, no queue, or of a newer version; it is never overwritten."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class CannotOpenQueue(QueueUnreadable):
+    """The queue file can't be opened now: locked, not readable for this user, no space. It need not be damaged."""
+
+    exit_code = ExitCode.FAILED

@@ -7,31 +7,38 @@ is answered with the nearest known one. Knows nothing of any one command.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, NoReturn, TypeVar
 
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.options import Option
 
 ConfigT = TypeVar("ConfigT")
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown.
+    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown. With --json its
+    errors are JSON too, on standard output.
 
     Attributes:
         intermixed: flags may stand between the arguments (``key=value --dry-run key=value``).
+        words: what is parsed: --json among them makes an error JSON.
     """
 
     intermixed = False
 
     def __init__(self, **kwargs: Any) -> None:
+        self.words: list[str] = []
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.words = list(sys.argv[1:] if args is None else args)
         if not self.intermixed:
             return super().parse_known_args(args, namespace)
         self.intermixed = False  # argparse's way for such words calls this method again
@@ -41,7 +48,16 @@ class Parser(argparse.ArgumentParser):
             self.intermixed = True
 
     def error(self, message: str) -> NoReturn:
+        if self._wants_json():
+            sys.stdout.write(json.dumps({"error": one_line(message), "exit_code": int(ExitCode.USAGE)}) + "\n")
+            sys.stdout.flush()
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
+
+    def _wants_json(self) -> bool:
+        """Whether --json is among our own words, and asks for JSON on standard output, as everywhere but in workers."""
+        own = list(itertools.takewhile(lambda word: word != "--", self.words))
+        action = self._option_string_actions.get("--json")
+        return "--json" in own and (action is None or action.nargs == 0)
 
     def reject_unknown(self, words: Iterable[str]) -> None:
         """Exits with the nearest known flag for the first unknown word, if there is one."""

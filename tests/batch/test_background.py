@@ -148,7 +148,7 @@ def test_a_start_that_fails_says_why(own: RunDirectory, standin: Callable[..., M
     assert DispatcherLock.holder(own.lock) is None
     own.queue.write_bytes(b"no database" * 1000)
     ran = gpuherd("up")
-    assert ran.returncode == ExitCode.FAILED
+    assert ran.returncode == ExitCode.BAD_INPUT
     assert "damaged" in ran.stderr
     with pytest.raises(CannotStartUp, match="damaged"):
         up(QUICK)

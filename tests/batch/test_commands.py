@@ -130,6 +130,8 @@ def test_a_name_given_twice_a_need_of_nothing_and_a_circle() -> None:
     ]
     [(line, circle)] = problems("#gpuherd name=x needs=y\na\n#gpuherd name=y needs=x\nb\n")
     assert (line, circle) == (2, "jobs need each other in a circle: 'x' needs 'y' needs 'x' (lines 2, 4)")
+    both = problems("#gpuherd name=x needs=x\na\n#gpuherd name=y needs=z\nb\n#gpuherd name=z needs=y\nc\n")
+    assert [line for line, _ in both] == [2, 4] and "'y' needs 'z' needs 'y' (lines 4, 6)" in both[1][1]
     assert problems("true\n#gpuherd name=x needs=x\na\n") == [(3, "jobs need each other in a circle: 'x' needs 'x'")]
     [(line, late)] = problems("#gpuherd name=x round=1\na\n#gpuherd needs=x\nb\n")
     assert line == 4

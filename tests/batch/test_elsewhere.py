@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import sys
+import termios
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +82,80 @@ def test_ctrl_c_ends_the_job(
     sender.join()
     assert (tmp_path / "ended").exists() and signal.getsignal(number) is before
     assert list(state.iterdir()) == []
+
+
+@contextmanager
+def piped_output(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard output is a pipe; its other end."""
+    ours, theirs = os.pipe()
+    with monkeypatch.context() as patched, open(theirs, "w", encoding="utf-8") as output:
+        patched.setattr(sys, "stdout", output)
+        yield ours
+
+
+@pytest.mark.timeout(30)
+def test_the_job_ends_when_nobody_reads_its_output(
+    cluster: Cluster, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_a_line() -> None:
+        os.read(output, 4)
+        os.close(output)
+
+    reader = threading.Thread(target=read_a_line)
+    script = f"trap 'touch {tmp_path}/ended; exit 3' TERM; while true; do echo line; sleep 0.05; done"
+    with piped_output(monkeypatch) as output:
+        reader.start()
+        assert run("/bin/sh", "-c", script) == 128 + signal.SIGPIPE
+        reader.join()
+    assert (tmp_path / "ended").exists()
+    assert list(state.iterdir()) == []
+
+
+@pytest.mark.timeout(30)
+def test_ctrl_c_is_seen_while_the_reader_stands_still(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"trap 'touch {tmp_path}/ended; exit 3' TERM; yes | head -c 300000; touch {tmp_path}/up; sleep 60 & wait"
+    with piped_output(monkeypatch) as output:
+        sender = sent(signal.SIGINT, lambda: (tmp_path / "up").exists() and _held(output) >= 1 << 16)
+        assert run("/bin/sh", "-c", script) == ExitCode.INTERRUPTED
+        sender.join()
+    assert (tmp_path / "ended").exists()
+    os.close(output)
+
+
+def _held(pipe: int) -> int:
+    """The bytes that wait in a pipe."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+
+
+@pytest.mark.timeout(30)
+def test_a_slow_reader_gets_all_of_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = bytearray()
+
+    def read_slowly() -> None:
+        while len(read) < 300_000:
+            time.sleep(0.005)
+            read.extend(os.read(output, 1 << 14))
+
+    reader = threading.Thread(target=read_slowly, daemon=True)
+    with piped_output(monkeypatch) as output:
+        reader.start()
+        assert run("/bin/sh", "-c", "yes | head -c 300000") == 0
+        reader.join()
+    assert bytes(read) == b"y\n" * 150_000
+    os.close(output)
+
+
+@pytest.mark.timeout(30)
+def test_a_full_disk_behind_the_output_ends_the_job(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left"):
+            run("/bin/sh", "-c", f"trap 'touch {tmp_path}/ended; exit 3' TERM; echo line; sleep 60 & wait")
+    assert (tmp_path / "ended").exists()
 
 
 def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:

@@ -7,15 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.patience import wait_until
 
+from gpuherd.batch.foreground import NoGpuFree, RunOptions, Waiter
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.jobs.gpuwatch import watch_for_plan
+from gpuherd.jobs.options import GpuOptions
 from gpuherd.standin.machine import Machine
 
 FAST = ("--max-checks", "2", "--check-interval", "0.02")
@@ -256,3 +261,37 @@ def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine
     wrong = run("--", "true")
     assert wrong.returncode == ExitCode.USAGE
     assert "did you mean max_gpus?" in wrong.stderr
+
+
+def test_a_driver_that_is_late_is_waited_for_and_not_passed_over(
+    standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    machine = standin("1x40GB")
+    machine.fail(9)
+    told: list[str] = []
+    options = RunOptions(max_checks=1, check_interval=0.02)
+    assert "not loaded" in str(Waiter(options, told.append).look()[1])
+    with pytest.raises(NoGpuFree, match="not loaded"):
+        Waiter(replace(options, no_wait=True), told.append).take()
+    back = threading.Timer(0.3, machine.fail, [None])
+    back.start()
+    taken = Waiter(options, told.append).take()
+    back.join()
+    assert [gpu.uuid for gpu in taken.gpus] == list(machine.uuids)
+    assert any("waiting for 1 GPU" in line and "not loaded" in line for line in told)
+    for lease in taken.leases:
+        lease.close()
+
+
+def test_a_plan_that_depends_on_the_gpus_waits_for_a_late_driver(
+    standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    machine = standin("2x40GB")
+    machine.fail(999)
+    back = threading.Timer(1.0, machine.fail, [None])
+    back.start()
+    assert len(watch_for_plan(GpuOptions()).gpus) == 2
+    back.join()
+    assert "waiting for the NVIDIA driver" in caplog.text

@@ -19,6 +19,7 @@ from gpuherd.batch.job_batch import PlannedJob
 from gpuherd.batch.tables import print_plan
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue import Queue
 
 FAST = ("--check-interval", "0.02", "--max-checks", "1")
@@ -70,6 +71,21 @@ sh -c 'test -e flag'
     assert ran.returncode == ExitCode.OK, ran.stdout
     assert len(attempts(out)) - len(before) == 3  # the new line, "never" without its need, and the one that failed
     assert (tmp_path / "log").read_text().splitlines() == log
+
+
+def test_a_start_that_is_refused_leaves_the_record_of_the_run_that_is_there(tmp_path: Path) -> None:
+    """It says what the queue beside it holds: it is written under the same lock as the queue is changed."""
+    file, out = tmp_path / "commands.txt", tmp_path / "commands_results"
+    file.write_text("true\n")
+    words = ("--simulate", "1x40GB", "batch", file, *FAST, "--retries", "0")
+    assert gpuherd(*words, cwd=tmp_path).returncode == ExitCode.OK
+    before = (out / "run.json").read_bytes()
+    refused = gpuherd(*words, "--gpus", "7", cwd=tmp_path)
+    assert refused.returncode == ExitCode.USAGE, refused.stderr
+    assert (out / "run.json").read_bytes() == before
+    with closing(DispatcherLock(out / "queue.lock")):
+        assert gpuherd(*words, "--retries", "1", cwd=tmp_path).returncode == ExitCode.BUSY
+    assert (out / "run.json").read_bytes() == before
 
 
 def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:

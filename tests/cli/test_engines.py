@@ -17,6 +17,7 @@ from tests.qa.judging.conftest import capitals_run
 from gpuherd.batch.elsewhere import refuse_if_never
 from gpuherd.batch.foreground import RunOptions
 from gpuherd.cli.main import run
+from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.control import send
 from gpuherd.jobs.rundir import RunDirectory
@@ -303,3 +304,77 @@ def test_gpus_of_a_node_that_make_no_sense_are_refused_also_where_no_model_is_pl
     assert cluster.engines == []
     with pytest.raises(UsageError, match="--node-gpus"):
         run(["submit", "--engine=slurm", "--node-gpus=nonsense", "--dry-run", "--", "true"])
+
+
+IN_JOB = """\
+JobId=105 JobName=mine
+   JobState=RUNNING Reason=None Dependency=(null)
+   RunTime=00:10:00 TimeLimit=01:00:00 TimeMin=N/A
+   Partition=main AllocNode:Sid=login:6829
+     Nodes=n1 CPU_IDs=0-3 Mem=8000 GRES=gpu:a100:2(IDX:0-1)
+"""
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the only node of a SLURM job."""
+    monkeypatch.setattr(Programs, "job", lambda _, number: IN_JOB.replace("105", number))
+    monkeypatch.setenv("SLURM_JOB_ID", "105")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.usefixtures("in_job")
+def test_inside_an_allocation_jobs_run_in_it_where_that_is_wanted(
+    commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job of its own could wait there for ever: all that it asks for may be in this allocation's hands."""
+    commands.write_text("#gpuherd gpus=0\ntrue\n")
+    words = ["batch", str(commands), "--engine=slurm", "--json"]
+    asks = ["--partition=gpu", "--account=lab", "--time-limit=1h"]
+    assert run([*words, *asks, "--in-allocation", "--output-dir=here"]) == ExitCode.OK
+    assert "gpuherd: the jobs run in SLURM job 105, on n1\n" in capsys.readouterr().err
+    assert cluster.engines == []
+    assert run([*words, "--output-dir=there"]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert told.count("inside of SLURM job 105: new jobs are submitted") == 1 and "--in-allocation" in told
+    assert len(cluster.orders.batches()) == 1
+
+
+@pytest.mark.usefixtures("in_job")
+@pytest.mark.parametrize("command", [each for each in STARTING if each not in ("run", "up")])
+def test_what_would_not_be_followed_inside_an_allocation_is_refused(command: str, cluster: Cluster) -> None:
+    named = {
+        "batch": ["commands.txt"],
+        "generate": ["--model=m", "--dataset=trivia_qa"],
+        "judge": ["run", "squad"],
+        "score": ["run"],
+    }
+    words = [command, *named.get(command, []), "--in-allocation"]
+    with pytest.raises(UsageError, match="--setup: with --in-allocation jobs run on this node as it is; leave it out"):
+        run([*words, "--engine=slurm", "--setup", "module load cuda"])
+    with pytest.raises(UsageError, match="--in-allocation is for --engine slurm, and this is local"):
+        run([*words, "--engine=local"])
+    assert cluster.engines == []
+
+
+@pytest.mark.usefixtures("in_job")
+def test_where_no_job_can_run_in_an_allocation_it_says_what_to_do(
+    commands: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["batch", str(commands), "--engine=slurm", "--in-allocation"]
+    monkeypatch.setenv("SLURMD_NODENAME", "login")
+    with pytest.raises(UsageError, match=r"does not run on n1, the node of SLURM job 105; .*srun --jobid=105 --pty"):
+        run(words)
+    monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("Nodes=n1", "Nodes=n[1-2]"))
+    with pytest.raises(
+        UsageError, match=r"has 2 nodes, .*leave --in-allocation out to submit .*--engine local on each"
+    ):
+        run(words)
+    monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("RUNNING", "COMPLETED"))
+    with pytest.raises(UsageError, match=r"SLURM job 105, .*does not run any more; leave --in-allocation out"):
+        run(words)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(UsageError, match=r"--in-allocation: this is not typed in a SLURM job .*salloc starts one"):
+        run(words)
+    assert cluster.engines == []

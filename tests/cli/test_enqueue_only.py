@@ -67,7 +67,7 @@ def test_the_same_command_without_it_runs_them(
     (tmp_path / "c.txt").write_text("#gpuherd gpus=0\ntouch one\n#gpuherd gpus=0\ntouch two\n")
     assert run([*on, "batch", "c.txt", "--enqueue-only", "--json"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
-    assert told == {"enqueued": 2, "folder": str(tmp_path / "c_results")}
+    assert told == {"enqueued": 2, "folder": str(tmp_path / "c_results"), "remarks": []}
     assert states(tmp_path / "c_results") == {JobState.WAITING} and not (tmp_path / "one").exists()
     assert run([*on, "batch", "c.txt"]) == ExitCode.OK
     assert (tmp_path / "one").exists() and (tmp_path / "two").exists()

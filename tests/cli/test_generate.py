@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_equals_an_undisturbed_one(
     command.append(f"--limit={QUESTIONS}")
     assert in_process(command) == ExitCode.OK
     told = capsys.readouterr().out
-    assert "12 questions, 36 answers" in told and "next: gpuherd judge killed exact" in told
+    assert "12 questions, 36 answers" in told and "next: gpuherd judge killed math" in told
     run = open_run("killed", tmp_path / "runs")
     assert run.folder.answers.read_bytes() == undisturbed.folder.answers.read_bytes()
     assert 0 < run.done["shards"][0]["items_last_start"] < QUESTIONS

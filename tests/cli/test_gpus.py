@@ -173,6 +173,8 @@ def test_a_wrong_settings_file_is_a_remark_not_an_end(standin: Standin) -> None:
     config.parent.mkdir(parents=True)
     config.write_text("[limits]\nmax_gpu = 2\n")
     assert "did you mean max_gpus?" in flat(table())
+    standin("1x40GB").fail(9)
+    assert "did you mean max_gpus?" in flat(table()), "also where there are no GPUs"
 
 
 def test_an_unsafe_lease_folder_is_a_remark_not_an_end(standin: Standin, tmp_path: Path) -> None:
@@ -311,3 +313,16 @@ def test_a_reader_that_goes_away_is_no_error(standin: Standin) -> None:
         child.stdout.close()
         assert child.wait(20) == 0
         assert child.stderr.read() == ""
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 80])
+def test_the_state_has_a_column_in_any_window(standin: Standin, width: int) -> None:
+    machine = standin("2x40GB")
+    machine.occupy(1, 30_000)
+    lines = table(COLUMNS=str(width)).splitlines()
+    head = lines[0].rstrip()
+    assert head.startswith("GPU ") and head.endswith("State and users") and len(head) <= width
+    at = head.index("State")
+    assert lines[1][at:].strip() == "free"
+    assert lines[2][at:].startswith("busy: ")
+    assert all(len(line.rstrip()) <= width for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd import __version__
-from gpuherd.cli.main import COMMANDS
+from gpuherd.cli.main import COMMANDS, main, run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.report.log import configure_console
 
@@ -175,3 +176,89 @@ def test_a_folder_that_is_gone_is_told(words: str, tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == ExitCode.USAGE
     assert ran.stderr == "gpuherd: the folder that you are in has been removed; go to another: cd\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status --json --nosuch", "nosuch --json", "esd --max-gpus x --json", "batch --json", "drain a --run b --json"],
+)
+def test_with_json_a_wrong_word_is_told_as_json_too(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(words.split())
+    told = capsys.readouterr()
+    assert ended.value.code == ExitCode.USAGE
+    assert json.loads(told.out)["exit_code"] == ExitCode.USAGE
+    assert json.loads(told.out)["error"] in told.err
+
+
+def test_json_of_the_command_behind_the_dashes_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["run", "--nosuch", "--", "python", "--json"])
+    assert capsys.readouterr().out == ""
+
+
+class Wrong(Exception):
+    """Nothing that gpuherd foresees."""
+
+
+@pytest.mark.parametrize(
+    "problem", [Wrong("of a kind\nof its own"), PermissionError(13, "Permission denied"), RecursionError()]
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_exception_that_nothing_foresaw_is_a_sentence_and_a_file(
+    problem: Exception,
+    as_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(_: object) -> int:
+        raise problem
+
+    monkeypatch.setattr("gpuherd.cli.doctor.run", fails)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpuherd", "doctor", *(["--json"] if as_json else [])])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == ExitCode.FAILED
+    (file,) = tmp_path.iterdir()
+    assert told.err.count("\n") == 1 and type(problem).__name__ in told.err and str(file) in told.err
+    assert "Traceback" not in told.err and "goes on from here" in told.err
+    assert "in fails" in file.read_text() and "gpuherd doctor" in file.read_text()
+    assert not as_json or json.loads(told.out)["exit_code"] == ExitCode.FAILED
+
+
+def test_a_default_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            run([*command.split(), "--help"])
+        told = " ".join(capsys.readouterr().out.split())
+        assert not re.findall(r"\(default[^()]*\) \(default[^()]*\)", told), command
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_what_the_encoding_of_the_output_lacks_ends_nothing(tmp_path: Path, encoding: str) -> None:
+    """A job's own words may hold anything, and a run must not end for one of them."""
+    jobs, folder = tmp_path / "jobs.txt", tmp_path / "run"
+    script = 'printf "ValueError: \\342\\206\\222 \\316\\261\\n"; exit 3'
+    jobs.write_text(f"sh -c '{script}'\nsleep 0.3\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+
+    def shown(*words: str) -> str:
+        command = [sys.executable, "-m", "gpuherd", *words]
+        found = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert b"Traceback" not in found.stderr
+        return found.stdout.decode("latin-1")
+
+    out = shown("batch", str(jobs), "--gpus-per-job", "0", "--retries", "0", "--output-dir", str(folder))
+    assert "\\u2192" in out and "line-0002: done" in out
+    assert "\\u2192" in shown("status", str(folder))
+    assert "ValueError" in shown("logs", str(folder), "line-0001")  # through a pipe: byte for byte
+    assert "\\u2026" in shown("simulate", "--help")
+
+
+def test_standard_input_that_is_closed_is_an_empty_job_file() -> None:
+    command = f"{sys.executable} -m gpuherd batch - <&-"
+    found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (found.returncode, "Traceback" in found.stderr) == (ExitCode.BAD_INPUT, False), found.stderr

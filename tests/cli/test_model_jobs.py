@@ -12,8 +12,12 @@ import pytest
 from gpuherd.batch.model_use import ModelUse
 from gpuherd.cli.main import run
 from gpuherd.cli.planning import Having, planner
-from gpuherd.errors import BadModel, JobCannotFit, UsageError
+from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.models.plan.workload import Workload
+from gpuherd.qa.working.model_jobs import having, what_it_takes
+from gpuherd.qa.working.options import WorkOptions
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[[str], Machine]
@@ -140,11 +144,11 @@ def test_each_job_of_a_list_gets_what_it_needs(
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert [job["gpus"] for job in jobs] == [1, 1, 4]
     assert jobs[0]["memory_mb"] < jobs[1]["memory_mb"] < jobs[2]["memory_mb"]
-    # A run that may use two GPUs at once can't hold the large one: said at its line, and nothing is started.
-    assert run(["batch", "jobs.yaml", "--max-gpus", "2"]) == 65
-    told = capsys.readouterr().err
-    assert "jobs.yaml: line 3: llama-3.1-70b in bf16 needs" in told
-    assert not (tmp_path / "jobs_results").exists()
+    # A run that may use two GPUs at once can't hold the large one, and runs the others.
+    assert run(["batch", "jobs.yaml", "--max-gpus", "2"]) == ExitCode.FAILED
+    assert ": bad input: llama-3.1-70b in bf16 needs" in capsys.readouterr().out
+    with Queue(tmp_path / "jobs_results" / "queue.sqlite") as queue:
+        assert sorted(queue.states().values()) == ["done", "done", "failed"]
 
 
 def test_on_a_machine_without_gpus_it_is_said_that_jobs_run_on_the_cpu(
@@ -167,3 +171,47 @@ def test_a_long_list_of_models_tells_of_the_first_ones_alone(
     told = capsys.readouterr()
     assert len(json.loads(told.out)["jobs"]) == 30
     assert told.err.count("tokens: asks for") == 20 and told.err.count("more models are planned") == 1
+
+
+def test_a_model_that_fits_nowhere_costs_its_line_and_not_the_file(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    standin("1x40GB")
+    (tmp_path / "jobs.txt").write_text(
+        "#gpuherd name=large model=llama-3.1-70b\ntrue\n#gpuherd name=after needs=large\ntrue\n"
+        "#gpuherd name=small model=llama-3.2-1b\ntrue small\n"
+    )
+    assert run(["batch", "jobs.txt", "--dry-run", "--json"]) == ExitCode.FAILED
+    states = {job["name"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert [states[name]["state"] for name in ("large", "after", "small")] == ["refused", "refused", "to do"]
+    assert "What would fit" in states["large"]["reason"] and "--" not in states["large"]["reason"]
+    for _ in range(2):  # the same command again finds them as they are
+        assert run(["batch", "jobs.txt", "--json", "--max-checks", "1"]) == ExitCode.FAILED
+        told = json.loads(capsys.readouterr().out)
+        assert told["counts"] == {"done": 1, "failed": 1, "waiting": 0, "cancelled": 1}
+        (failure,) = told["failures"]
+        assert (failure["job"], failure["failure"]) == ("large", "bad input") and "What would fit" in failure["reason"]
+    with Queue(tmp_path / "jobs_results" / "queue.sqlite") as queue:
+        assert queue.states() == {"large": "failed", "after": "cancelled", "small": "done"}
+    (tmp_path / "jobs.txt").write_text("#gpuherd name=large model=llama-3.1-70b\ntrue\n")
+    assert run(["batch", "jobs.txt", "--json"]) == ExitCode.BAD_INPUT, "nothing of the file can run"
+    assert "line 2: " in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_remedy_is_spelled_as_whoever_asks_can_write_it(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    standin("2x40GB")
+    with pytest.raises(JobCannotFit, match="--dtype int8"):
+        run(["submit", "--model", "llama-3.1-70b", "--", "true"])
+    (tmp_path / "jobs.txt").write_text("#gpuherd model=llama-3.1-70b batch=8\ntrue\n")
+    assert run(["batch", "jobs.txt"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "dtype=int8" in told and "--dtype" not in told
+    with pytest.raises(JobCannotFit) as refused:
+        what_it_takes(
+            "llama-3.1-8b", WorkOptions(max_gpus=1), Workload(batch=2000), having(DispatchOptions(gpu_list=("0",)))
+        )
+    assert "--batch-size " in str(refused.value) and "--batch " not in str(refused.value)

@@ -96,10 +96,24 @@ def test_following_a_job_that_has_not_begun(bench: Any, job: NewJob, gpuherd: Co
     assert "".join(line for part in follow(bench.run, "second", look_s=0.01) for line in part.lines) == "here"
 
 
+def test_following_a_job_that_waits_says_so_and_why(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    bench.start(job("first", gate.wait), job("second", "echo here", needs=["first"]))
+    words = [sys.executable, "-m", "gpuherd", "logs", str(bench.root), "second", "-f"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and process.stdout is not None
+        assert process.stderr.readline() == "gpuherd: job 'second' waits: needs first\n"
+        gate.open()
+        assert process.stdout.read() == "here\n"
+    assert process.returncode == 0
+
+
 def test_following_a_job_that_never_begins(bench: Any, job: NewJob) -> None:
     bench.start(job("bad", "exit 65"), job("after", "true", needs=["bad"]))
     assert bench.ends() == 1
-    assert list(follow(bench.run, "after", look_s=0.01)) == []
+    said: list[str] = []
+    assert list(follow(bench.run, "after", look_s=0.01, on_wait=said.append)) == []
+    assert said == ["job 'after' was cancelled: needs bad, which failed"]
 
 
 def test_unknown_jobs(bench: Any, job: NewJob, gpuherd: Command) -> None:

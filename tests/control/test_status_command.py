@@ -48,7 +48,7 @@ def test_a_table(busy: Any, gpuherd: Command) -> None:
     assert lines[2].startswith(f"gpuherd (pid {busy.process.pid}) works on it since ")
     rows = {line.split()[0]: " ".join(line.split()) for line in lines[5:]}
     assert rows["running"].startswith("running the long one CPU for ")
-    assert rows["failed"] == "failed bad CPU bad input: it broke"
+    assert rows["failed"] == "failed bad CPU bad input, exit code 65: it broke"
     assert rows["waiting"] == "waiting later CPU needs long"
     assert rows["cancelled"] == "cancelled after CPU needs bad, which failed"
     assert rows["done"].startswith("done good CPU in ")

@@ -88,24 +88,43 @@ def _stands_still(file: Path) -> bool:
     return file.stat().st_size == size
 
 
-def test_a_folder_where_a_job_was_expected(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_run_is_a_word_or_a_flag_for_every_command(
+    bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path
+) -> None:
     own = {"GPUHERD_QUEUE": str(tmp_path / "own")}
-    assert gpuherd("submit", "--", "true", **own).code == 0
-    bench.start(job("first", "true"))
+    assert gpuherd("submit", "--name", "mine", "--", "true", **own).code == 0
+    bench.start(job("first", "echo said"))
     assert bench.ends() == 0
     folder = str(bench.root)
-    for words, instead in (
-        (("cancel", folder, "first"), f"write --run {folder}"),
-        (("logs", folder), f"gpuherd logs {folder} JOB"),
-    ):
-        said = gpuherd(*words, **own)
-        assert said.code == ExitCode.USAGE
-        assert said.err.endswith(f"{folder} is the folder of a run: {instead}\n")
+    for words in (["status"], ["drain"], ["set", "--max-gpus", "2"], ["gpus"], ["resume", "--all"]):
+        command, *more = words
+        by_word, by_flag = gpuherd(command, folder, *more, **own), gpuherd(command, "--run", folder, *more, **own)
+        assert (by_word.code, by_word.out, by_word.err) == (by_flag.code, by_flag.out, by_flag.err)
+    for words in (["logs"], ["cancel"], ["retry"], ["pause"]):
+        by_word, by_flag = gpuherd(*words, folder, "first", **own), gpuherd(*words, "--run", folder, "first", **own)
+        assert (by_word.code, by_word.out, by_word.err) == (by_flag.code, by_flag.out, by_flag.err)
+    assert gpuherd("logs", "first", "--run", folder, **own).out == "said\n"
+    assert "name one run, not both" in gpuherd("drain", folder, "--run", folder, **own).err
+    assert "name the jobs, or say --all" in gpuherd("cancel", folder, **own).err
+    said = gpuherd("logs", folder, **own)
+    assert said.code == ExitCode.USAGE
+    assert said.err.endswith(f"{folder} is the folder of a run: gpuherd logs {folder} JOB\n")
     assert "folder of a run" not in gpuherd("cancel", "nosuch", **own).err
-    # Where no jobs are named the folder may stand by itself.
-    assert folder in gpuherd("set", folder, "--max-gpus", "2", **own).err
-    assert gpuherd("drain", folder, **own).err == gpuherd("drain", "--run", folder, **own).err
-    assert "not both" in gpuherd("drain", folder, "--run", folder, **own).err
+
+
+def test_a_word_that_is_a_run_and_a_job_is_neither(
+    bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"GPUHERD_QUEUE": str(tmp_path / "own")}
+    bench.start(job("first", "true"))
+    assert bench.ends() == 0
+    monkeypatch.chdir(bench.root.parent)
+    name = bench.root.name
+    assert gpuherd("submit", "--name", name, "--", "true", **own).code == 0
+    said = gpuherd("cancel", name, **own)
+    assert said.code == ExitCode.USAGE and f"--run {name}" in said.err and "--engine local" in said.err
+    assert gpuherd("cancel", "--engine", "local", name, **own).out == f"cancelled {name}\n"
 
 
 def test_a_name_that_begins_as_a_flag_does(bench: Any, job: NewJob, gpuherd: Command) -> None:
@@ -127,10 +146,19 @@ def test_drain(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> Non
     assert said.code == 0 and "nothing new is started" in said.out
     bench.wait_until(lambda: "it is draining" in gpuherd("status", str(bench.root)).out)
     (tmp_path / "go").touch()
-    assert bench.ends() != 0
+    assert bench.ends() == 0, "nothing has failed, and what waits was to wait"
     assert bench.job("first").state is JobState.DONE
     assert bench.job("second").state is JobState.WAITING
     assert bench.job("second").reason == "no gpuherd works on this queue"
+
+
+def test_a_drained_run_in_which_a_job_failed_says_so(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
+    bench.options["cpu_jobs"] = 1
+    bench.start(job("first", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 65"), job("second", "true"))
+    bench.wait_for("first", JobState.RUNNING)
+    assert gpuherd("drain", str(bench.root)).code == 0
+    (tmp_path / "go").touch()
+    assert bench.ends() == ExitCode.FAILED
 
 
 def test_set_in_mid_run(bench: Any, job: NewJob, gpuherd: Command, standin: Standin) -> None:

@@ -29,6 +29,8 @@ SAID: dict[str, Any] = {
     "constraint": "a100|h100",
     "gpu_type": "a100",
     "array_limit": 16,
+    "ntasks_per_node": 4,
+    "mpi": "pmix",
     "slurm_args": ("--exclude=n3",),
     "setup": ("module load cuda",),
     "ray_address": "10.0.0.1:6379",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.world import World, free_port, hosts, of_slurm, port_of
+from gpuherd.engines.world import SHELL_PORT, World, free_port, hosts, of_slurm, port_of
 from gpuherd.errors import UsageError
 
 _NAMES = st.from_regex(r"[a-z][a-z-]{0,5}", fullmatch=True)
@@ -94,6 +95,14 @@ def test_free_port() -> None:
         listener.listen()
         assert port_of(tag) < free_port(tag) <= port_of(tag) + 100
     assert free_port(tag) == port_of(tag)
+
+
+@pytest.mark.parametrize("number", [1, 11_999, 12_000, 19_999, 4_294_967_294])
+def test_a_shell_on_a_node_makes_a_port_by_the_same_rule(number: int) -> None:
+    command = ["sh", "-c", f"echo {SHELL_PORT}"]
+    told = subprocess.run(command, env={"SLURM_JOB_ID": str(number)}, capture_output=True, text=True, check=True)
+    assert 20_000 <= int(told.stdout) < 32_000
+    assert all(20_000 <= port_of(f"queue/{each}") < 32_000 for each in range(100))
 
 
 def test_ports_differ() -> None:

@@ -166,6 +166,7 @@ def test_flags_of_the_production_example() -> None:
     assert config == ExperimentConfig(
         model_list="production_models.csv",
         max_gpus=8,
+        max_checks=10,
         output_dir="./production_results",
         log_dir="./logs/production",
         overwrite=True,

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.devices import CudaDevices, NoCuda, choose_devices
-from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
+from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.batching import HOST_SIDE
@@ -208,22 +208,6 @@ def test_running_out_of_memory_while_it_is_fitted_is_such_a_case_too() -> None:
     )
     assert [row.fit_status for row in rows] == ["ok"] * 4
     assert failed == [1]
-
-
-@pytest.mark.parametrize(
-    ("problem", "memory"),
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), True),
-        (RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (ValueError("CUDA error: out of memory"), False),
-    ],
-)
-def test_what_running_out_of_memory_looks_like(problem: Exception, memory: bool) -> None:
-    assert is_out_of_memory(problem) is memory
 
 
 @pytest.mark.parametrize("error", [BadModel("damaged"), MemoryError()])

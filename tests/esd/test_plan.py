@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
+from tests.models.local_hub import play, running
 
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import ExperimentConfig, SpectraOf
@@ -63,6 +66,29 @@ def test_memory_is_that_of_the_gram_matrices_at_a_time() -> None:
     wide = replace(FACTS, largest_side=16384)
     assert gpu_memory_mb(wide, parallel=True) == CUDA_CONTEXT_MB + 2 * (3 * 2048 + 128)
     assert gpu_memory_mb(replace(FACTS, largest_side=None), parallel=True) is None
+
+
+def test_models_of_the_hub_ask_for_what_their_headers_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the same models here, before anything is downloaded."""
+    weights = save({"model.layers.0.mlp.up_proj.weight": torch.zeros(600, 500)})
+    here = tmp_path / "model"
+    here.mkdir()
+    (here / "model.safetensors").write_bytes(weights)
+    (here / "config.json").write_text('{"model_type": "llama"}')
+    models = tmp_path / "models.csv"
+    rows = ("org/whole,,", "org/lora,lora,org/whole", "org/none,,", f"{here},,", f"org/lora2,lora,{here}")
+    models.write_text("\n".join(("model_id,base_model_relation,source_model", *rows)))
+    config = ExperimentConfig(model_list=str(models))
+    with running() as hub:
+        files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": weights}
+        hub.repos |= {"org/whole": files, "org/lora": {"adapter_config.json": b"{}"}}
+        play(monkeypatch, hub.url, tmp_path)
+        plan = make_plan(config, lambda rows, title: rows)
+    run = ESDDirectory("out")
+    asked = [make_job(config, each, ["x"], run).memory_mb for each in plan.models]
+    known = gpu_memory_mb(replace(FACTS, largest_side=500), parallel=True)
+    assert asked == [known, known, None, known, known]
+    assert not plan.refused
 
 
 def test_what_is_known_of_a_model_goes_into_its_job() -> None:

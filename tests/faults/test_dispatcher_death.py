@@ -69,7 +69,7 @@ def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, fou
     code, told = user.run([*jobs[:2], {**jobs[2], "priority": 1}])
     assert code == ExitCode.FAILED
     assert "adopted long: left running by an earlier gpuherd; taken over" in told
-    assert "failed bad: failed (bad input): KeyError: 3" in told
+    assert "failed bad: failed (bad input): exit code 65: KeyError: 3" in told
     assert "done short" in told
     assert Counter(line[1] for line in user.lines() if line[0] == "end") == {"run-long": 1, "run-short": 1}
 

@@ -92,6 +92,14 @@ def test_one_holder_at_a_time_and_each_gpu_by_itself(folder: LeaseFolder) -> Non
     assert folder.holder(UUID) is None
 
 
+def test_where_there_are_no_hard_links(folder: LeaseFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    test_one_holder_at_a_time_and_each_gpu_by_itself(folder)
+
+
 def test_a_closed_lease_says_so(folder: LeaseFolder) -> None:
     lease = folder.acquire(UUID)
     assert lease is not None

@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pynvml
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuherd.gpus.nvml import Nvml, machine
 from gpuherd.gpus.nvml_read import multiprocessors
 from gpuherd.gpus.state import GpuProcess, Proximity
+from gpuherd.standin import build
 from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]
@@ -487,3 +490,93 @@ def test_where_more_has_changed_a_snapshot_is_asked_for(standin: Standin, happen
         before = (*before[:3], replace(before[3], uuid="MIG-of-another"))
     assert reader.renewed(before[2:]) == {}
     reader.close()
+
+
+def test_a_lost_gpu_with_nvlinks_costs_its_neighbours_nothing_but_these_links(standin: Standin) -> None:
+    simulated = standin("4x40GB,nvlink=4")
+    simulated.lose(1)
+    for driver in (Nvml(), Nvml()):
+        seen = driver.snapshot(topology=True, errors=True)
+        assert seen.problem is None
+        assert [gpu.problem is None for gpu in seen.gpus] == [True, False, True, True]
+        assert {peer.uuid: peer.nvlinks for peer in seen.gpus[2].peers}[simulated.uuids[3]] == 4
+
+
+# Without an answer to these, nobody knows what the GPU is, or whether it is in use.
+_DECIDES = {
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+}
+_DRIVER = {"nvmlInit_v2", "nvmlDeviceGetCount_v2"}
+_CODES = [
+    *range(1, 33),
+    42,
+    pynvml.NVML_ERROR_UNKNOWN,
+]
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """Four GPUs in NVLink pairs, the last split into two MIG instances; no pauses between tries."""
+    simulated = Simulated.create(tmp_path_factory.mktemp("linked") / "machine", "4x40GB,nvlink=4,mig=gpu3:20GB+20GB")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuherd.gpus.nvml.PAUSES_S", (0.0, 0.0, 0.0))
+        yield simulated
+
+
+@given(
+    function=st.sampled_from(build.entry_points()),
+    code=st.sampled_from(_CODES),
+    gpu=st.sampled_from([None, 0, 1, 2, 3, "3:0", "3:1"]),
+    calls=st.sampled_from([None, None, 1, 2, 5]),
+    lost=st.sampled_from([None, 0, 2]),
+    late=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_call_may_return_any_code_and_every_other_gpu_stays_usable(
+    linked: Simulated,
+    function: str,
+    code: int,
+    gpu: int | str | None,
+    calls: int | None,
+    lost: int | None,
+    late: bool,
+) -> None:
+    linked.activate()
+    driver = Nvml()
+    labels = ["0", "1", "2", "3", "3:0", "3:1"]
+    try:
+        whole = driver.snapshot(topology=True, errors=True)
+        assert [each.label for each in whole.gpus if each.problem is None] == labels
+        if lost is not None:
+            linked.lose(lost)
+        linked.fail(code, function=function, gpu=gpu, calls=calls)
+        driver = driver if late else Nvml()
+        for _ in range(2):
+            seen = driver.snapshot(topology=True, errors=True)
+            driver.used_mb([each.uuid for each in whole.gpus])
+            driver.renewed([each for each in whole.gpus if each.mig_parent is None])
+            if function in _DRIVER and gpu is None:
+                assert seen.problem is None or calls != 1
+                continue
+            assert seen.problem is None, seen.problem
+            usable = {each.label for each in seen.gpus if each.problem is None}
+            spared = {label for label in labels if label.split(":")[0] != str(lost)}
+            if function in _DECIDES:
+                # Those of a split GPU go with it, and a split GPU without any instance has nothing to use.
+                hit = labels if gpu is None else [label for label in labels if label.split(":")[0] == str(gpu)]
+                spared -= {str(gpu), *hit}
+            assert spared <= usable
+    finally:
+        linked.fail(None)
+        if lost is not None:
+            linked.restore(lost)
+        again = driver.snapshot(topology=True, errors=True)
+        linked.deactivate()
+    assert [each.uuid for each in again.gpus if each.problem is None] == [each.uuid for each in whole.gpus]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpuherd.engines.processes import ProcessId
+from gpuherd.gpus.state import SIMULATED
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptRecord, QueuedJob
 
+SIMULATED_GPU = f"GPU-1f0a92c3-77aa-4b1c-9d2e-{SIMULATED}"
 _MADE_UP = ProcessId(1, 2, "boot")
 
 
@@ -25,3 +31,14 @@ def attempt_of(queued: QueuedJob, number: int, **more: Any) -> AttemptRecord:
         started_mono=1.0,
     )
     return replace(record, **more)
+
+
+def queue_that_ran_on(path: Path, gpu: str) -> None:
+    """A queue of which a job has run on the GPU of this UUID."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(Queue(path)) as queue:
+        queue.submit([Job(name="first", argv=("true",), gpus=1)])
+        run = queue.begin_run(0.0, 0.0)
+        (queued,) = queue.head(1, 1e9)
+        record = attempt_of(queued, 1, gpus=(gpu,), labels=("0",))
+        queue.record_start(record, run, wait_s=0.0, leased_mono=None)

@@ -49,7 +49,10 @@ class Book:
         return self.queue.record_end(end)
 
     def following(self) -> dict[str, tuple[str, ...]]:
-        return {queued.job.name: after for queued, after in self.queue.following("slurm", 99, NOW)}
+        return {
+            queued.job.name: tuple(each.handle for each in after)
+            for queued, after in self.queue.following("slurm", 99, NOW)
+        }
 
     def head(self) -> list[str]:
         return [queued.job.name for queued in self.queue.head(99, NOW)]
@@ -166,3 +169,18 @@ def test_the_attempts_of_open_batches_are_found_in_their_order(book: Book) -> No
     book.end(book.hand_over("c"), JobState.DONE)
     book.end(10, JobState.DONE)
     assert book.queue.open_batches() == {"one": (10, 9)}
+
+
+def test_a_batch_is_needed_for_as_long_as_one_that_may_follow_it_is_out(book: Book) -> None:
+    """Also when all of its own have ended: on their reports depends whether the other one may begin."""
+    book.add("a", "x", b=("a",), c=("b",))
+    first, alone = book.hand_over("a"), book.hand_over("x")
+    second = book.hand_over("b")
+    book.end(first, JobState.DONE)
+    book.end(alone, JobState.DONE)
+    assert book.queue.followed() == {f"batch{second}": {first}}
+    assert book.queue.open_batches() == {f"batch{first}": (first,), f"batch{second}": (second,)}
+    third = book.hand_over("c")
+    book.end(second, JobState.WAITING)
+    assert book.queue.followed() == {}  # it was no success
+    assert book.queue.open_batches() == {f"batch{third}": (third,)}

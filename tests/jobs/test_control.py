@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -266,6 +267,44 @@ def test_a_job_that_a_dead_dispatcher_left_running_is_cancelled_here_and_the_oth
     served.end()
 
 
+def _open_descriptors() -> int:
+    """How many this process has open. What earlier tests left to the garbage collector may be closed at any time."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_its_owner_has_stopped_is_not_woken_and_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    """By a command that is about something else, or by the next dispatcher."""
+    served = Served(tmp_path / "run", DispatchOptions(cpu_jobs=2))
+    process = subprocess.Popen([sys.executable, "-c", _LEFT_RUNNING, str(tmp_path / "run")])
+    wait_until(lambda: served.state("b") == "running")
+    with Queue(served.run.queue) as queue:
+        leaders = {record.queued.job.name: record.process.pid for record in queue.running() if record.process}
+    children = Path(f"/proc/{leaders['b']}/task/{leaders['b']}/children")
+    wait_until(lambda: bool(children.read_text()))
+    process.kill()
+    process.wait()
+    (stopped,) = map(int, children.read_text().split())
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: _state(stopped) == "T")
+    open_before = _open_descriptors()
+    for kind in (ControlKind.PAUSE, ControlKind.RESUME, ControlKind.PAUSE, ControlKind.RESUME):
+        assert served.ask(kind, "a").applied_by == "here"
+    served.ask(ControlKind.PRIORITY, "a", priority="3")
+    assert _open_descriptors() <= open_before
+    assert _state(stopped) == "T"
+    assert served.ask(ControlKind.CANCEL, "a").ok
+    assert _open_descriptors() <= open_before
+    assert not _is_alive(leaders["a"])
+    served.start()
+    time.sleep(0.3)
+    assert _state(stopped) == "T"
+    served.ask(ControlKind.CANCEL, "b")
+    served.wait_for("b", "cancelled")
+    assert not _is_alive(stopped)
+    served.end()
+
+
 def test_what_was_asked_of_a_dispatcher_that_died_first_is_done_by_the_next_once(tmp_path: Path) -> None:
     """Asked, and nobody there to hear it; and asked of the dispatcher itself, which is past."""
     served = Served(tmp_path / "run", DispatchOptions(cpu_jobs=1))
@@ -283,6 +322,24 @@ def test_what_was_asked_of_a_dispatcher_that_died_first_is_done_by_the_next_once
     assert past is not None
     assert not past.ok
     assert served.state("a") == "cancelled"
+    served.end()
+
+
+def test_what_is_asked_of_a_dispatcher_that_is_about_to_begin_is_not_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bell hangs, and it takes over what runs: that can take a while."""
+    served = Served(tmp_path / "run", DispatchOptions(cpu_jobs=2))
+    adopt, may_go_on = Dispatcher._adopt, threading.Event()
+
+    def adopt_slowly(dispatcher: Dispatcher) -> None:
+        may_go_on.wait(60)
+        adopt(dispatcher)
+
+    monkeypatch.setattr(Dispatcher, "_adopt", adopt_slowly)
+    served.start()
+    threading.Timer(0.3, may_go_on.set).start()
+    assert served.ask(ControlKind.SET, **{"max-concurrent": "1"}).ok
     served.end()
 
 

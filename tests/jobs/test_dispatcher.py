@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode, JobCannotFit, NoSuchGpu, QueueBusy
 from gpuherd.gpus.lease import LeaseFolder
@@ -297,6 +300,74 @@ def test_a_driver_that_fails_in_mid_run_is_waited_for(run: Run, standin: Standin
     outcome = run([sh(f"j{i}", "sleep 0.1", gpus=1) for i in range(10)])
     thread.join()
     assert (outcome.done, outcome.failed) == (10, 0)
+
+
+def test_all_gpus_are_used_and_what_is_waited_for_is_told(run: Run, standin: Standin) -> None:
+    machine = standin("6x40GB")
+    theirs = machine.occupy(5, 1000)
+    at_once = [sh(f"j{i}", "sleep 3", gpus=1) for i in range(6)]
+    timer = threading.Timer(2.0, theirs.release)
+    timer.start()
+    outcome = run(at_once, GpuOptions(max_checks=60, check_interval=0.05))
+    timer.join()
+    assert outcome.done == 6
+    assert {event.gpus for event in run.told(EventKind.STARTED)} == {(str(gpu),) for gpu in range(6)}
+    (told,) = [event.text for event in run.told(EventKind.NOTICE) if "waiting for GPUs" in event.text]
+    assert re.search(r"j0 waits: GPU 0: free for \d+ of 60 checks", told)
+
+
+@pytest.mark.parametrize("code", [9, 999])
+def test_jobs_on_gpus_wait_for_a_driver_that_is_late(
+    run: Run, standin: Standin, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    machine = standin("2x40GB")
+    machine.fail(code)
+    told = 'test -n "$CUDA_VISIBLE_DEVICES"'
+    jobs = [sh("one", told, gpus=1, retries=0), sh("two", told, gpus=2, retries=0), sh("cpu", "true")]
+    waits: list[str | None] = []
+
+    def answers() -> None:
+        wait_until(lambda: bool(run.told(EventKind.DONE)))
+        wait_until(lambda: len(json.loads(run.directory.standing.read_text())["waits"]) == 2)
+        waits.extend(json.loads(run.directory.standing.read_text())["waits"].values())
+        machine.fail(None)
+
+    thread = threading.Thread(target=answers)
+    thread.start()
+    outcome = run(jobs, replace(FAST, gpu_list=("1", "0")))
+    thread.join()
+    assert (outcome.done, outcome.failed) == (3, 0)
+    assert run.told(EventKind.DONE)[0].job == "cpu"
+    assert [event.gpus for event in run.told(EventKind.STARTED) if event.job == "two"] == [("1", "0")]
+    assert len(waits) == 2
+    assert all("driver" in str(reason) for reason in waits)
+    notices = [event.text for event in run.told(EventKind.NOTICE)]
+    assert any("wait until the driver answers" in text for text in notices)
+    assert any("the NVIDIA driver answers: 2 GPUs" in text for text in notices)
+
+
+def test_where_no_driver_is_installed_or_gpus_are_hidden_jobs_run_on_the_cpu(
+    run: Run, standin: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = 'test -z "$CUDA_VISIBLE_DEVICES"'
+    assert run([sh("none", told, gpus=1, retries=0)]).done == 1
+    standin("1x40GB").fail(9)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run([sh("hidden", told, gpus=1, retries=0)]).done == 1
+
+
+def test_a_gpu_on_which_jobs_crash_that_succeed_elsewhere_is_left_out_and_told_of(run: Run, standin: Standin) -> None:
+    standin("4x40GB")
+    script = 'test "$CUDA_VISIBLE_DEVICES" != 2 && sleep 0.1'
+    # One of them fails everywhere: that is no GPU's fault.
+    jobs = [sh(f"j{i}", script if i else "exit 1", gpus=1, retries=1) for i in range(60)]
+    outcome = run(jobs)
+    assert (outcome.done, outcome.failed) == (59, 1)
+    (first, *_) = [event.text for event in run.told(EventKind.NOTICE) if "left out" in event.text]
+    assert re.match(r"GPU 2 is left out for 5 s more: \d different jobs in a row crashed on it", first)
+    assert all("GPU 2" in event.text for event in run.told(EventKind.NOTICE) if "left out" in event.text)
+    assert len([event for event in run.told(EventKind.RETRY) if event.gpus == ("2",)]) <= 9
 
 
 def test_a_lost_gpu_is_not_used(run: Run, standin: Standin) -> None:

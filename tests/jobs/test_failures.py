@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import traceback
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.failures import Ending, FailureClass, back_off_s, classify, clean, telling_line
+from gpuherd.jobs.failures import Ending, FailureClass, back_off_s, classify, clean, is_out_of_memory, telling_line
 
 CASES = [
     (Ending(code=65, log_tail="gpuherd: x.csv row 3: bad model"), FailureClass.BAD_INPUT, False, False),
@@ -99,3 +101,60 @@ def test_our_own_workers_prefix_is_no_part_of_the_reason() -> None:
 
 def test_bytes_that_are_no_utf8_can_be_shown() -> None:
     clean("a\udcff").encode()
+
+
+# As the libraries word it, with the class that they raise.
+NO_MEMORY = [
+    RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."),
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"),
+    RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    RuntimeError("NCCL Error 1: unhandled cuda error\nCuda failure 2 'out of memory'"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:81] data. DefaultCPUAllocator: not enough memory: you tried"),
+    RuntimeError("unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+    RuntimeError("std::bad_alloc"),
+    MemoryError(),
+    MemoryError("Unable to allocate 3.00 GiB for an array with shape (805306368,) and data type float32"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory."),
+]
+
+
+@pytest.mark.parametrize("problem", NO_MEMORY, ids=lambda problem: str(problem)[:50])
+def test_every_form_of_no_memory_is_known_as_an_exception_and_in_a_log(problem: Exception) -> None:
+    assert is_out_of_memory(problem)
+    log = "".join(traceback.format_exception_only(problem))
+    assert classify(Ending(code=1, log_tail=log)).failure is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_INVALID_VALUE, when calling `cusolverDnSsyevd`"),
+        ValueError("CUDA error: out of memory"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        KeyboardInterrupt(),
+    ],
+    ids=str,
+)
+def test_what_is_no_want_of_memory(problem: BaseException) -> None:
+    assert not is_out_of_memory(problem)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_no_memory_as_libraries_really_raise_it(library: str) -> None:
+    empty = pytest.importorskip(library).empty
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        empty(1 << 46)
+    assert is_out_of_memory(caught.value)

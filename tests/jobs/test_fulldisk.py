@@ -43,15 +43,16 @@ def test_a_transaction_that_sqlite_ended_by_itself_is_not_taken_for_done(tmp_pat
 
 def test_what_is_held_against_a_gpu_goes_with_its_transaction(tmp_path: Path) -> None:
     fault = Diagnosis(FailureClass.GPU_FAULT, "Xid 79", retry=True, elsewhere=True)
+    job = Job(name="j", argv=("true",))
     with Queue(tmp_path / "q.sqlite") as queue:
         book = HealthBook(queue)
         for _ in range(3):
             with pytest.raises(RuntimeError), book.unless_taken_back(), queue.transaction():
-                book.failed(["GPU-a"], "j", fault, now=100.0, machine=["GPU-a"])
+                book.failed(["GPU-a"], job, fault, now=100.0, machine=["GPU-a"], in_use=bool)
                 raise RuntimeError
         assert book.excluded(101.0) == {} == HealthBook(queue).excluded(101.0)
         with book.unless_taken_back(), queue.transaction():
-            book.failed(["GPU-a"], "j", fault, now=100.0, machine=["GPU-a"])
+            book.failed(["GPU-a"], job, fault, now=100.0, machine=["GPU-a"], in_use=bool)
         # Once, and not for the fourth time: 10 minutes.
         assert book.next_return(101.0) == 700.0 == HealthBook(queue).next_return(101.0)
 
@@ -62,7 +63,7 @@ def test_another_limit_for_the_disk_holds_from_the_next_look(tmp_path: Path) -> 
     guard.change(10**9)
     assert guard.due_at == 0.0
     assert [guard.look(at) for at in (2.0, 3.0)] == [True, False]
-    assert "must be (--min-disk)" in str(guard.low)
+    assert "must be free (--min-disk)" in str(guard.low)
     guard.change(0)
     assert guard.look(4.0)
     assert str(guard.low) == str(guard.due_at) == "None"

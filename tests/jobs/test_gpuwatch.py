@@ -217,3 +217,49 @@ def test_a_gpu_that_could_not_be_read_at_the_start_is_had_when_it_is_back(
     last = watch.views(108.0, ())[-1]
     assert (last.gpu.uuid, last.busy) == (machine.uuid(1), None)
     assert watch.choose([last.gpu], 1, None) == (last.gpu,)
+
+
+def looks_until_free(watch: GpuWatch, most: int = 12, *, began: float = 100.0) -> int | None:
+    """So many looks, a second apart, until GPU 0 is free; None when it is not after ``most``."""
+    for look in range(1, most + 1):
+        watch.look(began + look, ())
+        if verdicts(watch, now=began + look)[0] is None:
+            return look
+    return None
+
+
+def test_where_nobody_else_is_two_checks_are_enough(machine: Machine) -> None:
+    machine.occupy(1, 4000, pid=os.getpid())
+    assert looks_until_free(GpuWatch(GpuOptions(gpu_list=("0",)), "queue")) == 2
+    assert looks_until_free(GpuWatch(GpuOptions(gpu_list=("0",), max_checks=4), "queue")) == 4, "as the user says"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_where_somebody_else_is_on_any_gpu_ten_checks_are_made_for_ten_minutes_more(
+    machine: Machine, hidden: bool
+) -> None:
+    machine.hide_pids(hidden)
+    theirs = machine.occupy(1, 4000)
+    watch = GpuWatch(GpuOptions(gpu_list=("0",)), "queue")
+    assert looks_until_free(watch) == 10
+    theirs.release()
+    watch.released([machine.uuids[0]], 200.0)
+    another = GpuWatch(GpuOptions(), "queue")
+    assert looks_until_free(another) == 2
+    theirs = machine.occupy(1, 4000)
+    another.look(120.0, ())
+    theirs.release()
+    assert looks_until_free(another, 3, began=200.0) is None
+    assert looks_until_free(another, began=800.0) == 2
+
+
+def test_a_lease_that_another_user_took_lately_asks_for_ten_checks(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LeaseFolder.default().acquire(machine.uuids[1]) or pytest.fail("free"):
+        folder = LeaseFolder.default()
+    assert not folder.taken_by_others(os.geteuid(), time.time() - 600.0)
+    assert folder.taken_by_others(os.geteuid() + 1, time.time() - 600.0)
+    assert not folder.taken_by_others(os.geteuid() + 1, time.time() + 1.0)
+    monkeypatch.setattr(LeaseFolder, "taken_by_others", lambda *_: True)
+    assert looks_until_free(GpuWatch(GpuOptions(gpu_list=("0",)), "queue")) == 10

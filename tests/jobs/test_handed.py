@@ -27,7 +27,8 @@ from gpuherd.jobs.runstatus import EVERYTHING, JobStatus, RunStatus
 from gpuherd.jobs.standing import Standing, StandingFile
 from gpuherd.jobs.standing import read as read_standing
 from gpuherd.jobs.status import opened, read_status
-from gpuherd.jobs.statustext import as_json, as_table, at_work, gpus, headline, state_word, what
+from gpuherd.jobs.statusjson import as_json
+from gpuherd.jobs.statustext import as_table, at_work, gpus, headline, state_word, what
 from gpuherd.jobs.whereabouts import InEngine
 from gpuherd.top import picture
 from gpuherd.top.history import History

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.progress import Progress
+from gpuherd.jobs import Job, Queue, RunDirectory, clock
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.live import PlainDisplay, cells, display, render, summary
-from gpuherd.jobs.records import Counts
+from gpuherd.jobs.records import Counts, PauseReason, QueuedJob
+from gpuherd.jobs.reporter import Reporter
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
 LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
@@ -103,3 +107,52 @@ def test_on_a_terminal_failures_scroll_and_starts_do_not() -> None:
     text = console.file.getvalue()
     assert "b: failed" in text and "4 of 10 done" in text
     assert "a: started" not in text
+
+
+def test_an_encoding_without_an_arrow_ends_no_run_that_shows_one() -> None:
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, "latin-1"), width=200)
+    with display(console, plain_every_s=0.0) as shown:
+        shown.event(Event(kind=EventKind.FAILED, at=0.0, text="a: failed: \u2192 \u00e4"))
+        shown.event(Event(kind=EventKind.DONE, at=0.0, text="b: done"))
+    console.file.flush()
+    assert raw.getvalue().decode("latin-1") == "a: failed: \\u2192 \u00e4\nb: done\n"
+
+
+class HalfDone:
+    """A job that began 200 s ago, was paused for 150 s of them, and tells that it is half done."""
+
+    paused: frozenset[PauseReason] = frozenset()
+
+    def __init__(self) -> None:
+        queued = QueuedJob(1, Job(name="j", argv=("true",), gpus=0), 0, 0, 0.0, frozenset(), 0.0)
+        self.record = attempt_of(queued, 1, started_mono=clock.mono() - 200.0)
+
+    def paused_s(self, now: float, /) -> float:
+        return 150.0
+
+    def progress(self) -> Progress:
+        return Progress(50, 100, "h.0")
+
+
+class Seen:
+    every_s = 1.0
+
+    def __init__(self) -> None:
+        self.snapshots: list[RunSnapshot] = []
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def snapshot(self, snapshot: RunSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+def test_what_is_left_of_a_job_that_was_paused_goes_by_the_time_in_which_it_worked(tmp_path: Path) -> None:
+    run, seen = RunDirectory(tmp_path), Seen()
+    run.create()
+    with Queue(run.queue) as queue:
+        Reporter(queue, run, seen).show([HalfDone()], None, 1)
+    (line,) = seen.snapshots[0].running
+    assert line.elapsed_s == pytest.approx(50.0, abs=5.0)
+    assert line.eta_s == pytest.approx(50.0, abs=5.0)

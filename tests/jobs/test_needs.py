@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuherd.errors import UsageError
 from gpuherd.jobs import needs
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.needs import Readiness, check_needs
+from gpuherd.jobs.needs import BadNeeds, Readiness, check_needs
 
 
 def job(name: str, *needed: str, round_: int = 0) -> Job:
@@ -46,6 +46,16 @@ def test_a_circle_is_named_in_full() -> None:
         check_needs([job("a", "b"), job("b", "c"), job("c", "a"), job("d", "a")])
     with pytest.raises(UsageError, match="'a' needs 'a'"):
         check_needs([job("a", "a")])
+
+
+def test_all_circles_are_named() -> None:
+    with pytest.raises(BadNeeds) as raised:
+        check_needs(
+            [job("a", "b"), job("b", "a"), job("c", "c"), job("d", "a", "e"), job("e", "f"), job("f", "d", "e")]
+        )
+    assert [names for _, names in raised.value.faults] == [("a", "b"), ("c",), ("d", "e", "f"), ("e", "f")]
+    for circle in ("'a' needs 'b' needs 'a'", "'c' needs 'c'", "'d' needs 'e' needs 'f' needs 'd'"):
+        assert f"in a circle: {circle}" in str(raised.value)
 
 
 def test_a_long_chain_is_no_circle_and_no_recursion() -> None:

@@ -292,14 +292,20 @@ def test_the_right_to_take_it_away_is_ones_at_a_time(
         assert json.loads(marker(run).read_text())["host"] == "n1"
 
 
-def test_where_there_are_no_hard_links_it_is_made_without(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Path, target: Path) -> None:
+@pytest.mark.parametrize("age_s", [None, 120])
+def test_where_there_are_no_hard_links_it_is_made_without(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, age_s: float | None
+) -> None:
+    def refused(source: Path, target: Path, **_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(Path, "hardlink_to", refused)
+    if age_s is not None:  # and one that means nothing any more lies there
+        other_machine(run, touched_s_ago=age_s)
+    monkeypatch.setattr("os.link", refused)
     with closing(Queue(run.queue)):
         assert json.loads(marker(run).read_text())["pid"] == os.getpid()
     assert not marker(run).exists()
+    assert not [each for each in run.root.iterdir() if each.name.startswith(".queue.host")]
 
 
 def test_the_lock_names_the_machine_that_holds_it(run: RunDirectory) -> None:

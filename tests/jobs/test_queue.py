@@ -9,18 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.errors import QueueBusy, QueueUnreadable, UsageError
+from gpuherd.errors import CannotOpenQueue, QueueBusy, QueueUnreadable, UsageError
+from gpuherd.jobs import schema
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import ImpossibleTransition, Queue
 from gpuherd.jobs.reach import MOST_KINDS
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason, Request
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Handed, PauseReason, Request
 
 
 @pytest.fixture
@@ -74,19 +76,67 @@ def test_a_job_comes_back_as_it_went_in(queue: Queue) -> None:
 
 def test_submitting_again(queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path) -> None:
     result = tmp_path / "r"
-    jobs = [job("done", result=str(result)), job("failed"), job("running"), job("waiting")]
-    queue.submit(jobs)
+    jobs = [job("done", result=str(result)), job("failed"), job("after", needs=("failed",)), job("waiting")]
+    assert queue.submit(jobs).remarks == ()
     result.touch()
     end(queue, start("done"), AttemptState.DONE, JobState.DONE)
     end(queue, start("failed"), AttemptState.FAILED, JobState.FAILED, reason="why")
-    start("running")
-    queue.submit(jobs)
-    assert queue.states() == {"done": "done", "failed": "waiting", "running": "running", "waiting": "waiting"}
+    queue.end_run(1, time.time())
+    assert queue.submit(jobs).revived == ("failed",)
+    assert queue.states() == {"done": "done", "failed": "waiting", "after": "waiting", "waiting": "waiting"}
     failed = next(q for q in queue.head(9, time.time()) if q.job.name == "failed")
     assert (failed.tries, failed.attempts) == (0, 1)  # fresh tries, but the log names go on
     result.unlink()
     queue.submit(jobs)
     assert queue.states()["done"] == "waiting"
+
+
+def test_a_run_that_never_ended_is_continued_as_it_stood(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
+    """What has failed or was cancelled or paused stays so, and tries go on being counted: nobody has said otherwise.
+    A job that is another now, or that is asked for again, is a new one."""
+    names = ("failed", "cancelled", "paused", "tried", "asked", "changed")
+    jobs = [*(job(name, retries=2) for name in names), job("after", needs=("changed",)), job("lost", needs=("failed",))]
+    queue.submit(jobs)
+    for name in ("failed", "asked", "changed"):
+        end(queue, start(name), AttemptState.FAILED, JobState.FAILED, reason="why")
+    end(queue, start("tried"), AttemptState.FAILED, JobState.WAITING, not_before=9e9)
+    queue.cancel(["cancelled"], "me")
+    queue.pause(["paused"], "me", 1.0)
+    queue.set_priority(["tried"], 7)
+    assert queue.states()["after"] == queue.states()["lost"] == "cancelled"
+    jobs[5] = job("changed", "other words", retries=2)
+    found = queue.submit([*jobs, job("new"), job("new after", needs=("cancelled",))], rerun=["asked"])
+    assert found.kept == {"failed": ("failed",), "cancelled": ("cancelled",), "paused": ("paused",)}
+    assert found.revived == ("asked", "changed")
+    assert {name: str(state) for name, state in queue.states().items()} == {
+        "failed": "failed",
+        **dict.fromkeys(("cancelled", "lost", "new after"), "cancelled"),
+        **dict.fromkeys(("paused", "tried", "asked", "changed", "after", "new"), "waiting"),
+    }
+    assert queue.held() == 1
+    found_tried = queue.job("tried")
+    assert found_tried is not None
+    assert (found_tried[0].tries, found_tried[0].not_before, found_tried[0].job.priority) == (1, 9e9, 7)
+    queue.end_run(1, time.time())
+    assert queue.submit(jobs).revived == ("failed", "cancelled")
+    assert queue.held() == 0 and queue.states()["lost"] == "waiting"
+
+
+def test_a_run_that_has_left_jobs_to_an_engine_is_continued(
+    queue: Queue, start: Callable[[str], AttemptRecord]
+) -> None:
+    """It has ended in order, and they go on there; else their tries would be counted anew with each start."""
+    jobs = [job("a", retries=2), job("b")]
+    queue.submit(jobs)
+    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
+    found = queue.job("a")
+    assert found is not None
+    handed = attempt_of(found[0], 9, handed=Handed("slurm", "batch", 0), process=None)
+    queue.record_start(handed, 1, wait_s=0.0, leased_mono=None)
+    queue.cancel(["b"], "me")
+    queue.end_run(1, time.time())
+    assert queue.submit(jobs).kept == {"cancelled": ("b",)}
+    assert queue.running()[0].queued.tries == 1
 
 
 def test_a_done_job_runs_again_when_asked_or_changed(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
@@ -149,6 +199,7 @@ def test_needs(queue: Queue, start: Callable[[str], AttemptRecord]) -> None:
     assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
     assert set(end(queue, start("b"), AttemptState.FAILED, JobState.FAILED)) == {"c", "x"}
     assert queue.states() == {"a": "done", "b": "failed", "c": "cancelled", "x": "cancelled"}
+    queue.end_run(1, time.time())
     queue.submit(chain)
     assert [q.job.name for q in queue.head(9, time.time())] == ["b"]
     end(queue, start("b"), AttemptState.DONE, JobState.DONE)
@@ -284,9 +335,11 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def test_a_queue_that_can_not_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
-    (tmp_path / "folder.sqlite").mkdir()
-    with pytest.raises(QueueUnreadable, match=r"can't open the queue .*folder\.sqlite"):
-        Queue(tmp_path / "folder.sqlite")
+    lock = sqlite3.connect(tmp_path / "locked.sqlite", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    with patch.object(schema, "_LOCK_WITHIN_S", 0.1), pytest.raises(CannotOpenQueue, match="database is locked"):
+        Queue(tmp_path / "locked.sqlite")
+    lock.close()
 
 
 def test_a_full_disk_is_told_as_such_and_takes_the_whole_transaction_back(queue: Queue) -> None:
@@ -321,15 +374,17 @@ def test_only_a_failure_costs_a_try(queue: Queue, start: Callable[[str], Attempt
     assert [(q.tries, q.attempts) for q in queue.head(1, time.time())] == [(1, 2)]
 
 
-def test_starting_the_command_again_gives_a_running_job_fresh_tries_too(
+def test_starting_the_command_again_leaves_a_running_job_a_try(
     queue: Queue, start: Callable[[str], AttemptRecord]
 ) -> None:
-    queue.submit([job("a")])
-    end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
+    """It may have been killed together with its dispatcher, and must not fail for that, however often it happens."""
+    queue.submit([job("a", retries=2)])
+    for _ in range(2):
+        end(queue, start("a"), AttemptState.FAILED, JobState.WAITING)
     start("a")
-    assert queue.running()[0].queued.tries == 1
-    queue.submit([job("a")])
-    assert queue.running()[0].queued.tries == 0
+    for _ in range(2):
+        queue.submit([job("a", retries=2)])
+        assert queue.running()[0].queued.tries == 1
 
 
 # --- adding to a queue that is worked off ------------------------------------------------------------------------
@@ -514,6 +569,7 @@ def test_a_retry_may_ask_for_more_and_a_fresh_start_asks_as_at_first(
     end(queue, start("a"), AttemptState.FAILED, JobState.WAITING, adapted=more, costs_try=False)
     (found,) = queue.head(1, time.time())
     assert (found.request, found.tries) == (more, 0)
+    queue.end_run(1, time.time())
     queue.submit([job("a", memory_mb=100, share=True)])
     assert queue.head(1, time.time())[0].request == Request(1, 100, True)
 

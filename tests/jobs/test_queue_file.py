@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -16,7 +17,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.cli import main
+from gpuherd.errors import ExitCode, GpuherdError, QueueUnreadable, UsageError
+from gpuherd.jobs import schema
 from gpuherd.jobs.control import send
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.learning import FamilyMemory
@@ -318,3 +321,127 @@ def test_a_file_of_version_4_goes_on_with_what_runs(tmp_path: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
         assert db.execute("SELECT host, engine FROM runs ORDER BY id").fetchall()[0] == ("", "local")
     db.close()
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+PAGE = 4096
+COMMANDS = (
+    ["status", "{}"],
+    ["status", "--json", "{}"],
+    ["cancel", "--run", "{}", "--all"],
+    ["retry", "--run", "{}", "j3"],
+    ["pause", "--run", "{}", "--all"],
+    ["batch", "{}.txt", "--gpus-per-job", "0", "--output-dir", "{}"],
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The queue of a run that is over: every kind of row, and tables of several pages."""
+    path = tmp_path_factory.mktemp("finished") / "queue.sqlite"
+    with Queue(path) as queue:
+        queue.submit([Job(name=f"j{i}", argv=("true", "x" * 50), gpus=0) for i in range(40)])
+        run = queue.begin_run(1.0, 1.0)
+        for number, queued in enumerate(queue.head(40, time.time()), 1):
+            queue.record_start(attempt_of(queued, number), run, wait_s=0.0, leased_mono=None)
+            end = AttemptEnd(
+                attempt=number, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0
+            )
+            queue.record_end(end)
+        queue.end_run(run, 3.0)
+    return path.read_bytes()
+
+
+def folder_with(queue: bytes, folder: Path) -> RunDirectory:
+    """A run folder with this queue, in which jobs have run."""
+    folder.mkdir()
+    folder.with_suffix(".txt").write_text("true\n")
+    run = RunDirectory(folder)
+    run.create()
+    run.attempt_log("j0", 1).touch()
+    run.queue.write_bytes(queue)
+    return run
+
+
+def command(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The command's exit code, and what it says. All that is not ours goes up, as a traceback would."""
+    try:
+        code = main.run([word.format(folder) for word in words])
+    except GpuherdError as problem:
+        return problem.exit_code, str(problem)
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: "-".join(words[:2]))
+def test_a_queue_with_a_page_of_zeros_is_damaged_whatever_is_asked_of_it(
+    words: list[str], finished: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for page in range(len(finished) // PAGE):
+        torn = finished[: page * PAGE] + bytes(PAGE) + finished[(page + 1) * PAGE :]
+        run = folder_with(torn, tmp_path / f"page{page}")
+        code, text = command(words, run.root, capsys)
+        if words[0] == "status" and code == ExitCode.OK:
+            # A page that it has not read.
+            assert "40 of 40 done" in text or '"done": 40' in text, page
+            continue
+        assert (code, " is damaged (" in text, "mkdir" in text) == (ExitCode.BAD_INPUT, True, True), (page, text)
+        assert run.queue.read_bytes() == torn
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: "-".join(words[:2]))
+def test_what_is_left_of_a_queue_is_no_new_one(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_FIRST_PAGE_WITHIN_S", 0.05)
+    run = folder_with(b"", tmp_path / "run")
+    code, text = command(words, run.root, capsys)
+    assert (code, " is damaged (it is empty, " in text) == (ExitCode.BAD_INPUT, True)
+    run.queue.unlink()
+    os.mkfifo(run.queue)
+    code, text = command(words, run.root, capsys)
+    assert (code, "is no plain file" in text) == (ExitCode.BAD_INPUT, True)
+    run.queue.unlink()
+    run.queue.mkdir()
+    code, text = command(words, run.root, capsys)
+    assert (code, "is a folder" in text) == (ExitCode.BAD_INPUT, True)
+
+
+def test_an_empty_queue_where_nothing_has_run_is_a_new_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    run.queue.touch()
+    with Queue(run.queue) as queue:
+        assert queue.states() == {}
+
+
+def test_a_new_queue_beside_old_logs_is_not_damaged_while_another_process_makes_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    run.attempt_log("j0", 1).touch()
+    run.queue.touch()
+    opened_at: list[float] = []
+
+    def opens() -> None:
+        with Queue(run.queue):
+            opened_at.append(time.monotonic())
+
+    other = threading.Thread(target=opens)
+    other.start()
+    time.sleep(0.1)
+    ready_at = time.monotonic()
+    with closing(sqlite3.connect(run.queue, isolation_level=None)) as maker:
+        maker.execute("PRAGMA journal_mode = WAL")
+    other.join()
+    assert opened_at[0] >= ready_at
+
+
+def test_an_error_of_sqlite_is_put_down_to_damage_only_where_there_is_damage(finished: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    path.write_bytes(finished)
+    with pytest.raises(sqlite3.OperationalError, match="no such table"), Queue(path) as queue:
+        queue._db.execute("SELECT * FROM nowhere")
+    with pytest.raises(QueueUnreadable, match="is damaged"), Queue(path) as queue:
+        queue._db.execute("PRAGMA cache_size = 0")
+        path.write_bytes(finished[:PAGE] + bytes(len(finished) - PAGE))
+        queue.states()

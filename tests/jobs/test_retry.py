@@ -42,6 +42,16 @@ def again(queued: Waiting, diagnosis: Diagnosis, seen: Seen = ON_A) -> NextTry:
     return found
 
 
+def test_a_crash_on_a_gpu_on_trial_costs_no_try_once() -> None:
+    crash = classify(Ending(code=1, log_tail="RuntimeError: x"))
+    on_trial = replace(ON_A, on_trial=True)
+    first = again(Waiting(job(retries=0)), crash, on_trial)
+    assert (first.costs_try, first.avoid) == (False, frozenset({"GPU-a"}))
+    assert next_try(Waiting(job(retries=0), avoid=first.avoid), crash, on_trial, 100.0) is None
+    assert next_try(Waiting(job(retries=0)), crash, ON_A, 100.0) is None
+    assert next_try(Waiting(job(retries=0)), OOM, on_trial, 100.0) is None
+
+
 def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
     """Shared, alone, a larger GPU, two, four, five, and then no more: only the larger GPU and the end cost a try."""
     queued = Waiting(job(memory_mb=10_000, share=True, gpus_at_most=5), memory_mb=10_000, share=True)
@@ -115,7 +125,7 @@ def test_only_the_faulty_gpu_of_several_is_avoided() -> None:
 def test_a_full_disk_is_waited_for_without_a_try_but_a_job_that_fills_it_itself_is_not_tried_for_ever() -> None:
     spent = Waiting(tries=1)
     waits = again(spent, DISK, Seen(disk_low=True))
-    assert waits.wait_for_disk
+    assert waits.change == "when there is space on the disk again"
     assert not waits.costs_try
     assert next_try(spent, DISK, Seen(disk_low=False), 1.0) is None
     assert again(Waiting(), DISK, Seen(disk_low=False)).costs_try

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -125,3 +126,15 @@ def test_what_was_asked_is_told_without_the_webhooks_address(tmp_path: Path, wor
     assert "secret" not in run.run_json.read_text()
     assert told["config"] == {"webhook": "https://chat.example.org/...", "max_gpus": 2}
     assert told["command"][1] == word.format("https://chat.example.org/...")
+
+
+def test_what_was_asked_is_for_its_owner_alone_where_setup_lines_are_in_it(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        run = RunDirectory(tmp_path)
+        run.write_run_record({"config": {"setup": ["export TOKEN=x"]}})
+        assert stat.S_IMODE(run.run_json.stat().st_mode) == 0o600
+        run.write_run_record({"config": {"setup": []}})
+        assert stat.S_IMODE(run.run_json.stat().st_mode) == 0o644
+    finally:
+        os.umask(mask)

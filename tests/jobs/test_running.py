@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +59,11 @@ class Run:
     def stands_still(self, job: str) -> bool:
         """Whether its main process is stopped (T), or waits (D) for a child that was stopped between vfork and exec."""
         return Path(f"/proc/{self.pid(job)}/stat").read_text().rpartition(")")[2].split()[0] in "TD"
+
+    def reason(self, job: str) -> str:
+        """What the queue says of a job that waits."""
+        with closing(sqlite3.connect(self.directory.queue)) as queue:
+            return str(queue.execute("SELECT reason FROM jobs WHERE name = ?", (job,)).fetchone()[0])
 
     def pid(self, job: str) -> int:
         with Queue(self.directory.queue, check=False) as queue:
@@ -350,7 +357,7 @@ def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path, gate
     ticks = gate.wait.replace("sleep", "echo x; sleep")
     run.start([sh("j", ticks), sh("k", "true", needs=("j",)), sh("l", "sleep 0.4"), sh("m", "true", needs=("l",))])
     # Default: --min-disk 200 MB, of which there are not so many here.
-    wait_until(lambda: "must be (--min-disk)" in run.notices())
+    wait_until(lambda: "at least 200 MB must be free (--min-disk)" in run.notices())
     time.sleep(0.3)
     assert run.told(EventKind.STARTED) == []
     subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)
@@ -365,6 +372,32 @@ def test_below_the_least_space_jobs_pause_and_none_starts(small_disk: Path, gate
     gate.open()
     big.unlink()
     assert run.join().done == 4
+
+
+def test_a_job_that_fails_where_little_space_is_holds_no_other_job_up(small_disk: Path, run: Run) -> None:
+    """24 MB are less than --min-disk, also on a file system that can't be written at all; neither is the cause."""
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    bug = sh("bug", "exit 3", cwd=str(small_disk), retries=0)
+    read_only = sh("read only", "echo x > x", cwd=str(small_disk), retries=0)
+    full = sh("no space", "echo No space left on device; exit 1", cwd=str(small_disk), retries=0)
+    run.start([bug, read_only, full, *(sh(f"j{i}", "sleep 0.2") for i in range(8))])
+    wait_until(lambda: run.outcome is not None, within_s=20.0)
+    assert (run.join().done, run.join().failed) == (8, 3)
+    assert "--min-disk" not in run.notices()
+
+
+def test_a_job_whose_own_disk_is_full_waits_for_space_there_and_all_others_go_on(small_disk: Path, run: Run) -> None:
+    subprocess.run(["mount", "-o", "remount,size=400m", str(small_disk)], check=True)
+    big = fill(small_disk)
+    writes = sh("writes", "head -c 1000000 /dev/zero > x && sync", cwd=str(small_disk), retries=0)
+    run.start([writes, *(sh(f"j{i}", "sleep 0.3") for i in range(8))])
+    wait_until(lambda: len(run.told(EventKind.DONE)) == 8)
+    wait_until(lambda: "at least 200 MB must be free (--min-disk)" in run.reason("writes"))
+    assert [event.job for event in run.told(EventKind.RETRY)] == ["writes"]
+    assert "what runs is paused" not in run.notices()
+    big.unlink()
+    assert run.join().done == 9
+    assert len(run.told(EventKind.RETRY)) == 1
 
 
 def test_an_end_that_can_not_be_written_is_kept_until_it_can(small_disk: Path, gate: Gate) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import grp
 import os
 from pathlib import Path
 
 import pytest
 
+from gpuherd.batch import own_queue
+from gpuherd.cli import main
+from gpuherd.doctor.result import Status
+from gpuherd.doctor.storage import find_leases, find_settings
 from gpuherd.errors import UsageError
 from gpuherd.flags import add_options, build
 from gpuherd.gpus import policy_file
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
+from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.settings import NO_SETTINGS, load
 from gpuherd.jobs.settings_place import user_file
 
@@ -152,11 +159,92 @@ def test_a_file_that_is_no_text_or_no_file() -> None:
         load()
 
 
-def test_a_users_file_that_others_can_write_is_refused() -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_a_users_file_that_others_can_write_is_refused(mode: int) -> None:
     path = write("[notify]\ncommand = 'x'\n")
-    path.chmod(0o666)
+    path.chmod(mode)
     with pytest.raises(UsageError, match="chmod go-w"):
         load()
+
+
+@ROOT
+@pytest.mark.parametrize("mode", [0o664, 0o620])
+def test_a_users_file_that_a_group_can_write_is_refused_unless_the_group_is_the_user_alone(mode: int) -> None:
+    path = write("[notify]\ncommand = 'x'\n")
+    os.chown(path, 0, grp.getgrnam("daemon").gr_gid)
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        load()
+    os.chown(path, 0, 61_001)  # a group without a name
+    with pytest.raises(UsageError, match="chmod go-w"):
+        load()
+    os.chown(path, 0, grp.getgrnam("root").gr_gid)
+    assert load().path == path
+
+
+def test_a_fifo_is_no_file_and_nobody_waits_for_one_who_writes_into_it(policy: Path) -> None:
+    path = write("")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="no plain file"):
+        load()
+    path.unlink()
+    policy.unlink()
+    os.mkfifo(policy)
+    assert "no plain file" in load().warnings[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["status", "--json"],
+        ["logs", "a"],
+        ["pause", "a"],
+        ["resume", "a"],
+        ["retry", "a"],
+        ["cancel", "a"],
+        ["cancel", "--all"],
+        ["drain"],
+        ["down"],
+    ],
+    ids=" ".join,
+)
+def test_a_slip_keeps_nobody_from_looking_at_their_queue_or_ending_it(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = own_queue.open_folder()
+    with Queue(run.queue) as queue:
+        queue.add([Job(name="a", argv=("true",), gpus=0)])
+    path = write("[defaults]\nmax_chekcs = 3")
+    try:
+        main.run(words)
+    except UsageError as problem:
+        assert str(path) not in str(problem), "refused for the slip"
+    told = capsys.readouterr().err
+    assert f"warning: {path}: [defaults] max_chekcs is no setting" in told
+    for start in (["submit", "--", "true"], ["up"]):
+        with pytest.raises(UsageError, match="did you mean max_checks"):
+            main.run(start)
+
+
+def test_the_doctor_looks_at_both_files(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_settings().detail == f"read from {policy}"
+    path = write("[limits]\nmax_gpus = 2\n")
+    assert find_settings().detail == f"read from {path} and {policy}"
+    path.write_text("[limits]\nmax_gpu = 2\n")
+    found = find_settings()
+    assert (found.status, "did you mean max_gpus" in found.detail) == (Status.FAIL, True)
+    path.unlink()
+    policy.chmod(0o666)
+    assert find_settings().status is Status.WARN
+    policy.chmod(0o644)
+    policy.write_text("lease_dir = 'here'")
+    assert find_settings().status is Status.FAIL
+    policy.write_text("[[")
+    assert find_leases().status is Status.OK  # the environment names its folder
+    monkeypatch.delenv("GPUHERD_LEASE_DIR")
+    assert find_leases().status is Status.FAIL
 
 
 @ROOT

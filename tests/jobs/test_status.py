@@ -8,27 +8,34 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gpuherd.cli.main import run as run_command
 from gpuherd.cli.watching import print_tables
 from gpuherd.engines.processes import identify
 from gpuherd.errors import QueueUnreadable, UsageError
-from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, standing
+from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, quarantine, standing
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason
 from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
 from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.status import attempts_of, job_names, opened, read_status, status_of
-from gpuherd.jobs.statustext import as_table, what
+from gpuherd.jobs.status import attempts_of, by_pages, job_names, opened, read_status, status_of
+from gpuherd.jobs.statusjson import as_json, json_text
+from gpuherd.jobs.statustext import as_table, as_tables, what
+from gpuherd.top.look import Looker
 
 
 def job(name: str, **more: object) -> Job:
@@ -244,6 +251,50 @@ def test_what_is_left_goes_by_the_cost_of_the_jobs(scene: Scene) -> None:
     assert scene.status().eta_s == pytest.approx(512.5, abs=2.0)
 
 
+def test_a_pause_is_no_time_that_jobs_take(scene: Scene) -> None:
+    scene.queue.submit([job("a"), job("b"), job("c")])
+    scene.begin()
+    done = scene.start("a", ago_s=100.0)
+    scene.queue.mark_paused(done.id, PauseReason.USER, clock.mono() - 95.0)
+    scene.queue.record_end(
+        AttemptEnd(
+            attempt=done.id,
+            state=AttemptState.DONE,
+            job_state=JobState.DONE,
+            ended_at=clock.wall(),
+            ended_mono=clock.mono(),
+            paused_s=90.0,
+        )
+    )
+    runs = scene.start("b", ago_s=500.0)
+    scene.queue.mark_paused(runs.id, PauseReason.USER, clock.mono() - 496.0)
+    # 10 s each: 6 s of b, which has worked for 4 s, and c.
+    assert scene.status().eta_s == pytest.approx(16.0, abs=2.0)
+    scene.queue.mark_resumed(runs.id, PauseReason.USER, clock.mono())
+    assert scene.status().eta_s == pytest.approx(16.0, abs=2.0)
+
+
+def test_gpus_that_are_left_out_count_the_time_down_and_the_rest_knows(scene: Scene) -> None:
+    scene.queue.submit([job(name, cost=1.0) for name in "abcdef"])
+    scene.begin()
+    scene.end(scene.start("a", ago_s=100.0), JobState.DONE)
+    out = quarantine.after_fault({}, ["GPU-1"], "Xid 79", now=clock.wall() - 570.0)
+    out |= quarantine.after_fault({}, ["GPU-elsewhere"], "Xid 79", now=clock.wall())
+    scene.queue.save_gpu_health({uuid: quarantine.to_json(health) for uuid, health in out.items()})
+    file = StandingFile(scene.run.standing)
+    file.touch()
+    here = (GpuStanding(uuid="GPU-0", label="0"), GpuStanding(uuid="GPU-1", label="1"))
+    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), at_once=1, gpus=here))
+    status = scene.status()
+    assert status.left_out.keys() == {"1"}
+    assert re.fullmatch(r"left out for (30|29) s more: GPU fault \(Xid 79\)", status.left_out["1"])
+    # 500 s of work, by one GPU from now on and by another 30 s later.
+    assert status.eta_s == pytest.approx(265.0, abs=2.0)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(as_table(status))
+    assert "GPU 1 is left out for" in console.export_text()
+
+
 def test_since_when_a_waiting_job_could_have_run(scene: Scene) -> None:
     scene.queue.submit([job("a"), job("b", needs=("a",)), job("c", round=1), job("held")])
     scene.queue.pause(("held",), "me", 0.0)
@@ -313,7 +364,7 @@ def test_a_queue_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no queue in"):
         read_status(run)
     run.queue.write_bytes(b"no database at all" * 100)
-    with pytest.raises(QueueUnreadable, match=r"is damaged .*to keep it aside.* mkdir "):
+    with pytest.raises(QueueUnreadable, match=r"is damaged .*To keep it aside.* mkdir "):
         read_status(run)
     run.queue.unlink()
     sqlite3.connect(run.queue).close()
@@ -365,6 +416,26 @@ def test_a_finished_run_in_a_folder_that_we_may_only_read(scene: Scene) -> None:
     finally:
         os.seteuid(0)
     assert [path.name for path in scene.run.root.glob("queue.sqlite-*")] == []
+
+
+@pytest.mark.parametrize("forbidden", ["the folder", "the file"])
+def test_a_queue_that_this_user_may_not_read(
+    scene: Scene, forbidden: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs two users")
+    scene.queue.submit([job("a")])
+    scene.queue.close()
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    scene.run.root.chmod(0o700 if forbidden == "the folder" else 0o755)
+    os.seteuid(65534)
+    try:
+        for words in (["status", str(scene.run.root)], ["cancel", str(scene.run.root), "a"]):
+            with pytest.raises(QueueUnreadable, match=r"permission denied[;,] it is root's"):
+                run_command(words)
+    finally:
+        os.seteuid(0)
 
 
 def test_a_hundred_thousand_jobs(scene: Scene) -> None:
@@ -452,7 +523,7 @@ def test_a_long_path_is_in_one_line(scene: Scene, height: int | None, whole: boo
 
 def test_a_status_is_printed_with_its_path_in_one_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("/scratch") / "/".join(f"part-{number}" for number in range(20))
-    print_tables(lambda: as_table(replace(scene.status(Page()), folder=folder)), None)
+    print_tables(lambda: as_tables(replace(scene.status(Page()), folder=folder), ()), None)
     assert str(folder) in capsys.readouterr().out.splitlines()[0]
 
 
@@ -499,3 +570,138 @@ def test_a_waiting_job_tells_what_it_asks_for_and_what_of_that_was_learned(scene
     assert (told["b"].memory_mb, told["b"].learned) == (30_000, None)
     assert told["c"].memory_mb is None
     assert what(told["a"]).endswith("asks for 10256 MB: 2 of its family used at most 8000 MB")
+
+
+def _ended_jobs(scene: Scene, count: int) -> None:
+    """So many jobs that are done, as a long run leaves them; written as rows, for speed."""
+    scene.queue.submit([job(f"job-{i:06}", gpus=1, memory_mb=8000, family="one") for i in range(count)])
+    scene.queue.close()
+    now = clock.wall()
+    with closing(sqlite3.connect(scene.run.queue)) as rows, rows:
+        rows.execute("INSERT INTO runs VALUES (1, 1, 'an-older-boot', ?, 0, ?, '', 'local')", (now, now))
+        rows.execute("UPDATE jobs SET state = 'done', attempts = 1")
+        rows.execute(
+            "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " started_at, started_mono, ended_at, ended_mono, exit_code, peak_mb) SELECT id, 1, 1, 'done',"
+            """ '["GPU-a"]', '["0"]', id, 1, 'an-older-boot', 'logs/' || name || '.1.log', 0.5, ?, 10, ?, 14, 0, 7000"""
+            " FROM jobs",
+            (now - 100, now - 96),
+        )
+
+
+_COST = """
+import resource, sys
+from gpuherd.cli.main import run
+assert run(sys.argv[1:]) == 0
+used = resource.getrusage(resource.RUSAGE_SELF)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(used.ru_utime + used.ru_stime, int(peak.split()[1]) / 1024, file=sys.stderr)
+"""
+
+
+def test_many_ended_jobs_are_looked_at(scene: Scene) -> None:
+    """In seconds of CPU and MB: one by one and all in memory 20,000 took 3 s and 200 MB."""
+    _ended_jobs(scene, 20_000)
+    words = [sys.executable, "-c", _COST, "status", str(scene.run.root), "--json"]
+    done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    seconds, mb = map(float, done.stderr.split())
+    assert seconds < 1.8 and mb < 60  # 0.5 and 25
+    console = Console(file=io.StringIO(), width=100)
+    began = time.process_time()
+    parts = as_tables(*by_pages(scene.run, EVERYTHING))
+    for _ in range(2):  # what is above the jobs, and the first table
+        console.print(next(parts))
+    assert time.process_time() - began < 0.8  # 0.2: the other jobs are not read before the first are shown
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue().count("\n") == 3 + 1 + 1 + 500
+
+
+def test_pages_have_every_job_once_while_jobs_go_on(scene: Scene) -> None:
+    names = [f"job-{i:02}" for i in range(30)]
+    scene.queue.submit([job(name) for name in names])
+    scene.begin()
+    records = [scene.start(name) for name in names[:4]]
+    status, pages = by_pages(scene.run, EVERYTHING, 7)
+    found = [next(pages)]
+    for record in records:
+        scene.end(record, JobState.DONE)
+    scene.start("job-10")
+    found += pages
+    assert (status.counts.running, status.matching) == (4, 30)
+    assert [len(page) for page in found] == [7, 7, 7, 7, 2]
+    flat = [each for page in found for each in page]
+    assert sorted(each.name for each in flat) == names
+    by_name = {each.name: each for each in flat}
+    assert (by_name["job-00"].state, by_name["job-10"].state) == ("running", "running")
+    assert by_name["job-29"].reason == "24 waiting jobs are before it"
+
+
+def test_json_of_ended_jobs_is_what_their_status_is(scene: Scene) -> None:
+    """It is made by SQLite; that of the others is not."""
+    scene.queue.submit(
+        [
+            job("broken", title='a "title" → of 2 words\n', env={"A": "b"}, memory_mb=100),
+            job("needs it", needs=("broken",)),
+            job("well", gpus=2),
+            job("handed", title=""),
+            job("in line", priority=-3),
+            job("waits", family="one"),
+            job("runs"),
+        ]
+    )
+    scene.begin()
+    scene.end(scene.start("broken"), JobState.FAILED, 'it said: "no" \x1b[31m, → \u2028')
+    scene.end(scene.start("well", ("GPU-a", "GPU-b")), JobState.DONE)
+    for name in ("handed", "in line"):
+        scene.end(scene.start(name), JobState.FAILED)
+    scene.start("runs")
+    with closing(sqlite3.connect(scene.run.queue)) as rows, rows:
+        of = "WHERE job = (SELECT id FROM jobs WHERE name = ?)"
+        set_to = "UPDATE attempts SET engine = 'slurm', batch = 'b', place = 2, handle = '17', node = ? "
+        rows.execute(set_to + of, ("n1", "handed"))
+        rows.execute(set_to + of, (None, "in line"))
+    for page in (EVERYTHING, replace(EVERYTHING, text="N"), replace(EVERYTHING, states=(JobState.FAILED,))):
+        expected = json.loads(json.dumps(as_json(scene.status(page))))
+        for lines in (True, False):
+            text = "".join(json_text(scene.run, page, lines=lines))
+            assert text.isascii() and (text.count("\n") > 20) is lines
+            told = json.loads(text)
+            assert list(told) == list(expected)
+            assert [each["name"] for each in told["jobs"]] == [each["name"] for each in expected["jobs"]] != []
+            for ours, theirs in zip(told["jobs"], expected["jobs"], strict=True):
+                assert list(ours) == list(theirs)
+                assert list(ours["attempt"] or ()) == list(theirs["attempt"] or ())
+                if theirs["state"] != "running":
+                    assert _equal(ours, theirs), (ours, theirs)
+    nothing = "".join(json_text(scene.run, replace(EVERYTHING, text="no such")))
+    assert json.loads(nothing)["jobs"] == []
+
+
+def _equal(ours: object, theirs: object) -> bool:
+    """But for what SQLite, which writes 15 digits, leaves of a time of day."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return all(_equal(ours[key], value) for key, value in theirs.items())
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return abs(ours - theirs) < 1e-4
+    return ours == theirs
+
+
+def test_a_view_that_looks_again_reads_no_job_again_that_has_ended(scene: Scene, standin: Callable[..., Any]) -> None:
+    scene.queue.submit([job("done"), job("runs"), job("waits")])
+    scene.begin()
+    scene.end(scene.start("done"), JobState.DONE)
+    running = scene.start("runs")
+    with closing(Looker(scene.run)) as looker:
+        first, second = looker.look(), looker.look()
+        scene.run.attempt_progress(running.id).write_text(json.dumps({"done": 1, "total": 4}))
+        third = looker.look()
+        assert first.status and second.status and third.status
+        assert first.status.jobs[2].name == "done"
+        assert first.status.jobs[2] is second.status.jobs[2] is third.status.jobs[2]
+        assert third.status.jobs[0].attempt and third.status.jobs[0].attempt.progress
+        scene.queue.submit([job("runs"), job("waits"), job("more")])
+        last = looker.look()
+        assert last.status and [each.name for each in last.status.jobs] == ["runs", "waits", "more"]
+        (filtered,) = looker.look("mor").status.jobs  # type: ignore[union-attr]
+        assert filtered.name == "more"
+        shutil.rmtree(scene.run.root)
+        assert looker.look().problem is not None

@@ -43,7 +43,7 @@ def test_what_is_not_said_is_as_the_users_own_settings_have_it() -> None:
 def test_every_option_of_a_run_is_here() -> None:
     of_a_run = {each.name for each in fields(DispatchOptions) if "option" in each.metadata}
     # Nothing is known of how long jobs of a sweep take.
-    assert OPTIONS.keys() == of_a_run - {"order"} | {"mem", "retries"}
+    assert OPTIONS.keys() == of_a_run - {"order"} | {"mem", "nodes", "retries"}
 
 
 def test_words_mean_what_they_mean_on_the_command_line() -> None:
@@ -55,6 +55,8 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         "cpus_per_job=8",
         "slurm_args=[--exclude=n3, --nice]",
         "gpus_per_job=1-4",
+        "nodes=2",
+        "ntasks_per_node=4",
         "mem=20GB",
         "retries=0",
         "timeout=90",
@@ -67,11 +69,12 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         host_mem=65536,
         cpus_per_job=8,
         slurm_args=("--exclude=n3", "--nice"),
+        ntasks_per_node=4,
         timeout=90,
         min_disk=0,
     )
     assert settings("gpu_list=[0, 2]").run == DispatchOptions(gpu_list=("0", "2"))
-    assert found.job == JobOptions(num_gpus=(1, 4), mem=20480, retries=0)
+    assert found.job == JobOptions(num_gpus=(1, 4), mem=20480, nodes=2, retries=0)
     assert settings("gpus_per_job=0").job.num_gpus == (0, 0)
 
 
@@ -83,6 +86,8 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         ("gpus_per_job=some", "hydra.launcher.gpus_per_job: 'some' is no number of GPUs"),
         ("gpu_list=['']", "hydra.launcher.gpu_list: '' is no list of GPU ids"),
         ("engine=cloud", "engine='cloud'; possible: local, slurm, ray"),
+        ("tasks_per_node=2", "hydra.launcher.tasks_per_node is called ntasks_per_node here"),
+        ("timeout_min=60", "hydra.launcher.timeout_min is called time_limit, like time_limit=4h here"),
         ("partition=gpu", "--partition is for --engine slurm, and this is local"),
     ],
 )

@@ -12,6 +12,7 @@ from gpuherd.lm.keys import Key, draw_key
 
 torch = pytest.importorskip("torch")
 
+from gpuherd.lm import choosing  # noqa: E402
 from gpuherd.lm.choosing import choose, exponentials, race, warped  # noqa: E402
 
 DRAWS = 20_000
@@ -96,6 +97,15 @@ def test_waiting_times_are_exponential_and_independent() -> None:
     for side in (waiting, waiting.T):
         correlations = torch.corrcoef(side[:100]).fill_diagonal_(0)
         assert correlations.abs().max() < 6 / math.sqrt(side.shape[1])
+
+
+def test_the_highest_of_all_numbers_draws_no_token_without_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """31 bits that float32 rounds to 1, of which the waiting time would be infinite."""
+    monkeypatch.setattr(choosing, "_mixed", lambda bits: torch.full_like(bits, 0x7FFFFFFF))
+    weights = torch.full((2, 300), -math.inf)
+    weights[0, 200] = weights[1, 299] = 0.0
+    assert race(weights, [(0, 0), (0, 1)]).tolist() == [200, 299]
+    assert exponentials([(0, 0)], 3, "cpu").isfinite().all()
 
 
 def test_a_draw_depends_on_its_key_alone() -> None:

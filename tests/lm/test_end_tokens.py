@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.qa.small_models import make_tokenizer
 
-from gpuherd.lm.end_tokens import end_tokens, end_tokens_in
+from gpuherd.lm.end_tokens import end_tokens, end_tokens_in, template_end
 
 pytest.importorskip("transformers")
 
@@ -50,3 +50,26 @@ def test_a_folder_without_configs_has_the_tokenizers(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert end_tokens_in(tmp_path, tokenizer).ids == end_tokens(tokenizer).ids
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("{% for m in messages %}<start>{{ m['role'] }}\n{{ m['content'] }}<stop>\n{% endfor %}", "<stop>"),
+        ("{% for m in messages %}{{ m['content'] }} \n <stop>{% endfor %}", "<stop>"),
+        ("{% for m in messages %}{{ m['content'] }}</s>{% endfor %}", "</s>"),
+        ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", None),
+        ("{% for m in messages %}{{ m['content'] }}stop{% endfor %}", None),
+        ("{{ raise_exception('no') }}", None),
+        (None, None),
+    ],
+)
+def test_the_chat_template_says_what_ends_a_turn(tmp_path: Path, template: str | None, end: str | None) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<start>", "<stop>"]})
+    tokenizer.chat_template = template
+    found = None if end is None else tokenizer.convert_tokens_to_ids(end)
+    assert template_end(tokenizer) == found
+    ends = end_tokens(tokenizer)
+    assert found is None or found in ends.ids
+    assert (ends.named_by.get(tokenizer.convert_tokens_to_ids("<stop>")) == ("chat template",)) == (end == "<stop>")

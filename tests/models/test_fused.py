@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.fused import Layout, layout_of
 
-HEADS, KV, SIZE, COLUMNS = 4, 2, 3, 7
+HEADS, KV, SIZE = 4, 2, 3
+COLUMNS = HEADS * SIZE
 
 
 def parts(kv_heads: int = HEADS) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -52,11 +53,26 @@ CASES: list[tuple[str, dict[str, Any], str, int, Any]] = [
      by_head),
     ("dbrx", {"n_heads": HEADS, "attn_config": {"kv_n_heads": KV}},
      "transformer.blocks.0.norm_attn_norm.attn.Wqkv.weight", KV, "behind"),
+    ("mpt", {"n_heads": HEADS, "attn_config": {"attn_type": "multihead_attention"}},
+     "transformer.blocks.0.attn.Wqkv.weight", HEADS, "behind"),
+    ("mpt", {"n_heads": HEADS, "attn_config": {"attn_type": "multihead_attention", "kv_n_heads": KV}},
+     "transformer.blocks.0.attn.Wqkv.weight", HEADS, "behind"),
+    ("mpt", {"n_heads": HEADS, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": KV}},
+     "transformer.blocks.0.attn.Wqkv.weight", KV, "behind"),
+    ("mpt", {"n_heads": HEADS, "attn_config": {"attn_type": "multiquery_attention"}},
+     "transformer.blocks.0.attn.Wqkv.weight", 1, "behind"),
+    ("dbrx", {"n_heads": HEADS, "attn_config": {"kv_n_heads": 1}},
+     "transformer.blocks.0.norm_attn_norm.attn.Wqkv.weight", 1, "behind"),
+    ("chatglm", {"num_attention_heads": HEADS, "kv_channels": SIZE, "multi_query_attention": False},
+     "transformer.encoder.layers.0.self_attention.query_key_value.weight", HEADS, by_head),
+    ("RefinedWebModel", {"n_head": HEADS, "multi_query": True}, "transformer.h.0.self_attention.query_key_value.weight",
+     1, "behind"),
+    ("gpt_bigcode", {"n_head": HEADS}, "transformer.h.0.attn.c_attn.weight", 1, "behind"),
     ("deberta", {"num_attention_heads": HEADS}, "deberta.encoder.layer.0.attention.self.in_proj.weight", HEADS,
      by_head),
     ("RefinedWeb", {"n_head": HEADS, "n_head_kv": KV}, "transformer.h.0.self_attention.query_key_value.weight", KV,
      by_key_head),
-    ("some_vision_model", {}, "blocks.0.attn.qkv.weight", HEADS, "square"),
+    ("some_vision_model", {}, "blocks.0.attn.qkv.weight", HEADS, "behind"),
     ("gpt_neox_japanese", {"num_attention_heads": HEADS}, "gpt_neox_japanese.layers.0.attention.query_key_value.weight",
      HEADS, by_head),
 ]  # fmt: skip
@@ -65,8 +81,6 @@ CASES: list[tuple[str, dict[str, Any], str, int, Any]] = [
 @pytest.mark.parametrize(("model_type", "config", "name", "kv_heads", "fuse"), CASES)
 def test_documented_layouts(model_type: str, config: dict[str, Any], name: str, kv_heads: int, fuse: Any) -> None:
     wanted = parts(kv_heads)
-    if fuse == "square":
-        wanted = tuple(np.hstack([part, part])[:, :12] for part in wanted)  # type: ignore[assignment]
     fused = np.concatenate(wanted) if isinstance(fuse, str) else fuse(*wanted)
     layout = layout_of(name, fused.shape, {"model_type": model_type, **config})
     assert layout is not None and [suffix for suffix, _ in layout.parts] == ["_q", "_k", "_v"]
@@ -96,10 +110,44 @@ def test_the_text_part_of_a_config_counts() -> None:
             {},
         ),  # fewer key heads: whose rows are which?
         ("model.layers.0.self_attn.qkv_proj.weight", (36, 12), {"model_type": "phi3", "num_attention_heads": 5}),
+        # The config gives another number of key heads than the shape shows, though the rows would divide.
+        (
+            "model.layers.0.self_attn.qkv_proj.weight",
+            (24, 12),
+            {"model_type": "phi3", "num_attention_heads": 4, "num_key_value_heads": 4},
+        ),
+        ("blocks.0.attn.Wqkv.weight", (18, 12), {"model_type": "dbrx", "n_heads": 4}),
+        ("blocks.0.attn.Wqkv.weight", (24, 12), {"model_type": "mpt", "n_heads": 4}),
+        (
+            "blocks.0.attn.Wqkv.weight",
+            (36, 12),
+            {
+                "model_type": "mpt",
+                "n_heads": 4,
+                "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 1},
+            },
+        ),
+        ("h.0.query_key_value.weight", (18, 12), {"model_type": "gpt_neox", "num_attention_heads": 2}),
+        ("h.0.attn.qkv_proj.weight", (24, 12), {"model_type": "codegen", "n_head": 4}),
+        ("h.0.attn.c_attn.weight", (24, 12), {"model_type": "qwen"}),
+        ("layers.0.self_attn.W_pack.weight", (18, 12), {"model_type": "baichuan_m1"}),  # two key heads of six
+        ("attn.in_proj_weight", (18, 12), {}),
+        # ChatGLM-6B has no gate: its rows are one projection.
+        (
+            "transformer.layers.0.mlp.dense_h_to_4h.weight",
+            (48, 12),
+            {"model_type": "chatglm", "num_attention_heads": 4, "inner_hidden_size": 48},
+        ),
     ],
 )
 def test_what_fits_no_rule_is_left_whole(name: str, shape: tuple[int, int], config: dict[str, Any]) -> None:
     assert layout_of(name, shape, config) is None
+
+
+def test_the_gate_of_chatglm2() -> None:
+    config = {"model_type": "chatglm", "num_attention_heads": 4, "ffn_hidden_size": 20}
+    found = layout_of("transformer.encoder.layers.0.mlp.dense_h_to_4h.weight", (40, 12), config)
+    assert found == Layout(0, 1, (("_gate", 20), ("_up", 20)))
 
 
 def test_cross_attention_of_gpt2_holds_keys_and_values() -> None:

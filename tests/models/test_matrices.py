@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.dtypes import FloatArray
+from gpuherd.models.fused import layout_of
 from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.module_source import module_source
 from gpuherd.models.subject import count_weights
@@ -34,6 +35,7 @@ def read(matrix: WeightMatrix) -> FloatArray:
     return only
 
 
+DBRX = {"rope_theta": 1e4, "clip_qkv": 8}
 # model, changes of its config, the fused module of layer 0, and how many query heads share a key head.
 FUSED = [
     ("gpt2", {}, "transformer.h.0.attn.c_attn"),
@@ -42,7 +44,18 @@ FUSED = [
     ("falcon", {}, "transformer.h.0.self_attention.query_key_value"),
     ("falcon", {"multi_query": False}, "transformer.h.0.self_attention.query_key_value"),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, "transformer.h.0.self_attention.query_key_value"),
+    ("falcon", {"multi_query": None}, "transformer.h.0.self_attention.query_key_value"),
+    ("falcon", {"num_kv_heads": 2}, "transformer.h.0.self_attention.query_key_value"),  # which counts for nothing
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 4}, "transformer.h.0.self_attention.query_key_value"),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 1}, "transformer.h.0.self_attention.query_key_value"),
+    ("gpt_neox_japanese", {}, "gpt_neox_japanese.layers.0.attention.query_key_value"),
+    ("dbrx", {}, "transformer.blocks.0.norm_attn_norm.attn.Wqkv"),
+    ("dbrx", {"attn_config": DBRX}, "transformer.blocks.0.norm_attn_norm.attn.Wqkv"),  # one key head by default
+    ("dbrx", {"attn_config": DBRX | {"kv_n_heads": 4}}, "transformer.blocks.0.norm_attn_norm.attn.Wqkv"),
     ("phi3", {}, "model.layers.0.self_attn.qkv_proj"),
+    ("phi3", {"num_key_value_heads": None}, "model.layers.0.self_attn.qkv_proj"),
+    ("phi3", {"num_key_value_heads": 1}, "model.layers.0.self_attn.qkv_proj"),
+    ("phi3", {"head_dim": 16}, "model.layers.0.self_attn.qkv_proj"),
     ("gpt_bigcode", {}, "transformer.h.0.attn.c_attn"),
     ("gpt_bigcode", {"multi_query": False}, "transformer.h.0.attn.c_attn"),
     ("mpt", {}, "transformer.blocks.0.attn.Wqkv"),
@@ -84,13 +97,84 @@ def test_fused_attention_is_split_as_the_model_itself_splits_it(
     rows = [[row_of[row.tobytes()] for row in np.ascontiguousarray(part)] for part in (q, k, v)]
     assert sorted(itertools.chain(*rows)) == list(range(len(fused)))
     heads = len(keys) // len(k) if len(keys) > len(k) else 1  # Falcon repeats a key head for each query head
-    size = model.config.hidden_size // model.config.num_attention_heads
+    size = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     for part, numbers, cached in ((k, rows[1], keys), (v, rows[2], values)):
         cached = cached.reshape(-1, heads, size)[:, 0].reshape(-1)
         assert np.allclose(part @ x + offset[numbers], cached, atol=1e-5)
     # What is left are the queries, in the order of the heads.
     assert rows[0] == sorted(rows[0])
     assert np.allclose(fused @ x + offset, fused_out, atol=1e-5)
+
+
+# Models without a cache of keys: class, config, the attention of layer 0, and its fused projection within.
+WITHOUT_CACHE = [
+    ("ModernBert", {"global_attn_every_n_layers": 1, "pad_token_id": 0}, "layers.0.attn", "Wqkv"),
+    ("Deberta", {"relative_attention": False, "pos_att_type": None}, "encoder.layer.0.attention.self", "in_proj"),
+    ("Blip2Vision", {}, "encoder.layers.0.self_attn", "qkv"),
+    ("SamVision", {"image_size": 16, "window_size": 0, "use_rel_pos": False}, "vision_encoder.layers.0.attn", "qkv"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "where", "fused"), WITHOUT_CACHE)
+def test_fused_attention_of_models_without_a_cache(
+    family: str, changes: Mapping[str, Any], where: str, fused: str
+) -> None:
+    """Attention without values gives nothing; without queries or without keys it gives the mean value."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    images = {"image_size": 8, "patch_size": 4}
+    looks = "Vision" in family
+    rest = images if looks else {"vocab_size": 64, "max_position_embeddings": 16}
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **rest, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    attention = model.get_submodule(where)
+    weight = attention.get_submodule(fused).weight
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.5)
+        for name, parameter in attention.named_parameters():
+            if "bias" in name:
+                parameter.zero_()
+    found = {m.longname: m for m in matrices(module_source(model)) if m.skip is None}
+    rows = {row.tobytes(): number for number, row in enumerate(weight.detach().numpy())}
+    side = config.image_size if looks else 0
+    asked = torch.randn(1, 3, side, side) if looks else torch.tensor([[3, 9, 27, 50]])
+    seen: list[torch.Tensor] = []
+    attention.register_forward_hook(lambda _, args, out: seen.append(out if isinstance(out, torch.Tensor) else out[0]))
+
+    def without(part: str) -> torch.Tensor:
+        """What attention gives for each token where this part is nought."""
+        taken = [rows[row.tobytes()] for row in np.ascontiguousarray(read(found[f"{where}.{fused}_{part}"]))]
+        with torch.no_grad():
+            kept, weight[taken] = weight.clone(), 0.0
+            model(asked)
+            weight.copy_(kept)
+        return seen[-1].reshape(-1, seen[-1].shape[-1])
+
+    def same_for_all(given: torch.Tensor) -> bool:
+        return torch.allclose(given, given[:1].expand_as(given), atol=1e-5)
+
+    q, k, v = without("q"), without("k"), without("v")
+    assert same_for_all(q) and same_for_all(k) and torch.allclose(q, k, atol=1e-5)
+    assert float(q.abs().max()) > 1e-3 and not torch.allclose(q, v, atol=1e-3)
+    assert torch.allclose(v, torch.zeros_like(v), atol=1e-5) or same_for_all(v)
+
+
+def test_the_lightning_attention_of_minimax() -> None:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    config = MiniMaxConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_hidden_layers=1
+    )
+    weight = MiniMaxLightningAttention(config, 0).qkv_proj.weight
+    layout = layout_of("model.layers.0.self_attn.qkv_proj.weight", tuple(weight.shape), config.to_dict())
+    by_head = weight.detach().reshape(4, 3, 8, 32)  # heads, then 3 of head_dim each, as its forward has it
+    assert layout is not None
+    for part in range(3):
+        assert np.array_equal(layout.take(weight.detach().numpy(), part), by_head[:, part].reshape(-1, 32).numpy())
 
 
 def test_the_vision_half_of_qwen2_vl() -> None:

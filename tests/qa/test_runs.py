@@ -184,3 +184,18 @@ def test_no_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         gpuherd(["runs", "--runs-dir", str(tmp_path / "nowhere")])
     assert gpuherd(["runs", "--runs-dir", str(tmp_path)]) == ExitCode.OK
     assert "gpuherd generate makes one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet", "questions.jsonl", "prompts.jsonl"])
+def test_damage_that_keeps_the_size_is_listed_and_refused(
+    runs: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Opening a run looks at sizes alone; the list of runs, and the command that would go on, look at every byte."""
+    path = runs / "facts" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    (line,) = [each for each in list_runs(runs) if each.run_id == "facts"]
+    assert line.state is RunState.DAMAGED and name in str(line.problem)
+    with pytest.raises(DamagedRun, match=name):
+        gpuherd(["generate", "--resume", "facts", "--runs-dir", str(runs)])

@@ -23,7 +23,7 @@ def test_the_python_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (snippet,) = blocks("python")
     exec(compile(snippet, str(PAGE), "exec"), {})
     shown = capsys.readouterr().out
-    assert "policy=gpuherd 2409 " in shown and "policy=guides 6407 " in shown
+    assert "policy=gpuherd 2401 " in shown and "policy=guides 6407 " in shown
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

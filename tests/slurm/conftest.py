@@ -86,6 +86,13 @@ class Hand:
 HandTo = Callable[..., Hand]
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all nodes see."""
+    with tempfile.TemporaryDirectory(prefix="shows-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 @pytest.fixture(scope="session")
 def _session_cluster() -> Iterator[Cluster]:
     reason = why_not()

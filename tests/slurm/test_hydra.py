@@ -53,3 +53,12 @@ def test_a_sweep_goes_through_slurm_in_order_with_gpus_of_its_own(swept: Sweeps)
     again = swept.run("multirun.py", "6", *words, "hydra.launcher.retries=0", "wait=0.5")
     assert again.returncode == 0, again.stderr
     assert swept.times_begun() == {"0": 1, "1": 1, "2": 2, "3": 1, "4": 1, "5": 1}
+
+
+def test_of_several_processes_of_a_job_the_first_says_what_it_returned(swept: Sweeps) -> None:
+    words = ("hydra/launcher=gpuherd", "hydra.launcher.engine=slurm", "hydra.launcher.ntasks_per_node=2")
+    done = swept.run("multirun.py", "1", *words, "hydra.launcher.retries=0")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(each["num"], each["raised"]) for each in found] == [(0, None)]
+    assert swept.times_begun() == {"0": 2}

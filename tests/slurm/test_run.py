@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.patience import wait_until
 from tests.slurm.cluster import Cluster
+from tests.slurm.configuration import Plan
 
 from gpuherd.errors import ExitCode
 
@@ -64,3 +68,81 @@ def test_ctrl_c_is_the_commands(slurm: Cluster, tmp_path: Path) -> None:
         wait_until((tmp_path / "up").exists)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 42
+
+
+SEVERAL = (
+    "sleep 0.$SLURM_NODEID; echo $(hostname) $MASTER_ADDR $MASTER_PORT $PET_NNODES $PET_NODE_RANK [$RANK/$WORLD_SIZE]"
+)
+
+
+def test_several_nodes_meet_and_end_together(own_cluster: Callable[[Plan], Cluster]) -> None:
+    own_cluster(Plan(nodes=2, apart=True, gpus=2, accounting=False))
+    # The first step over two nodes of a new test cluster loses its output and ends with 0, also of a plain srun.
+    assert gpuherd("--nodes=2", "--", "true").returncode == 0
+    shown = gpuherd("--nodes=2", "--num-gpus=2", "--", "sh", "-c", SEVERAL)
+    told = sorted(line.split() for line in shown.stdout.splitlines())
+    port = told[0][2]
+    assert told == [["n1", "n1", port, "2", "0", "[/]"], ["n2", "n1", port, "2", "1", "[/]"]], shown
+    began = time.monotonic()
+    failed = gpuherd("--nodes=2", "--", "sh", "-c", "test $NODE_RANK = 0 || exit 9; sleep 100")
+    assert failed.returncode != 0 and time.monotonic() - began < 60, failed
+    assert "Exited with exit code 9" in failed.stderr
+
+
+def test_srun_starts_several_processes_on_each_node(slurm: Cluster, tmp_path: Path) -> None:
+    asks = ("--ntasks-per-node=3", "--cpus=6", "--num-gpus=2", "--account=lab")
+    shown = gpuherd(*asks, "--", "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK $NNODES $SLURM_CPUS_PER_TASK")
+    assert sorted(shown.stdout.splitlines()) == [f"{rank}/3 {rank} 1 2" for rank in range(3)], shown
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("sh -c 'echo $RANK/$WORLD_SIZE $SLURM_CPUS_PER_TASK; test $RANK != 1 || exit 9; sleep 100'\n")
+    batch = [sys.executable, "-m", "gpuherd", "batch", str(jobs), "--engine=slurm", "--account=lab", "--retries=0"]
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        words = ("--ntasks-per-node=2", "--cpus-per-job=4", f"--output-dir={folder}/out")
+        done = subprocess.run([*batch, *words], capture_output=True, text=True, timeout=120, check=False)
+        log = next(Path(folder, "out", "logs").glob("*.log")).read_text()
+    assert "exit code 9" in done.stdout + done.stderr and {"0/2 2", "1/2 2"} <= set(log.splitlines()), (done, log)
+
+
+def test_inside_an_allocation_the_command_is_a_step_of_it(slurm: Cluster, tmp_path: Path) -> None:
+    def salloc(*words: str) -> subprocess.CompletedProcess[str]:
+        asks = ("--account=lab", "--gres=gpu:2", "--ntasks=1", "--cpus-per-task=4", "--mem=1000")
+        return subprocess.run(["salloc", *asks, *words], capture_output=True, text=True, timeout=120, check=False)
+
+    ours = " ".join(RUN)
+    tells = "sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID [$CUDA_VISIBLE_DEVICES] $SLURM_CPUS_PER_TASK'"
+    script = f"""\
+echo $SLURM_JOB_ID
+{ours} --num-gpus=1 -- {tells}
+for each in a b; do
+    {ours} -- sh -c 'touch {tmp_path}/'$each'; until [ -e {tmp_path}/a ] && [ -e {tmp_path}/b ]; do sleep 0.1; done' &
+done
+wait
+{ours} --num-gpus=3 --in-allocation -- true || echo $?
+{ours} --num-gpus=3 --dry-run -- true
+srun --gres=gpu:2 {ours} --num-gpus=2 -- {tells}
+"""
+    shown = salloc("bash", "-c", script)
+    number, step, never, dry, nested = shown.stdout.splitlines()
+    # Half of its GPUs and of its cores; two such steps run side by side.
+    assert step.startswith(f"{number}.0 [") and step.endswith("] 2") and "," not in step, shown
+    assert never == "2" and "n1 gives it 2 GPUs, 4 CPUs and 1000 MB" in shown.stderr
+    assert dry.startswith("would ask slurm for 3 GPUs") and "asking for a job of its own" in shown.stderr
+    assert nested.startswith(f"{number}.") and nested.count(",") == 1
+    outside = gpuherd("--in-allocation", "--", "true")
+    assert outside.returncode == ExitCode.USAGE and "salloc starts one" in outside.stderr
+
+
+def test_a_batch_runs_inside_of_an_allocation(slurm: Cluster, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("#gpuherd gpus=0\nsh -c 'echo in $SLURM_JOB_ID on $SLURMD_NODENAME'\n")
+    batch = f"{sys.executable} -m gpuherd batch {jobs} --engine=slurm --account=lab --in-allocation"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        # Of all GPUs that there are: jobs of its own would wait for ever.
+        words = ["srun", "--account=lab", "--gres=gpu:8", "sh", "-c", f"{batch} --output-dir={folder}/out"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done
+        log = next(Path(folder, "out", "logs").glob("*.1.log")).read_text()
+    assert "gpuherd: the jobs run in SLURM job" in done.stderr and log.split()[2:] == ["on", "n1"], (done, log)
+    words = ["salloc", "--account=lab", "--gres=gpu:1", "sh", "-c", batch]
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == ExitCode.USAGE and "srun --jobid=" in refused.stderr, refused

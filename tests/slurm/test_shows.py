@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,74 +15,13 @@ from tests.conftest import MakeModel
 from tests.patience import Gate, wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
+from tests.slurm.running import attempts, handle_of, has_handle, run, runs, sh, start, states, write_jobs
 
-from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.records import AttemptState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OwnCluster = Callable[[Plan], Cluster]
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that all nodes see."""
-    with tempfile.TemporaryDirectory(prefix="shows-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        yield Path(name)
-
-
-@contextmanager
-def start(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command of gpuherd's while the context lasts; killed after it, if it is still there."""
-    command = [sys.executable, "-m", "gpuherd", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(*words: str, code: int = 0) -> str:
-    """What a command printed, when it has ended with this code."""
-    with start(*words) as process:
-        printed, _ = process.communicate(timeout=300)
-    assert process.returncode == code, printed
-    return printed
-
-
-def write_jobs(folder: Path, jobs: Sequence[Mapping[str, object]]) -> str:
-    """A job file; YAML is a superset of JSON."""
-    path = folder / "jobs.yaml"
-    path.write_text(json.dumps({"jobs": list(jobs)}))
-    return str(path)
-
-
-def sh(name: str, script: str, **more: object) -> dict[str, object]:
-    return {"name": name, "command": ["bash", "-c", script], "gpus": 1, **more}
-
-
-def states(out: Path) -> dict[str, str]:
-    with closing(Queue(out / "queue.sqlite", check=False)) as queue:
-        return {name: str(state) for name, state in queue.states().items()}
-
-
-def attempts(out: Path) -> list[tuple[str, AttemptState]]:
-    with closing(Queue(out / "queue.sqlite", check=False)) as queue:
-        return [(each.job, each.state) for each in queue.attempts()]
-
-
-def handle_of(out: Path, job: str) -> str:
-    with closing(Queue(out / "queue.sqlite", check=False)) as queue:
-        (found,) = [each.handed for each in queue.running() if each.queued.job.name == job]
-    assert found is not None
-    assert found.handle is not None
-    return found.handle
-
-
-def runs(folder: Path) -> Counter[str]:
-    """How often each job has come to its end, by the lines that they have written."""
-    path = folder / "ended"
-    return Counter(path.read_text().split() if path.exists() else [])
 
 
 def test_twelve_models_give_the_same_bytes_as_on_this_machine(
@@ -124,7 +59,7 @@ def test_a_chain_goes_on_in_slurm_while_nobody_of_ours_is_there(slurm: Cluster, 
     ]
     words = ["batch", write_jobs(shared, jobs), "--output-dir", str(out), "--engine", "slurm"]
     with start(*words) as process:
-        wait_until(lambda: _has_handle(out, "third"), every_s=0.2)
+        wait_until(lambda: has_handle(out, "third"), every_s=0.2)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     gate.open()
@@ -180,22 +115,12 @@ def test_another_turn_after_a_signal_goes_on_from_the_checkpoint(slurm: Cluster,
     words = ["batch", write_jobs(shared, [sh("saves", script)]), "--output-dir", str(out), "--engine", "slurm"]
     with start(*words) as process:
         wait_until((shared / "ready").exists, every_s=0.1)
-        wait_until(lambda: _has_handle(out, "saves"), every_s=0.2)
+        wait_until(lambda: has_handle(out, "saves"), every_s=0.2)
         slurm.command("scancel", "--signal=USR1", "--batch", handle_of(out, "saves"))
         printed, _ = process.communicate(timeout=200)
     assert process.returncode == 0, printed
     assert (shared / "ended").read_text() == "went on from 7\n"
     assert [job for job, _ in attempts(out)] == ["saves", "saves"]
-
-
-def _has_handle(out: Path, job: str) -> bool:
-    if not (out / "queue.sqlite").exists():
-        return False
-    with closing(Queue(out / "queue.sqlite", check=False)) as queue:
-        return any(
-            each.queued.job.name == job and each.handed is not None and each.handed.handle is not None
-            for each in queue.running()
-        )
 
 
 def test_the_controller_is_restarted_in_mid_run(slurm: Cluster, shared: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
+from gpuherd.errors import UsageError
+from gpuherd.gpus.state import SIMULATED
 from gpuherd.standin import build, layout
 from gpuherd.standin.machine import Machine, OutOfMemory
 
@@ -87,17 +89,19 @@ def test_machines_never_share_a_uuid(tmp_path: Path) -> None:
     machines = [Machine.create(tmp_path / str(i), "8x40GB") for i in range(3)]
     assert len({uuid for machine in machines for uuid in machine.uuids}) == 24
     assert Machine.open(tmp_path / "1").uuids == machines[1].uuids
+    # What was recorded of them is known for what it is.
+    assert all(uuid.endswith(f"-{SIMULATED}") for machine in machines for uuid in machine.uuids)
 
 
 def test_without_a_machine_there_is_no_driver(standin: Standin) -> None:
-    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+    with pytest.raises(pynvml.NVMLError_LibraryNotFound):
         pynvml.nvmlInit()
     machine = standin("1x40GB")
     (gpu,) = handles()
     machine.deactivate()
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetUUID(gpu)
-    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+    with pytest.raises(pynvml.NVMLError_LibraryNotFound):
         pynvml.nvmlInit()
 
 
@@ -380,3 +384,48 @@ def test_memory_errors_that_could_not_be_corrected(standin: Standin) -> None:
     machine.set_ecc_errors(0, 3)
     counts = [pynvml.nvmlDeviceGetTotalEccErrors(gpu, kind, pynvml.NVML_VOLATILE_ECC) for kind in (0, 1)]
     assert counts == [0, 3]
+
+
+@pytest.mark.parametrize("name", build.entry_points())
+def test_every_call_can_be_made_to_fail_by_itself(standin: Standin, name: str) -> None:
+    machine = standin("2x40GB")
+    library = ctypes.CDLL(str(build.library_folder() / build.NVML))
+    gpus = handles()
+    machine.fail(77, function=name)
+    if name != "nvmlInit_v2":
+        assert getattr(library, name)(gpus[0], None, None, None) == 77
+    else:
+        assert library.nvmlInit() == library.nvmlInit_v2() == library.nvmlInitWithFlags(0) == 77
+    if name != "nvmlDeviceGetUUID":
+        assert pynvml.nvmlDeviceGetUUID(gpus[0]) == machine.uuids[0]
+    machine.fail(None)
+    assert len(handles()) == 2
+
+
+def test_a_call_can_fail_for_one_gpu_and_for_a_number_of_times(standin: Standin) -> None:
+    machine = standin("3x40GB")
+    machine.fail(77, function="nvmlDeviceGetHandleByIndex_v2", gpu=1, calls=2)
+    pynvml.nvmlInit()
+    codes = []
+    for gpu in (0, 1, 1, 1, 2):
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlDeviceGetHandleByIndex(gpu)
+            codes.append(gpu)
+    assert codes == [0, 1, 2]
+    gpus = handles()
+    machine.fail(999, gpu=2)
+    assert used_mb(gpus[0]) == 0
+    with pytest.raises(pynvml.NVMLError_Unknown):
+        used_mb(gpus[2])
+    with pytest.raises(UsageError, match="nvmlDeviceGetColour"):
+        machine.fail(999, function="nvmlDeviceGetColour")
+
+
+def test_a_lost_gpu_is_lost_to_questions_of_its_neighbours_too(standin: Standin) -> None:
+    machine = standin("2x40GB,nvlink=2")
+    one, two = handles()
+    machine.lose(1)
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        pynvml.nvmlDeviceGetNvLinkRemotePciInfo(one, 0)
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        pynvml.nvmlDeviceGetTopologyCommonAncestor(one, two)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpuherd.batch.draft import BadJobFile, Draft, Problem
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.batch.model_use import ModelUse, Need, Planner
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, JobCannotFit
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.needs import BadNeeds, check_needs
 
@@ -38,6 +38,7 @@ def assemble(
     retries: int = 1,
     known: Mapping[str, Content] | None = None,
     planner: Planner | None = None,
+    unfit: dict[str, str] | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of a file, in its order.
 
@@ -46,6 +47,8 @@ def assemble(
         gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to, so that those without a name keep the one that they were given.
         planner: says what jobs need that name a model; each use of a model is asked for once.
+        unfit: collects, by job name, why a job's model fits nowhere. Such a job is still returned, with the GPUs of a
+            job that names no model. Where this is None, such a job is an error in the file.
 
     Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or go in a circle,
     settings that don't go together.
@@ -60,13 +63,22 @@ def assemble(
         try:
             full = replace(said, needs=_expanded(said.needs, name, meant)) if said.needs else said
             jobs.append(full.job(name, draft.argv, gpus=gpus, retries=retries, planner=planner))
+        except JobCannotFit as problem:
+            if unfit is None:
+                problems.append(Problem(draft.line, str(problem)))
+                continue
+            unfit[name] = str(problem)
+            jobs.append(full.without_model().job(name, draft.argv, gpus=gpus, retries=retries))
         except (ValueError, GpuherdError) as problem:
             problems.append(Problem(draft.line, str(problem)))
     if not problems:
         try:
             check_needs(jobs)
         except BadNeeds as problem:
-            problems.append(_located(problem, {job.name: draft.line for job, draft in zip(jobs, drafts, strict=True)}))
+            lines = {job.name: draft.line for job, draft in zip(jobs, drafts, strict=True)}
+            problems += [_located(text, names, lines) for text, names in problem.faults]
+    if unfit and len(unfit) == len(jobs):
+        problems += [Problem(draft.line, unfit[job.name]) for job, draft in zip(jobs, drafts, strict=True)]
     if problems:
         raise BadJobFile(problems)
     return tuple(jobs)
@@ -90,11 +102,11 @@ def _asked_once(planner: Planner) -> Planner:
     return plan
 
 
-def _located(problem: BadNeeds, lines: Mapping[str, int]) -> Problem:
+def _located(text: str, jobs: Sequence[str], lines: Mapping[str, int]) -> Problem:
     """The problem at the line of its first job, with the lines of the others that it names."""
-    first, *others = (lines[name] for name in problem.jobs)
+    first, *others = (lines[name] for name in jobs)
     told = f" (lines {', '.join(str(line) for line in (first, *others))})" if others else ""
-    return Problem(first, f"{problem}{told}")
+    return Problem(first, f"{text}{told}")
 
 
 def _options(drafts: Sequence[Draft]) -> list[JobOptions]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from gpuherd.batch.foreground import NoGpuFree, RunOptions, replace_process
 from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.engines.cluster import EngineMissing, Placement
 from gpuherd.engines.options import ClusterOptions
+from gpuherd.engines.slurm.site import Allocation
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind
@@ -32,9 +34,13 @@ from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.rundir import RunDirectory
 
 _LOOK_S = 0.1
-_BLOCK = 1 << 16
+# A pipe that has any room takes so much at once.
+_BLOCK = select.PIPE_BUF
+_MOST_AT_ONCE = 1 << 20
 _NAME = "command"
 _ENDS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+# As a shell tells of a command whose reader has gone.
+_UNREAD = 128 + signal.SIGPIPE
 
 
 def asked(options: RunOptions) -> Placement:
@@ -42,6 +48,7 @@ def asked(options: RunOptions) -> Placement:
     return Placement(
         gpus=options.gpus,
         nodes=options.nodes or 1,
+        tasks=options.ntasks_per_node or 1,
         cpus=options.cpus,
         memory_mb=options.host_mem,
         time_s=options.time_limit,
@@ -67,9 +74,29 @@ def refuse_if_never(options: RunOptions) -> None:
 # --- SLURM ------------------------------------------------------------------------------------------------------------
 
 
-def srun_words(options: RunOptions, argv: Sequence[str]) -> list[str]:
+def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation | None:
+    """The SLURM job of which the command is to be a step, None for a job of its own.
+
+    Raises JobCannotFit and UsageError where it can't be that step and is to be nothing else.
+    """
+    from gpuherd.engines.slurm.foreground import allocated
+
+    found = allocated(os.environ, asked(options), options.engine_options())
+    if isinstance(found, str):
+        if options.in_allocation:
+            raise JobCannotFit(f"--in-allocation: {found}")
+        tell(f"{found}; asking for a job of its own")
+        return None
+    if found is None and options.in_allocation:
+        raise UsageError(
+            "--in-allocation: this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+        )
+    return found
+
+
+def srun_words(options: RunOptions, argv: Sequence[str], within: Allocation | None) -> list[str]:
     """The srun that runs the command. Raises UsageError."""
-    from gpuherd.engines.slurm.foreground import srun
+    from gpuherd.engines.slurm.foreground import in_step, srun
 
     return srun(
         argv,
@@ -77,22 +104,28 @@ def srun_words(options: RunOptions, argv: Sequence[str]) -> list[str]:
         options.engine_options(),
         name=options.name or "gpuherd-run",
         wait_s=0.0 if options.no_wait else options.wait,
-        terminal=(options.nodes or 1) == 1 and os.isatty(0) and os.isatty(1),
+        terminal=(options.nodes or 1) * (options.ntasks_per_node or 1) == 1 and os.isatty(0) and os.isatty(1),
+        within=within,
+        in_step=in_step(os.environ),
     )
 
 
-def become_srun(options: RunOptions, argv: Sequence[str], inherited: Sequence[int]) -> NoReturn:
+def become_srun(
+    options: RunOptions, argv: Sequence[str], inherited: Sequence[int], tell: Callable[[str], None]
+) -> NoReturn:
     """Replaces this process by srun with the command. ``inherited``: the descriptors that we were given.
 
-    Raises as ``refuse_if_never``, and CannotBecome.
+    Raises as ``allocation`` and ``refuse_if_never``, and CannotBecome.
     """
     from gpuherd.engines.slurm.foreground import environment
 
-    words = srun_words(options, argv)
+    within = allocation(options, tell)
+    words = srun_words(options, argv, within)
     program = shutil.which("srun")
     if program is None:
         raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
-    refuse_if_never(options)
+    if within is None:
+        refuse_if_never(options)
     replace_process(program, words, environment(os.environ, asked(options)), inherited)
     raise AssertionError("unreachable")
 
@@ -102,25 +135,45 @@ def become_srun(options: RunOptions, argv: Sequence[str], inherited: Sequence[in
 
 @dataclass(slots=True)
 class _Followed:
-    """What is known of the job so far. ``log`` is set when it has begun."""
+    """What is known of the job so far.
+
+    Attributes:
+        log: where it writes, None until it has begun.
+        outcome, problem: how the run ended.
+        asked_to_end: the first signal that came.
+        gave_up: it has not begun in time.
+        unwritable: why nothing more can be written to standard output.
+    """
 
     log: Path | None = None
     outcome: Outcome | None = None
     problem: BaseException | None = None
     asked_to_end: signal.Signals | None = None
     gave_up: bool = False
+    unwritable: OSError | None = None
+
+    @property
+    def ending(self) -> str | None:
+        """Why the job is to end now, None while it is to go on."""
+        if self.asked_to_end is not None:
+            return "ending it"
+        if self.unwritable is not None:
+            return f"ending it: its output can't be written ({self.unwritable.strerror})"
+        return "it has not begun in time; it is taken back" if self.gave_up else None
 
 
 def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> int:
     """Runs the command as a job of the cluster, writes to standard output what it writes, and returns its exit code.
 
-    Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. Its files are gone afterwards.
+    Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. So does a reader of its output that has gone
+    (``… | head``); the exit code is then 141, as of a command here.
+    The job's files are gone afterwards.
 
     Raises NoGpuFree when it has not begun in the time that was given, and what ``run_jobs`` raises.
     """
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
-    with _place(options) as run, _stopping() as stop, _own_words():
+    with _place(options) as run, _stopping() as heard, _own_words():
         state = _Followed()
 
         def hear(event: Event) -> None:
@@ -133,7 +186,7 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
         thread = threading.Thread(target=_work, args=(options, tuple(argv), run, state, hear))
         thread.start()
         try:
-            _watch(thread, run, state, stop, options.wait, tell)
+            _watch(thread, run, state, heard, options.wait, tell)
         finally:
             thread.join()
         return _end(run, state, options)
@@ -166,28 +219,32 @@ def _watch(
     thread: threading.Thread,
     run: RunDirectory,
     state: _Followed,
-    stop: Callable[[], signal.Signals | None],
+    heard: Sequence[signal.Signals],
     wait_s: float | None,
     tell: Callable[[str], None],
 ) -> None:
-    """Until the job is over: hands its output on; ends it when we are asked to, or when it has not begun in time."""
+    """Until the job is over: hands its output on; ends it when we are asked to, when it has not begun in time, or when
+    nobody takes its output."""
     began, cancelled = clock.mono(), False
     position, path = 0, None
     while True:
-        over = not thread.is_alive()
+        over, more = not thread.is_alive(), False
         if state.log != path:
             path, position = state.log, 0
-        if path is not None:
-            position = _hand_on(path, position)
-        if over:
+        if path is not None and state.unwritable is None:
+            try:
+                position, more = _hand_on(path, position)
+            except OSError as problem:
+                state.unwritable = problem
+        if over and (not more or heard):
             return
-        state.asked_to_end = stop() or state.asked_to_end
-        late = wait_s is not None and path is None and clock.mono() - began > wait_s
-        if not cancelled and (state.asked_to_end is not None or late):
-            state.gave_up = state.asked_to_end is None
-            tell("ending it" if not state.gave_up else "it has not begun in time; it is taken back")
+        state.asked_to_end = heard[0] if heard else None
+        state.gave_up = state.gave_up or (wait_s is not None and path is None and clock.mono() - began > wait_s)
+        if not cancelled and state.ending is not None:
+            tell(state.ending)
             cancelled = _cancel(run)
-        thread.join(_LOOK_S)
+        if not more:
+            thread.join(_LOOK_S)
 
 
 def _cancel(run: RunDirectory) -> bool:
@@ -202,15 +259,23 @@ def _cancel(run: RunDirectory) -> bool:
     return True
 
 
-def _hand_on(path: Path, position: int) -> int:
-    """Writes to standard output what the file has behind this position; returns where it ends."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(position)
-        while block := file.read(_BLOCK):
-            sys.stdout.buffer.write(block)
-            position += len(block)
-        sys.stdout.buffer.flush()
-    return position
+def _hand_on(path: Path, position: int) -> tuple[int, bool]:
+    """Writes to standard output what the file has behind this position, as far as its reader takes it in a moment, so
+    that signals are seen in between. Returns how far it came, and whether there is more. Raises OSError."""
+    output, until = sys.stdout.fileno(), position + _MOST_AT_ONCE
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return position, False
+    try:
+        while block := os.pread(file, _BLOCK, position):
+            if position >= until or not select.select([], [output], [], _LOOK_S)[1]:
+                return position, True
+            with suppress(BlockingIOError):
+                position += os.write(output, block)
+        return position, False
+    finally:
+        os.close(file)
 
 
 def _end(run: RunDirectory, state: _Followed, options: RunOptions) -> int:
@@ -218,6 +283,10 @@ def _end(run: RunDirectory, state: _Followed, options: RunOptions) -> int:
         raise state.problem
     if state.asked_to_end is not None:
         return _ENDS[state.asked_to_end]
+    if isinstance(state.unwritable, BrokenPipeError):
+        return _UNREAD
+    if state.unwritable is not None:
+        raise state.unwritable
     if state.gave_up:
         raise NoGpuFree(f"the command has not begun in {options.wait:g} s")
     outcome = state.outcome
@@ -265,8 +334,8 @@ def _own_words() -> Iterator[None]:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], signal.Signals | None]]:
-    """Listens to Ctrl-C and SIGTERM; the function tells of the first that came. One that is ignored stays so."""
+def _stopping() -> Iterator[Sequence[signal.Signals]]:
+    """Listens to Ctrl-C and SIGTERM; all that came, in order. One that is ignored stays so."""
     heard: list[signal.Signals] = []
 
     def hear(number: int, _frame: FrameType | None) -> None:
@@ -277,7 +346,7 @@ def _stopping() -> Iterator[Callable[[], signal.Signals | None]]:
         if handler is not signal.SIG_IGN:
             signal.signal(number, hear)
     try:
-        yield lambda: heard[0] if heard else None
+        yield heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

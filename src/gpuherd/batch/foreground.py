@@ -89,6 +89,11 @@ class CommandOptions:
         parse=duration_s,
         metavar="TIME",
     )
+    in_allocation: bool = option(
+        False,
+        help="with --engine slurm: run as a step of the job that this is typed in, as by salloc, and nowhere else "
+        "(default: there when all that is asked for fits, else as a job of its own)",
+    )
     no_wait: bool = option(
         False,
         help="give up at once when too few GPUs can be free; the free test itself takes time (SLURM: when it can't "
@@ -98,7 +103,7 @@ class CommandOptions:
     dry_run: bool = option(False, help="look once, say what would happen, and start nothing")
     gpu_list: tuple[str | int, ...] = _as_for_jobs("gpu_list")
     gpu_memory_threshold: int = _as_for_jobs("gpu_memory_threshold")
-    max_checks: int = _as_for_jobs("max_checks")
+    max_checks: int | None = _as_for_jobs("max_checks")
     check_interval: float = _as_for_jobs("check_interval")
 
     def __post_init__(self) -> None:
@@ -113,6 +118,8 @@ class RunOptions(ClusterOptions, CommandOptions):
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
         ClusterOptions.__post_init__(self)
+        if self.in_allocation and self.engine != "slurm":
+            raise UsageError(f"--in-allocation is for --engine slurm, and this is {self.engine}")
         if self.engine == LOCAL:
             return
         if self.gpu_list:
@@ -257,17 +264,15 @@ class Waiter:
         watch = self._watch
         if watch is None:
             return Taken()
-        if watch.problem is not None:
-            decided = self._decide(watch)  # refuses more than one
-            self._refuse(decided)
-            self._tell(f"no GPUs: {watch.problem}; the command runs on the CPU")
-            return Taken()
         began = clock.mono()
         while True:
             now = clock.mono()
             watch.look(now, ())
             decided = self._decide(watch)
             self._refuse(decided)
+            if watch.problem is not None and not watch.awaits_driver:
+                self._tell(f"no GPUs: {watch.problem}; the command runs on the CPU")
+                return Taken()
             taken = self._take(watch, decided.starts[0].gpus) if decided.starts else None
             for notice in watch.fetch_notices():
                 self._tell(notice)
@@ -287,10 +292,15 @@ class Waiter:
         decided = self._decide(watch)
         self._refuse(decided)
         if watch.problem is not None:
-            return (), None
+            return (), watch.problem if watch.awaits_driver else None
         passing = self._passing(watch)
         chosen = watch.choose(passing, self._options.gpus, self._options.mem)
         return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
+
+    @property
+    def checks(self) -> int:
+        """So many checks in a row must find a GPU free, by the last look."""
+        return 0 if self._watch is None else self._watch.checks
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -301,7 +311,10 @@ class Waiter:
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.capacity import limits
-        from gpuherd.jobs.policy import WaitingJob, decide
+        from gpuherd.jobs.policy import Decision, Wait, WaitingJob, decide
+
+        if watch.awaits_driver and watch.problem is not None:
+            return Decision(waits=(Wait(0, watch.problem),))
 
         job = WaitingJob(0, self._options.gpus, self._options.mem)
         allowed = watch.allowance(())

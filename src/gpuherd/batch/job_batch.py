@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,23 +92,29 @@ def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner |
 
     run = run_folder(path, options)
     states, known = _queued(run)
-    jobs = _jobs(path, options, known, planner)
-    reasons = _with_dependents(jobs, never(jobs, options))
+    unfit: dict[str, str] = {}
+    jobs = _jobs(path, options, known, planner, unfit)
+    told = (unfit.get(job.name, reason) for job, reason in zip(jobs, never(jobs, options), strict=True))
+    reasons = _with_dependents(jobs, list(told))
     return tuple(
         PlannedJob(job, done=_stays_done(job, states, known), never=reason, asks=_asks(job, options))
         for job, reason in zip(jobs, reasons, strict=True)
     )
 
 
-def jobs_of(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> tuple[Job, ...]:
-    """The jobs of the file, named so that those which its folder knows are found again.
+def jobs_of(
+    path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None
+) -> tuple[tuple[Job, ...], dict[str, str]]:
+    """The jobs of the file, named so that those which its folder knows are found again; and, by name, why jobs can't
+    run whose model fits nowhere.
 
     ``planner``: as for ``plan``.
 
     Raises NoJobFile, BadJobFile, and QueueUnreadable.
     """
     _, known = _queued(run_folder(path, options))
-    return _jobs(path, options, known, planner)
+    unfit: dict[str, str] = {}
+    return _jobs(path, options, known, planner, unfit), unfit
 
 
 def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
@@ -137,12 +142,16 @@ def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]
         return {}, {}
     from gpuherd.jobs.queue import Queue
 
-    with closing(Queue(run.queue)) as queue:
+    with Queue(run.queue) as queue:
         return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
 
 
 def _jobs(
-    path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content], planner: Planner | None
+    path: str | os.PathLike[str],
+    options: BatchOptions,
+    known: dict[str, Content],
+    planner: Planner | None,
+    unfit: dict[str, str],
 ) -> tuple[Job, ...]:
     found = read_jobs(
         path,
@@ -151,6 +160,7 @@ def _jobs(
         retries=options.retries,
         known=known,
         planner=planner,
+        unfit=unfit,
     )
     return tuple(_sharing(job) for job in found) if options.share else found
 

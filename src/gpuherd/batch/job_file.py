@@ -34,6 +34,7 @@ def read_jobs(
     retries: int = 1,
     known: Mapping[str, Content] | None = None,
     planner: Planner | None = None,
+    unfit: dict[str, str] | None = None,
 ) -> tuple[Job, ...]:
     """The jobs of ``commands.txt`` or, by its ending, of ``jobs.yaml``; ``-`` reads commands from standard input.
 
@@ -43,13 +44,15 @@ def read_jobs(
         gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
         known: jobs of the queue that they go to (see ``assemble``).
         planner: says what jobs need that name a model.
+        unfit: gets the jobs whose model fits nowhere (see ``assemble``).
 
     Raises NoJobFile when it can't be read, and BadJobFile with all that is wrong in it.
     """
     name = os.fspath(path)
     source = "standard input" if name == STDIN else name
     try:
-        return assemble(read_drafts(name, shell=shell), gpus=gpus, retries=retries, known=known, planner=planner)
+        drafts = read_drafts(name, shell=shell)
+        return assemble(drafts, gpus=gpus, retries=retries, known=known, planner=planner, unfit=unfit)
     except BadJobFile as problem:
         raise problem.of(source) from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuherd.batch.model_use import ModelUse, Planner
@@ -198,6 +198,10 @@ class JobOptions:
             if value is not None:
                 raise UsageError(f"{name.replace('_', '-')} is said of a model, and no model is named")
         return None
+
+    def without_model(self) -> JobOptions:
+        """The same options without those that describe a model."""
+        return replace(self, model=None, dtype=None, batch=None, prompt_tokens=None, new_tokens=None, parallel=None)
 
     def job(
         self,

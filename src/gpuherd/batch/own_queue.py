@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
-from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
 from gpuherd.jobs.rundir import RunDirectory
 
 VARIABLE = "GPUHERD_QUEUE"
@@ -28,7 +28,16 @@ def folder(engine: str = LOCAL) -> Path:
 
 def in_use() -> tuple[EngineName, ...]:
     """The engines for which the user has a queue already."""
-    return tuple(engine for engine in ENGINES if RunDirectory(folder(engine)).queue.exists())
+    return tuple(engine for engine in ENGINES if _is_in_use(engine))
+
+
+def _is_in_use(engine: EngineName) -> bool:
+    from gpuherd.jobs.reader import is_there  # with SQLite, which not every command needs
+
+    try:
+        return is_there(RunDirectory(folder(engine)).queue)
+    except QueueUnreadable:
+        return False  # the home folder is somebody else's: sudo, a container
 
 
 def _base() -> Path:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpuherd.batch.fitting import (
@@ -25,7 +24,7 @@ from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.doorbell import ring
-from gpuherd.jobs.fulldisk import cannot_write
+from gpuherd.jobs.fulldisk import raising_cannot_write
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.needs import check_needs
@@ -90,7 +89,7 @@ def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | Non
     if not directory.queue.exists():
         check_needs([job])
         return
-    with suppress(_Undone), closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
+    with suppress(_Undone), Queue(directory.queue, check=False) as queue, queue.transaction():
         _enter(job, queue, named=named)
         raise _Undone
 
@@ -115,10 +114,8 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
     if engine == LOCAL:
         refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
         refuse_if_dispatcher_would(job, directory)
-    try:
+    with raising_cannot_write(directory.queue, "submit it again; nothing was added"):
         found, job = _add(job, directory, named=named)
-    except sqlite3.OperationalError as problem:
-        raise cannot_write(directory.queue, problem, "submit it again; nothing was added") from problem
     ring(directory.control_fifo)
     state = JobState.WAITING if found is None else found[1]
     return Submitted(job, state, DispatcherLock.holder(directory.lock))
@@ -126,7 +123,7 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
 
 def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
     """The job as it stands in the queue afterwards, and with its name."""
-    with closing(Queue(directory.queue, check=False)) as queue, queue.transaction():
+    with Queue(directory.queue, check=False) as queue, queue.transaction():
         return _enter(job, queue, named=named)
 
 

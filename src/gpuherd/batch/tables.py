@@ -67,8 +67,7 @@ def print_outcome(console: Console, outcome: Outcome, run: RunDirectory) -> None
 
     console.print(Text(headline(outcome)), soft_wrap=True)
     for failure in outcome.failures[:MOST_FAILURES]:
-        log = "" if failure.log is None else f" (log: {failure.log})"
-        text = f"{clean(failure.title)}: {clean(failure.reason)}{log}"
+        text = f"{clean(failure.title)}: {printable(failure.sentence)}"
         console.print(Text.assemble(("failed  ", "red"), text), soft_wrap=True)
     if len(outcome.failures) > MOST_FAILURES:
         console.print(Text(f"… and {len(outcome.failures) - MOST_FAILURES} more in {run.failures}"), soft_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_file import read_engine
 from gpuherd.cli.engine_key import fill_from_block
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
@@ -53,6 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "batch", DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
+    add_in_allocation(parser)
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
     parser.set_defaults(run=run)
 
@@ -99,20 +99,29 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.job_batch import jobs_of, run_folder, run_record, with_sharing
     from gpuherd.batch.tables import print_outcome
     from gpuherd.jobs.live import display
-    from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.jobs.run import run_jobs
     from gpuherd.report.log import run_log
 
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
-    jobs = jobs_of(args.file, options, _planner(options))
+    jobs, unfit = jobs_of(args.file, options, _planner(options))
     options = with_sharing(options, jobs)
     directory = run_folder(args.file, options)
     directory.create()
-    with closing(DispatcherLock(directory.lock)):
+
+    def record() -> None:
         directory.write_run_record(run_record(args.file, options, jobs))
+
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
-        outcome = run_jobs(jobs, options, directory, display=shown, enqueue_only=options.enqueue_only)
+        outcome = run_jobs(
+            jobs,
+            options,
+            directory,
+            before=record,
+            refused=unfit,
+            display=shown,
+            enqueue_only=options.enqueue_only,
+        )
     print_outcome(console, outcome, directory)
     if args.json:
         _print_json(_outcome_entry(outcome, directory))
@@ -122,9 +131,9 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 def _planner(options: BatchOptions) -> Planner:
     from functools import partial
 
-    from gpuherd.cli.planning import of_a_run, planner
+    from gpuherd.cli.planning import JOB_FILE, of_a_run, planner
 
-    return planner(partial(of_a_run, options, options.max_gpus))
+    return planner(partial(of_a_run, options, options.max_gpus), spelling=JOB_FILE)
 
 
 def _planned_entry(planned: PlannedJob) -> dict[str, Any]:

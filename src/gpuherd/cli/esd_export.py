@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.tables import print_table
 from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
@@ -36,7 +37,7 @@ DEFAULT_SPARSITY = 0.7
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "esd export", DESCRIPTION)
-    parser.add_argument("run_words", metavar="RUN", help="a run's folder, RUN:model or a stats file")
+    add_run(parser, "run_words", metavar="RUN", help_text="a run's folder, RUN:model or a stats file", required=True)
     method = parser.add_mutually_exclusive_group(required=True)
     method.add_argument("--tempbalance", action="store_true", help="learning-rate factors of TempBalance")
     method.add_argument("--alphapruning", action="store_true", help="sparsities of AlphaPruning")

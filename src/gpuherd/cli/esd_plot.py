@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras
 from gpuherd.esd.look.plot import KINDS
 from gpuherd.flags import Parser
@@ -31,7 +32,7 @@ _EXTRAS = {"matplotlib": "page", "numpy": "esd"}
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "esd plot", DESCRIPTION)
-    parser.add_argument("run_folder", metavar="RUN", help="the run's folder (its --output-dir)")
+    add_run(parser, "run_folder", metavar="RUN", help_text="the run's folder (its --output-dir)", required=True)
     parser.add_argument("--model", metavar="M", help="its id, or a part of it (not needed for a run of one model)")
     parser.add_argument("--layer", metavar="PATTERN", help="layers to draw, like h.0.mlp.c_fc or '*.q_proj'")
     parser.add_argument(

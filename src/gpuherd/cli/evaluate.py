@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.tables import print_table
 from gpuherd.errors import CannotWrite, ExitCode, MissingExtra, naming_extras
 from gpuherd.flags import Parser, add_options, build
@@ -38,7 +39,9 @@ measure too; 65 a file of the run is damaged; 66 no such run.
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "evaluate", DESCRIPTION)
-    parser.add_argument("run_id", metavar="RUN_ID", help="the run, by its name in --runs-dir, or a path")
+    add_run(
+        parser, "run_id", metavar="RUN_ID", help_text="the run, by its name in --runs-dir, or a path", required=True
+    )
     add_options(parser, EvaluateOptions)
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
     parser.set_defaults(run=run)
@@ -46,7 +49,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates and writes the files. Returns 0, or 1 where no judging has both classes."""
-    load_for(args, EvaluateOptions)
     options = build(EvaluateOptions, args)
     if options.plot is not None:
         check_format(options.plot.name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.engine_key import fill_from_block
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
@@ -57,7 +58,13 @@ _SLURM = (
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "export", DESCRIPTION)
-    parser.add_argument("path", metavar="FILE|DIR", help="a job file, - for standard input, or a run's folder")
+    add_run(
+        parser,
+        "path",
+        metavar="FILE|DIR",
+        help_text="a job file, - for standard input, or a run's folder",
+        required=True,
+    )
     parser.add_argument("--to", required=True, choices=("slurm", "shell"), help="for whom the files are")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files, made if it is not there")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
@@ -116,11 +123,11 @@ def _planner(options: EngineOptions) -> Planner:
     """For jobs that name a model: by the GPUs of the cluster, or of this machine."""
     from functools import partial
 
-    from gpuherd.cli.planning import of_a_run, planner
+    from gpuherd.cli.planning import JOB_FILE, of_a_run, planner
     from gpuherd.jobs.options import DispatchOptions
 
     engine = {each.name: getattr(options, each.name) for each in fields(EngineOptions)}
-    return planner(partial(of_a_run, DispatchOptions(**engine), None))
+    return planner(partial(of_a_run, DispatchOptions(**engine), None), spelling=JOB_FILE)
 
 
 def _files(args: argparse.Namespace, options: EngineOptions, found: Found) -> Mapping[str, str]:

@@ -6,20 +6,22 @@ The ``--json`` form is documented in docs/gpus.md; scripts rely on it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.watching import add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
     from gpuherd.gpus.idle import Check
@@ -39,6 +41,9 @@ examples:
   gpuherd gpus --json          for scripts; with --watch one line a look
   gpuherd gpus --run results   also which GPUs that run leaves out for a while (your own queue's are always told)
 """
+_GPU_CELLS, _STATE_CELLS, _LEAST_NAME = 4, 16, 7
+# By use, and the cells that each takes.
+_FIGURES = {"Used/total MB": 13, "Util": 5, "Temp": 4, "Power": 5}
 LONGEST_NAME = 22
 _THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
 
@@ -55,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "gpus", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     add_watch(parser)
-    parser.add_argument("--run", dest="folder", metavar="DIR", help="a run's folder: tell which GPUs it leaves out")
+    add_run(parser, help_text="a run's folder: tell which GPUs it leaves out")
     add_options(parser, ViewOptions)
     parser.set_defaults(run=run)
 
@@ -102,9 +107,10 @@ def run(args: argparse.Namespace) -> int:
     driver = Nvml()
     try:
         if args.json:
-            print_json(lambda: as_json(look(driver, threshold_mb, queues)), args.watch)
+            indent = 2 if args.watch is None else None
+            print_json(lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)], args.watch)
         else:
-            print_tables(lambda: as_table(look(driver, threshold_mb, queues)), args.watch)
+            print_tables(lambda: (as_table(look(driver, threshold_mb, queues)),), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
@@ -239,33 +245,65 @@ def _why_not(row: Row) -> str:
 def as_table(view: View) -> RenderableType:
     """The machine for people: a table, or a sentence when there are no GPUs."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     if not view.rows:
-        return Text(f"No GPUs: {view.machine.problem or 'the NVIDIA driver finds none'}. Jobs run on the CPU.")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("GPU", no_wrap=True, min_width=4)
-    table.add_column("Name", no_wrap=True, overflow="ellipsis", max_width=LONGEST_NAME)
-    # Figures are never cut: where the window is narrow, the reasons get more lines.
-    for heading, width in (("Used/total MB", 13), ("Util", 5), ("Temp", 4), ("Power", 5)):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
-    table.add_column("State and users", overflow="fold", min_width=16)
-    names = {row.gpu.uuid: row.gpu.name for row in view.rows}
-    for row in view.rows:
-        gpu = row.gpu
-        # Under its GPU's name an instance needs only what tells it apart: "MIG 1g.5gb".
-        name = gpu.name.removeprefix(names.get(gpu.mig_parent or "", "")).strip()
-        table.add_row(
-            gpu.label if gpu.mig_parent is None else f" {gpu.label}",
-            Text(name.removeprefix("NVIDIA ")),
-            "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
-            _figure(gpu.utilisation_percent, "%"),
-            _figure(gpu.temperature_c, "C"),
-            _figure(gpu.power_w, "W"),
-            _state(row, view.at),
-        )
-    return Group(table, *_remarks(view))
+        none = f"No GPUs: {view.machine.problem or 'the NVIDIA driver finds none'}. Jobs run on the CPU."
+        return Group(Text(none), *_remarks(view))
+    return Group(_GpuTable(view), *_remarks(view))
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuTable:
+    """The table, made when its width is known: figures are never cut, and where the window is narrow the reasons get
+    more lines. Where it is narrower still the least useful columns are left out, so that the state has a column."""
+
+    view: View
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.table import Table
+
+        kept, room = _columns_in(options.max_width)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("GPU", no_wrap=True, min_width=_GPU_CELLS)
+        if "Name" in kept:
+            table.add_column("Name", no_wrap=True, overflow="ellipsis", max_width=min(LONGEST_NAME, _LEAST_NAME + room))
+        for heading, width in _FIGURES.items():
+            if heading in kept:
+                table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+        table.add_column("State and users", overflow="fold", min_width=_STATE_CELLS)
+        names = {row.gpu.uuid: row.gpu.name for row in self.view.rows}
+        for row in self.view.rows:
+            cells = _cells(row, names)
+            gpu = row.gpu.label if row.gpu.mig_parent is None else f" {row.gpu.label}"
+            table.add_row(gpu, *(cells[heading] for heading in kept), _state(row, self.view.at))
+        yield table
+
+
+def _columns_in(width: int) -> tuple[list[str], int]:
+    """The headings of the columns between GPU and state for which there is room, and the cells that are left over."""
+    room = width - (_GPU_CELLS + 1) - _STATE_CELLS
+    kept = []
+    for heading, cells in (*_FIGURES.items(), ("Name", _LEAST_NAME)):
+        if cells + 1 <= room:
+            kept.append(heading)
+            room -= cells + 1
+    return (kept[-1:] + kept[:-1] if kept[-1:] == ["Name"] else kept), room
+
+
+def _cells(row: Row, names: Mapping[str, str]) -> Mapping[str, RenderableType]:
+    from rich.text import Text
+
+    gpu = row.gpu
+    # Under its GPU's name an instance needs only what tells it apart: "MIG 1g.5gb".
+    name = gpu.name.removeprefix(names.get(gpu.mig_parent or "", "")).strip()
+    return {
+        "Name": Text(name.removeprefix("NVIDIA ")),
+        "Used/total MB": "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
+        "Util": _figure(gpu.utilisation_percent, "%"),
+        "Temp": _figure(gpu.temperature_c, "C"),
+        "Power": _figure(gpu.power_w, "W"),
+    }
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build, option_fields
@@ -50,10 +50,11 @@ model, 130 stopped by Ctrl-C; the same command goes on where it stopped.
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "judge", DESCRIPTION)
-    parser.add_argument("run_id", metavar="RUN_ID", help="the run: its name in --runs-dir, or its folder")
-    parser.add_argument("judge", metavar="JUDGE", nargs="?", help="who judges, see above")
+    parser.add_argument("words", nargs="*", metavar="RUN_ID JUDGE", help="the run, and who judges it, see above")
+    parser.add_argument("--run", dest="run_id", metavar="RUN_ID", help="the run: its name in --runs-dir, or its folder")
     add_options(parser, RunsOptions)
     add_options(parser, JudgeConfig)
+    add_in_allocation(parser)
     parser.add_argument(
         "--audit",
         nargs="*",
@@ -64,8 +65,19 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(run=run)
 
 
+def _take_words(args: argparse.Namespace) -> None:
+    """``args.run_id`` and ``args.judge``, by the order of the words where the run is not given by --run."""
+    words = list(args.words)
+    if args.run_id is None and words:
+        args.run_id = words.pop(0)
+    args.judge = words.pop(0) if words else None
+    if args.run_id is None or words:
+        raise UsageError(f"give one run and one judge, not also {words[0]}" if words else "name a run: its RUN_ID")
+
+
 def run(args: argparse.Namespace) -> int:
     """Judges or audits. Returns the exit code."""
+    _take_words(args)
     if (args.judge is None) == (args.audit is None):
         raise UsageError("give a judge (gpuherd judge RUN_ID squad), or --audit; one of them")
     given = {field.name: getattr(args, field.name) for field, _ in option_fields(JudgeConfig) if field.name in args}
@@ -91,10 +103,12 @@ def _audit(args: argparse.Namespace, opened: Run, console: Console) -> int:
     from gpuherd.qa.judging.auditing import audits
     from gpuherd.qa.judging.files import judging_named, judgings_of
     from gpuherd.qa.judging.telling import audit_lines
+    from gpuherd.qa.numbers import rule_for
 
     named = [judging_named(opened.folder, name) for name in args.audit]
     if not judgings_of(opened.folder):
-        raise UsageError(f"{opened.run_id} was not judged yet; 'gpuherd judge {opened.run_id} exact' is the quickest")
+        rule = rule_for(each.question for each in opened.answers())
+        raise UsageError(f"{opened.run_id} was not judged yet; 'gpuherd judge {opened.run_id} {rule}' is the quickest")
     found = audits(opened, named or None, console)
     if args.json:
         print(json.dumps([_audit_values(each) for each in found], indent=2, allow_nan=False))

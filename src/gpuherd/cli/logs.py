@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Prints what a job has written in its latest attempt. With -f it goes on as the job writes, over further attempts, until
-the job has ended. On a terminal control characters are left out; a pipe or a file gets the log as it is.
+the job has ended; while the job waits, standard error says why. On a terminal control characters are left out; a pipe
+or a file gets the log as it is.
 
 examples:
   gpuherd logs train-7                         in your own queue
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with told_of_folders(args, [args.job], "gpuherd logs {} JOB"):
-            parts = (follow if args.follow else read)(meant(args), args.job, args.attempt, args.last_lines)
+            run, which = meant(args), (args.job, args.attempt, args.last_lines)
+            parts = follow(run, *which, on_wait=_print_note) if args.follow else read(run, *which)
             if args.json and not args.follow:
                 _print_whole(list(parts))
             else:
@@ -64,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.follow:
             raise
     return ExitCode.OK
+
+
+def _print_note(sentence: str) -> None:
+    """On standard error: standard output is the log's."""
+    print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
 
 
 def _print_whole(parts: list[Part]) -> None:

@@ -15,6 +15,7 @@ from gpuherd import __version__
 from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
 from gpuherd.flags import Parser
+from gpuherd.jobs.terminal import escape_what_encoding_lacks
 from gpuherd.report.log import configure_console
 
 COMMANDS = tuple(SUMMARIES)
@@ -102,38 +103,88 @@ def run(argv: Sequence[str] | None = None) -> int:
         import difflib  # slow to import, and seldom needed
 
         nearest = difflib.get_close_matches(command, COMMANDS, n=1)
+        parser.words = words
         parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
     _reject_unknown_tool(command, unknown, command_parser)
     command_parser.reject_unknown(unknown)
+    wrong = args.check_words(args) if hasattr(args, "check_words") else None
+    if wrong is not None:
+        command_parser.error(wrong)
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
-    configure_console()
-    if args.simulate is not None:
-        from gpuherd.standin import activate
-
-        activate(args.simulate)
     try:
+        configure_console()
+        if args.simulate is not None:
+            from gpuherd.standin import activate
+
+            activate(args.simulate)
         return int(args.run(args))
     except Enqueued as told:
         _tell_enqueued(told, as_json=getattr(args, "json", False))
         return ExitCode.OK
     except GpuherdError as problem:
-        if getattr(args, "json", False):
-            import json
-
-            print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
+        _print_error_json(args, problem)
         raise
+    except Exception as problem:
+        if isinstance(problem, BrokenPipeError) or _is_environmental(problem):
+            raise  # ``main`` knows them
+        unforeseen = _unexpected_error(problem)
+        _print_error_json(args, unforeseen)
+        raise unforeseen from problem
+
+
+def _print_error_json(args: argparse.Namespace, problem: GpuherdError) -> None:
+    if getattr(args, "json", False):
+        import json
+
+        print(json.dumps({"error": str(problem), "exit_code": int(problem.exit_code)}), flush=True)
+
+
+def _unexpected_error(problem: BaseException) -> GpuherdError:
+    """Turns an unexpected exception into a GpuherdError, and writes its traceback to a file."""
+    import tempfile
+    import time
+    import traceback
+
+    words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    text = (
+        f"gpuherd {__version__}, Python {sys.version}\n{time.strftime('%Y-%m-%d %H:%M:%S %z')}, in {_here()}\n"
+        f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(problem))}"
+    )
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="gpuherd-error-", suffix=".txt", encoding="utf-8", errors="backslashreplace", delete=False
+        ) as file:
+            file.write(text)
+        where = f"the traceback is in {file.name}"
+    except OSError as full:
+        print(text, file=sys.stderr, flush=True)
+        where = f"the traceback is above (no file could be written for it: {full.strerror})"
+    return GpuherdError(
+        f"an error that gpuherd did not foresee: {words}; {where}: please report it with that. What was recorded is not"
+        " lost: jobs that run go on, and the same command goes on from here"
+    )
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - asked for its error
+    except OSError:
+        return "a folder that was removed"
 
 
 def _tell_enqueued(told: Enqueued, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        print(json.dumps({"enqueued": told.waiting, "folder": str(told.folder)}), flush=True)
+        content = {"enqueued": told.waiting, "folder": str(told.folder), "remarks": list(told.remarks)}
+        print(json.dumps(content), flush=True)
         return
+    for remark in told.remarks:
+        print(printable(remark))
     folder = shlex.quote(str(told.folder))
     jobs = "1 job waits" if told.waiting == 1 else f"{told.waiting} jobs wait"
     print(
@@ -174,16 +225,24 @@ def main() -> None:
             raise
         code = _unread()
     except OSError as problem:
-        if _folder_is_gone():
+        if not _is_environmental(problem):
+            code = _report_unexpected(problem)
+        elif problem.errno not in _NO_SPACE:
             _say("the folder that you are in has been removed; go to another: cd")
             code = ExitCode.USAGE
-        elif problem.errno in _NO_SPACE:
+        else:
             _unread()
             _say(f"can't write what there is to tell: {problem.strerror}")
             code = ExitCode.CANNOT_WRITE
-        else:
-            raise
+    except Exception as problem:  # before the command began, or while the interpreter ends
+        code = _report_unexpected(problem)
     sys.exit(code)
+
+
+def _report_unexpected(problem: BaseException) -> ExitCode:
+    error = _unexpected_error(problem)
+    _say(str(error))
+    return error.exit_code
 
 
 def _say(text: str) -> None:
@@ -193,16 +252,27 @@ def _say(text: str) -> None:
 
 
 def _have_standard_streams() -> None:
-    """Opens what was closed (``gpuherd status >&-``): a file of ours would else get its number and be written into."""
+    """Opens what was closed (``gpuherd status >&-``): a file of ours would else get its number and be written into.
+
+    Characters that the encoding of standard output lacks are printed as escapes.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.dup(1), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.dup(2), "w")
+    escape_what_encoding_lacks(sys.stdout)
+
+
+def _is_environmental(problem: Exception) -> bool:
+    """Whether the cause is the environment: no space for our output, or the current folder was removed."""
+    return isinstance(problem, OSError) and (problem.errno in _NO_SPACE or _folder_is_gone())
 
 
 def _folder_is_gone() -> bool:

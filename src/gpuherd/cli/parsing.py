@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import UsageError
 from gpuherd.flags import Parser
+
+# What says how jobs wait in SLURM's queue and how long they may run: it is settled for jobs inside an allocation.
+_OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
 
 if TYPE_CHECKING:
     from gpuherd.jobs.settings import Settings
@@ -42,15 +48,67 @@ def keep_simulation_here(args: argparse.Namespace) -> None:
     args.engine = "local"
 
 
+def add_in_allocation(parser: argparse.ArgumentParser) -> None:
+    """``--in-allocation`` of a command that starts many jobs."""
+    # run has another option of this name, which can also be a step on several nodes.
+    parser.add_argument(
+        "--in-allocation",
+        dest="jobs_in_allocation",
+        action="store_true",
+        help="with --engine slurm, inside of a SLURM job of one node: run the jobs there, on the GPUs of that job, "
+        "instead of submitting jobs of their own",
+    )
+
+
+def stay_in_allocation(args: argparse.Namespace, settings: Settings) -> None:
+    """With ``--in-allocation`` the jobs run on this node. Without it a line tells that new ones will be submitted.
+
+    Raises UsageError where that can't be, or an option is given that nothing would follow here, and what asking SLURM
+    raises.
+    """
+    from gpuherd.engines.options import LOCAL, EngineOptions, foreign
+
+    engine, inside = getattr(args, "engine", settings.engine), os.environ.get("SLURM_JOB_ID")
+    if not args.jobs_in_allocation:
+        if engine == "slurm" and inside is not None and args.simulate is None:
+            sys.stderr.write(
+                f"gpuherd: inside of SLURM job {inside}: new jobs are submitted, and wait in SLURM's queue; "
+                "with --in-allocation they run in this one\n"
+            )
+        return
+    if engine != "slurm":
+        raise UsageError(f"--in-allocation is for --engine slurm, and this is {engine}")
+    from gpuherd.engines.slurm.foreground import only_node
+
+    try:
+        found = only_node(os.environ)
+    except UsageError as problem:
+        raise UsageError(f"--in-allocation: {problem}") from None
+    for each in fields(EngineOptions):
+        if each.name not in foreign(LOCAL) or not hasattr(args, each.name):
+            continue
+        if each.name not in _OF_THE_QUEUE and getattr(args, each.name) != each.default:
+            flag = each.name.replace("_", "-")
+            raise UsageError(f"--{flag}: with --in-allocation jobs run on this node as it is; leave it out")
+        delattr(args, each.name)
+    args.engine = LOCAL
+    # Where SLURM has given this shell no GPU, those that the machine has are others'.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    sys.stderr.write(f"gpuherd: the jobs run in SLURM job {found.job}, on {found.nodes[0].name}\n")
+
+
 def load_for(args: argparse.Namespace, config_type: type) -> Settings:
     """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
     command line has said nothing.
 
-    Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense.
+    Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense; and as
+    ``stay_in_allocation``.
     """
     from gpuherd.jobs.settings import load
 
     settings = load()
+    if hasattr(args, "jobs_in_allocation"):
+        stay_in_allocation(args, settings)
     keep_simulation_here(args)
     settings.fill(args, config_type)
     check_node_gpus(getattr(args, "node_gpus", None))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.batch.model_use import ModelUse, Need, Planner
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 _LONGEST_STEM = 60
 # A list may name thousands of models; the plan of each is in the table of a dry run.
 _MOST_TOLD = 20
+# The flags of gpuherd plan as keys of a job file.
+JOB_FILE: Mapping[str, str | None] = {
+    "--dtype": "dtype={}",
+    "--batch": "batch={}",
+    "--prompt-tokens": "prompt-tokens={}",
+    "--parallel": "parallel={}",
+    "--num-gpus": "gpus={}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +48,17 @@ def on_stderr(sentence: str) -> None:
     print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
 
 
-def planner(look: Callable[[], Having], tell: Callable[[str], None] = on_stderr) -> Planner:
+def planner(
+    look: Callable[[], Having],
+    tell: Callable[[str], None] = on_stderr,
+    spelling: Mapping[str, str | None] = MappingProxyType({}),
+) -> Planner:
     """Says what jobs need that name a model.
 
     Args:
         look: gives the GPUs; called once, when the first model is planned.
         tell: is given the sentences of the first plans, safe to print.
+        spelling: as in ``demand_of``: ``JOB_FILE`` where jobs come from a file.
     """
     seen: list[Having] = []
     told = 0
@@ -57,7 +71,7 @@ def planner(look: Callable[[], Having], tell: Callable[[str], None] = on_stderr)
             seen.append(look())
         words = asdict(use)
         said_mb = words.pop("memory_mb")
-        demand = demand_for(**words, cards=seen[0].cards, most=seen[0].most)
+        demand = demand_for(**words, cards=seen[0].cards, most=seen[0].most, spelling=spelling)
         sentence = (
             demand.sentence if said_mb is None else f"{demand.sentence}; {said_mb} MB in place of that, as was said"
         )
@@ -90,10 +104,10 @@ def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
     if options.engine != "local":
         return of_a_cluster(options)
-    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.gpuwatch import watch_for_plan
     from gpuherd.jobs.settings import load
 
-    return of_gpus(GpuWatch(options, "plan", load()).gpus, most)
+    return of_gpus(watch_for_plan(options, load()).gpus, most)
 
 
 def of_a_cluster(options: EngineOptions | ClusterOptions) -> Having:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.cli.parsing import add_command
+from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
@@ -40,7 +41,13 @@ Progress = Callable[[int, int], None]
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "report", DESCRIPTION)
-    parser.add_argument("run_folder", metavar="RUN", help="the run's folder; a run of answers also by its name")
+    add_run(
+        parser,
+        "run_folder",
+        metavar="RUN",
+        help_text="the run's folder; a run of answers also by its name",
+        required=True,
+    )
     parser.add_argument("--output", metavar="FILE", type=Path, help="where the page goes (default: RUN/report.html)")
     parser.add_argument("--evaluation", metavar="NAME", help="of a run of answers: which (default: the latest, if any)")
     parser.add_argument(

@@ -21,7 +21,8 @@ from gpuherd.flags import Parser, add_options, build
 DESCRIPTION = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
 The GPUs are given back when it ends, however it ends. With --engine slurm it becomes SLURM's srun with the command;
-with --engine ray the command is a job of Ray's whose output is shown here, and Ctrl-C ends it.
+with --engine ray the command is a job of Ray's whose output is shown here; Ctrl-C ends it, and so does a reader of the
+output that has gone (... | head).
 
 examples:
   gpuherd run -- python train.py                     on one free GPU
@@ -30,6 +31,7 @@ examples:
   gpuherd run --gpu-list 4 5 --no-wait -- python train.py
   gpuherd run --engine slurm --partition gpu --num-gpus 2 --cpus 8 --time-limit 1h -- python train.py
   gpuherd run --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
+  salloc --gres=gpu:4, and in it: gpuherd run --engine slurm --num-gpus 2 -- python train.py     a step of that job
   gpuherd run --engine ray --ray-address 10.0.0.1:6379 -- python train.py
   gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
 
@@ -83,22 +85,24 @@ def run(args: argparse.Namespace) -> int:
 def _elsewhere(
     options: RunOptions, argv: list[str], inherited: Sequence[int], tell: Callable[[str], None], *, as_json: bool
 ) -> int:
-    from gpuherd.batch.elsewhere import asked, become_srun, follow, srun_words, why_never
+    from gpuherd.batch.elsewhere import allocation, asked, become_srun, follow, srun_words, why_never
     from gpuherd.jobs.outlook import in_words
 
     options = options.planned(planner(partial(of_a_cluster, options), tell))
     if not options.dry_run:
         if options.engine == "slurm":
-            become_srun(options, argv, inherited)
+            become_srun(options, argv, inherited, tell)
         return follow(options, argv, tell)
-    words = srun_words(options, argv) if options.engine == "slurm" else None
-    never = why_never(options)
+    within = allocation(options, tell) if options.engine == "slurm" else None
+    words = srun_words(options, argv, within) if options.engine == "slurm" else None
+    never = why_never(options) if within is None else None
     if as_json:
         told = {"argv": argv, "engine": options.engine, "asks": asdict(asked(options)), "becomes": words}
         print(json.dumps(told | {"never": never}, indent=2))
     else:
         how = "" if words is None else f", as {printable(shlex.join(words))}"
-        print(f"would ask {options.engine} for {in_words(asked(options))}{how}")
+        whom = options.engine if within is None else f"SLURM job {within.job}"
+        print(f"would ask {whom} for {in_words(asked(options))}{how}")
         if never is not None:
             print(f"never: {printable(never)}")
     return ExitCode.OK if never is None else ExitCode.FAILED
@@ -119,7 +123,7 @@ def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool
     elif reason is not None:
         print(f"would wait: {reason}")
     elif gpus:
-        checks = f"after {options.max_checks} checks, {options.check_interval:g} s apart"
+        checks = f"after {waiter.checks} checks, {options.check_interval:g} s apart"
         print(f"would run on GPU {', '.join(gpu.label for gpu in gpus)} {checks}")
     else:
         print("would run without a GPU")

@@ -7,8 +7,10 @@ goes too; and where that is not there, the only one that is.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
@@ -25,23 +27,88 @@ def add_own_queue(parser: argparse.ArgumentParser, help_text: str = _OF_ENGINE) 
     parser.add_argument("--engine", choices=ENGINES, metavar="|".join(ENGINES), help=help_text)
 
 
+def add_run(
+    parser: argparse.ArgumentParser,
+    dest: str = "folder",
+    *,
+    metavar: str = "DIR",
+    help_text: str = _HELP,
+    required: bool = False,
+) -> None:
+    """The run, as an argument or by ``--run``: the same for every command. None where it is not given."""
+    # An argument that is not given must leave the flag's value alone.
+    parser.add_argument(
+        dest, nargs="?", metavar=metavar, default=argparse.SUPPRESS, action=_RunArgument, help=help_text
+    )
+    parser.add_argument("--run", dest=dest, metavar=metavar, action=_RunArgument, help="the same, as a flag")
+    parser.set_defaults(check_words=partial(_check_named, dest, required))
+
+
+class _RunArgument(argparse.Action):
+    """Takes the run's name. One that is given twice is an error only when all other words are understood: a word behind
+    a misspelt flag looks like a run's name."""
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: object, _flag: object = None) -> None:
+        namespace.named = (*getattr(namespace, "named", ()), str(values))
+        setattr(namespace, self.dest, values)
+
+
+def _check_named(dest: str, required: bool, args: argparse.Namespace) -> str | None:
+    """An error message where the run is named twice, or not at all and ``required``; else None."""
+    named: tuple[str, ...] = getattr(args, "named", ())
+    if len(named) > 1:
+        return f"name one run, not both {named[0]} and {named[-1]}"
+    return "name a run, as an argument or by --run" if required and getattr(args, dest, None) is None else None
+
+
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """The folder as an argument: ``gpuherd status results``."""
-    parser.add_argument("folder", nargs="?", metavar="DIR", help=_HELP)
+    """The run's folder, or the engine of the user's own queue: ``gpuherd status results``."""
+    add_run(parser)
     add_own_queue(parser)
 
 
-def add_folder_flag(parser: argparse.ArgumentParser) -> None:
-    """The folder as a flag, where the arguments are jobs: ``gpuherd cancel --run results job``."""
+def add_folder_and_jobs(parser: argparse.ArgumentParser) -> None:
+    """The same where jobs are named too: ``gpuherd cancel results model-3``. ``args.jobs`` has them after
+    ``split_jobs``."""
+    parser.add_argument(
+        "jobs", nargs="*", metavar="JOB", help="names of jobs, as gpuherd status shows them; first the run's folder"
+    )
     parser.add_argument("--run", dest="folder", metavar="DIR", help=_HELP)
     add_own_queue(parser)
 
 
-def add_either(parser: argparse.ArgumentParser) -> None:
-    """The folder as an argument or as a flag, where there are no other arguments: both are what people type."""
-    add_folder_flag(parser)
-    # Not the flag's own name: an argument that is not given would take the flag's value away.
-    parser.add_argument("place", nargs="?", metavar="DIR", help=argparse.SUPPRESS)
+def split_jobs(args: argparse.Namespace) -> None:
+    """Takes the run's folder away from the front of ``args.jobs``, where it stands there and not behind ``--run``.
+
+    Raises UsageError for a word that names a folder and a job of the user's own queue.
+    """
+    from gpuherd.errors import UsageError
+    from gpuherd.jobs.reader import is_there
+    from gpuherd.jobs.rundir import RunDirectory
+
+    if args.folder is not None or args.engine is not None or not args.jobs:
+        return
+    first = args.jobs[0]
+    if not is_there(RunDirectory(first).queue):
+        return
+    if _is_own_job(first):
+        raise UsageError(
+            f"{first} is the folder of a run, and also a job of your own queue; for the run write --run {first}, for "
+            f"the job --engine {usual_engine()}"
+        )
+    args.folder, args.jobs = first, args.jobs[1:]
+
+
+def _is_own_job(name: str) -> bool:
+    from gpuherd.batch.own_queue import folder, in_use
+    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.status import opened
+
+    def has_it(engine: EngineName) -> bool:
+        with opened(RunDirectory(folder(engine))) as reader:
+            return reader.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is not None
+
+    return any(has_it(engine) for engine in in_use())
 
 
 @contextmanager
@@ -51,12 +118,13 @@ def told_of_folders(args: argparse.Namespace, words: Iterable[str], instead: str
     ``instead``: how to name a folder, with ``{}`` in its place.
     """
     from gpuherd.errors import UsageError
+    from gpuherd.jobs.reader import is_there
     from gpuherd.jobs.rundir import RunDirectory
 
     try:
         yield
     except UsageError as problem:
-        folders = [] if args.folder is not None else [word for word in words if RunDirectory(word).queue.is_file()]
+        folders = [] if args.folder is not None else [word for word in words if is_there(RunDirectory(word).queue)]
         if not folders:
             raise
         raise UsageError(f"{problem}; {folders[0]} is the folder of a run: {instead.format(folders[0])}") from None
@@ -66,21 +134,20 @@ def meant(args: argparse.Namespace) -> RunDirectory:
     """The run that is meant. Raises UsageError when there is no queue in its folder."""
     from gpuherd.batch.own_queue import folder
     from gpuherd.errors import UsageError
+    from gpuherd.jobs.reader import is_there
     from gpuherd.jobs.rundir import RunDirectory
 
-    named = args.folder if args.folder is not None else getattr(args, "place", None)
-    if args.folder is not None and getattr(args, "place", None) is not None:
-        raise UsageError(f"name one folder, not both {args.folder} and {args.place}")
+    named = args.folder
     if named is not None:
         if getattr(args, "engine", None) is not None:
             raise UsageError(f"--engine names a queue of your own, and {named} is a folder; name one of them")
         run = RunDirectory(named)
-        if not run.queue.exists():
+        if not is_there(run.queue):
             raise UsageError(f"there is no queue in {run.root}; name the folder of a run (its --output-dir)")
         return run
     engine = own_engine(args)
     run = RunDirectory(folder(engine))
-    if not run.queue.exists():
+    if not is_there(run.queue):
         flag = "" if engine == LOCAL else f" --engine {engine}"
         raise UsageError(
             f"you have no queue of your own yet ({run.root}); name the folder of a run, or begin one: gpuherd submit"
@@ -105,8 +172,13 @@ def own_engine(args: argparse.Namespace) -> EngineName:
     return there[0]
 
 
-def usual_engine() -> EngineName:
-    """What runs jobs where nothing is said: the settings' word, or this machine."""
+def usual_engine(*, starts_jobs: bool = False) -> EngineName:
+    """The engine where none is named: that of the settings, or this machine.
+
+    Wrong settings do not prevent looking at a run or ending it: the command prints a warning and uses this machine.
+    Raises UsageError for wrong settings where the command starts or adds jobs (``starts_jobs``).
+    """
+    from gpuherd.errors import UsageError
     from gpuherd.jobs.settings_place import user_file
 
     try:
@@ -116,4 +188,10 @@ def usual_engine() -> EngineName:
         return LOCAL
     from gpuherd.jobs.settings import load
 
-    return load().engine
+    try:
+        return load().engine
+    except UsageError as problem:
+        if starts_jobs:
+            raise
+        print(f"gpuherd: warning: {problem}. Until then no job can be added or started", file=sys.stderr)
+        return LOCAL

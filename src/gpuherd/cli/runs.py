@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     """Prints the list. Exit code 66 where there is no such folder."""
     from gpuherd.qa.runs import list_runs
 
-    load_for(args, RunsOptions)
     options = build(RunsOptions, args)
     lines = list_runs(options.runs_dir)
     if args.json:

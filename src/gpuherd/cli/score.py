@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
+from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.scoring.options import ScoreOptions
@@ -38,8 +39,9 @@ Exit codes: 0 done, 1 a job failed (in a dry run: can never run), 2 wrong usage,
 def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "score", DESCRIPTION)
-    parser.add_argument("run_id", nargs="?", metavar="RUN_ID", help="the run: its name in --runs-dir, or its path")
+    add_run(parser, "run_id", metavar="RUN_ID", help_text="the run: its name in --runs-dir, or its path")
     add_options(parser, ScoreOptions)
+    add_in_allocation(parser)
     parser.add_argument("--list", action="store_true", help="list all measures and do nothing else")
     parser.add_argument("--csv", metavar="FILE", help="write the table into this file too")
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
@@ -81,7 +83,8 @@ def _print_outcome(console: Console, scoring: Scoring, outcome: ScoreOutcome) ->
         lines = plan_lines(scoring.choice, scoring.missing, scoring.outlook)
     elif outcome.stopped is not None:
         lines = [f"failed  {job}: {why}" for job, why in failure_lines(outcome.stopped)]
-        lines.append("not all is measured; the same command goes on from here")
+        if not outcome.stopped.unsolvable:
+            lines.append("not all is measured; the same command goes on from here")
     else:
         lines = score_lines(console, scoring.source, outcome)
     for line in [*lines, *left_out_lines(outcome.left_out)]:

@@ -121,13 +121,13 @@ def _works(source: str | None, options: SimulateOptions) -> Any:
 
 def _planner(options: SimulateOptions) -> Planner:
     """What jobs that name a model need on the largest of the machines: a job runs on one."""
-    from gpuherd.cli.planning import Having, of_gpus, planner
+    from gpuherd.cli.planning import JOB_FILE, Having, of_gpus, planner
 
     def largest() -> Having:
         machines = options.machine or options.machines or ()
         return of_gpus(max(machines, key=lambda gpus: sum(gpu.total_mb for gpu in gpus)))
 
-    return planner(largest)
+    return planner(largest, spelling=JOB_FILE)
 
 
 # --- what is printed ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
@@ -14,6 +15,9 @@ from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpuherd.jobs.rundir import RunDirectory
     from gpuherd.jobs.runstatus import Page
 
 DESCRIPTION = """\
@@ -53,20 +57,26 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints it once, or again and again until Ctrl-C."""
-    from gpuherd.jobs.status import read_status
-    from gpuherd.jobs.statustext import as_json, as_table
+    from gpuherd.jobs.statusjson import json_text
 
     try:
         where = meant(args)
         page = _page(args)
         if args.json:
-            print_json(lambda: as_json(read_status(where, page)), args.watch)
+            print_json(lambda: json_text(where, page, lines=args.watch is None), args.watch)
         else:
-            print_tables(lambda: as_table(read_status(where, page), _height(args.watch)), args.watch)
+            print_tables(lambda: _tables(where, page, _height(args.watch)), args.watch)
     except KeyboardInterrupt:
         if args.watch is None:
             raise
     return ExitCode.OK
+
+
+def _tables(where: RunDirectory, page: Page, height: int | None) -> Iterator[RenderableType]:
+    from gpuherd.jobs.status import by_pages
+    from gpuherd.jobs.statustext import as_tables
+
+    return as_tables(*by_pages(where, page), height)
 
 
 def _height(watch: float | None) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_either, add_folder_flag, meant, told_of_folders
+from gpuherd.cli.run_folder import add_folder, add_folder_and_jobs, meant, split_jobs, told_of_folders
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser
 
@@ -26,17 +26,17 @@ def add_steering_command(
     """A command that asks something of a run: of some of its jobs (``of_jobs``), or of the run as a whole."""
     parser = add_command(subparsers, name, description)
     if of_jobs:
-        parser.add_argument("jobs", nargs="*", metavar="JOB", help="names of jobs, as gpuherd status tells them")
+        add_folder_and_jobs(parser)
         parser.add_argument("--all", action="store_true", dest="all_jobs", help="all jobs that it can be done to")
-        add_folder_flag(parser)
     else:
-        add_either(parser)
+        add_folder(parser)
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     return parser
 
 
 def jobs_meant(args: argparse.Namespace) -> tuple[str, ...]:
     """The named jobs, () for all. Raises UsageError for neither or both."""
+    split_jobs(args)
     if bool(args.jobs) == args.all_jobs:
         raise UsageError(f"{args.command}: name the jobs, or say --all" + (", not both" if args.jobs else ""))
     return tuple(dict.fromkeys(args.jobs))

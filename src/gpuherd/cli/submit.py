@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_missing_program(argv[0])
     options = build(JobOptions, args)
     keep_simulation_here(args)
-    engine = usual_engine() if args.engine is None else args.engine
+    engine = usual_engine(starts_jobs=True) if args.engine is None else args.engine
     planner = _planner(engine, args.node_gpus)
     job = make_job(options, argv, os.environ, os.getcwd(), planner)  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:

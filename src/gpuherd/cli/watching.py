@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,32 +37,35 @@ def _seconds(word: str) -> float:
     return seconds
 
 
-def print_json(look: Callable[[], dict[str, Any]], every_s: float | None) -> None:
-    """Prints what is seen once, for people to read too; or a line a look, for ever."""
+def print_json(look: Callable[[], Iterable[str]], every_s: float | None) -> None:
+    """Prints what is seen, a JSON text in pieces, once or again and again."""
     while True:
-        print(json.dumps(look(), indent=2 if every_s is None else None), flush=True)
+        for piece in look():
+            sys.stdout.write(piece)
+        print(flush=True)
         if every_s is None:
             return
         time.sleep(every_s)
 
 
-def print_tables(look: Callable[[], RenderableType], every_s: float | None) -> None:
-    """Prints the table once; or again and again, on a terminal each in the place of the last."""
-    from rich.console import Console
+def print_tables(look: Callable[[], Iterable[RenderableType]], every_s: float | None) -> None:
+    """Prints the tables once; or again and again, on a terminal each time in the place of the last."""
+    from rich.console import Console, Group
     from rich.live import Live
 
     console = Console(highlight=False)
     if every_s is None or not console.is_terminal:
-        # What is to stay in one line is not cut either.
-        console.print(look(), crop=False)
-        while every_s is not None:
+        while True:
+            for part in look():
+                # What is to stay in one line is not cut either.
+                console.print(part, crop=False)
+            if every_s is None:
+                return
             time.sleep(every_s)
-            console.print(look(), crop=False)
-        return
-    with Live(_watched(look(), every_s), console=console, auto_refresh=False) as live:
+    with Live(_watched(Group(*look()), every_s), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
-            live.update(_watched(look(), every_s), refresh=True)
+            live.update(_watched(Group(*look()), every_s), refresh=True)
 
 
 def _watched(table: RenderableType, every_s: float) -> RenderableType:

@@ -12,7 +12,7 @@ from gpuherd.doctor import clusters, hardware, models, software, storage
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.result import CheckResult
 from gpuherd.engines.slurm.commands import Programs
-from gpuherd.errors import CannotWrite
+from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.lease import Holder, LeaseFolder
 from gpuherd.gpus.nvml import Nvml
@@ -54,7 +54,7 @@ def steps(
     yield Step("the interconnect", lambda: [hardware.interconnect(shown)] if machine.gpus else [])
     if torch is not None:
         yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
-    yield Step("options", lambda: [_config()])
+    yield Step("options", lambda: [_config(), storage.find_settings()])
     yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(compiler)])
     yield Step("clusters", lambda: _clusters(engine, ray_address))
 
@@ -87,7 +87,7 @@ def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
 
 def _holder_of() -> Callable[[str], Holder | None]:
     """Who holds a GPU of a given UUID. A lease folder that can't be used is told by a line of its own."""
-    with suppress(CannotWrite):
+    with suppress(CannotWrite, UsageError):  # UsageError: the policy, which may name the folder, is wrong
         folder = LeaseFolder.existing()
         if folder is not None:
             return folder.holder

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.result import CheckResult, Status
-from gpuherd.errors import CannotWrite
+from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.lease import Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
@@ -45,7 +45,7 @@ def _on_gpu(gpu: Gpu, *, simulated: bool) -> CheckResult:
         return CheckResult(name, Status.SKIP, f"not tried: {found.reason}", _LATER)
     try:
         lease = LeaseFolder.default().acquire(gpu.uuid, LeaseNote(job="doctor"))
-    except CannotWrite as problem:
+    except (CannotWrite, UsageError) as problem:
         return CheckResult(name, Status.SKIP, f"not tried: {problem}", "repair the lease folder first")
     if lease is None:
         return CheckResult(name, Status.SKIP, "not tried: another gpuherd holds it", _LATER)

@@ -1,4 +1,5 @@
-"""Looks at what gpuherd writes: options as JSON and back, disk space, the folder of leases, the simulation's compiler.
+"""Looks at what gpuherd reads and writes: options as JSON and back, the settings files, disk space, the folder of
+leases, the simulation's compiler.
 
 Judging is pure; the ``find_`` functions look.
 """
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.doctor.result import CheckResult, Status
-from gpuherd.errors import CannotWrite, GpuherdError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.jobs.settings import load
 
 if TYPE_CHECKING:
     from gpuherd.esd.config import ExperimentConfig
@@ -32,6 +34,19 @@ def config_round_trip(config: ExperimentConfig) -> CheckResult:
     if back != config:
         return CheckResult(name, Status.FAIL, f"options come back changed from JSON: {back} for {config}", remedy)
     return CheckResult(name, Status.OK, "options come back unchanged from JSON")
+
+
+def find_settings() -> CheckResult:
+    """Whether the user's settings and the machine's policy can be used."""
+    name = "settings"
+    try:
+        settings = load()
+    except UsageError as problem:
+        return CheckResult(name, Status.FAIL, str(problem), "correct that file: until then no job can be started")
+    if settings.warnings:
+        return CheckResult(name, Status.WARN, "; ".join(settings.warnings), "ask who looks after this machine")
+    files = [str(path) for path in (settings.path, settings.policy.path) if path is not None]
+    return CheckResult(name, Status.OK, f"read from {' and '.join(files)}" if files else "no settings files; defaults")
 
 
 def hub_cache() -> Path:
@@ -71,7 +86,7 @@ def find_leases() -> CheckResult:
     try:
         folder = LeaseFolder.default()
         lease = folder.acquire(f"doctor-{os.getuid()}")
-    except CannotWrite as problem:
+    except (CannotWrite, UsageError) as problem:
         return CheckResult(name, Status.FAIL, str(problem), "repair or remove that folder, or set GPUHERD_LEASE_DIR")
     if lease is not None:
         lease.close()

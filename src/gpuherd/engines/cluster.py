@@ -49,6 +49,7 @@ class Placement:
     Attributes:
         gpus: GPUs on each node; 0 for none.
         nodes: how many nodes; more than 1 for a program that spans them, as by torchrun.
+        tasks: how many processes the engine starts on each node; 1 for a program that starts its own there.
         cpus: CPU cores, None for what the engine gives by default.
         memory_mb: main memory in MB (2^20 bytes), None for what the engine gives by default.
         time_s: seconds after which the engine ends it, None for the engine's own limit.
@@ -56,6 +57,7 @@ class Placement:
 
     gpus: int
     nodes: int = 1
+    tasks: int = 1
     cpus: int | None = None
     memory_mb: int | None = None
     time_s: float | None = None
@@ -160,11 +162,18 @@ class Engine(Protocol):
         name: the word of ``--engine``.
         look_s: seconds between two questions that it bears well.
         chains: whether ``Batch.after`` can be given: then jobs follow each other also while nobody of ours is there.
+        remembers_s: for so many seconds after its end it surely knows a parcel. In ``Batch.after``, one that it does
+            not know counts as succeeded.
     """
 
     name: str
     look_s: float
     chains: bool
+
+    @property
+    def remembers_s(self) -> float:
+        """As above."""
+        ...
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """Why those that can never be had here can't, in a sentence with what would do; nothing is handed over.

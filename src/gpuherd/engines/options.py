@@ -13,7 +13,10 @@ from gpuherd.quantities import duration_s, size_mb
 EngineName = Literal["local", "slurm", "ray"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 LOCAL: EngineName = "local"
-_SLURM_ONLY = ("partition", "account", "qos", "constraint", "gpu_type", "array_limit", "slurm_args", "setup")
+_SLURM_ONLY = (
+    *("partition", "account", "qos", "constraint", "gpu_type", "array_limit", "slurm_args", "setup"),
+    *("ntasks_per_node", "mpi"),
+)
 _RAY_ONLY = ("ray_address", "ray_resources")
 
 
@@ -91,6 +94,20 @@ class EngineOptions:
         metavar="N",
         group="engine",
     )
+    ntasks_per_node: int | None = option(
+        None,
+        help="processes of the job that srun starts on each SLURM node, as MPI and Lightning want it (default: one, "
+        "which starts its own)",
+        parse=_positive,
+        metavar="N",
+        group="engine",
+    )
+    mpi: str | None = option(
+        None,
+        help="how srun brings these processes together, like pmix (srun --mpi=list)",
+        metavar="TYPE",
+        group="engine",
+    )
     slurm_args: tuple[str, ...] = option(
         (), help="further words for SLURM, like --slurm-args=--exclude=n3", many=True, metavar="WORD", group="engine"
     )
@@ -151,6 +168,8 @@ class ClusterOptions:
     qos: str | None = as_for_jobs("qos")
     constraint: str | None = as_for_jobs("constraint")
     gpu_type: str | None = as_for_jobs("gpu_type")
+    ntasks_per_node: int | None = as_for_jobs("ntasks_per_node")
+    mpi: str | None = as_for_jobs("mpi")
     slurm_args: tuple[str, ...] = as_for_jobs("slurm_args")
     setup: tuple[str, ...] = as_for_jobs("setup")
     ray_address: str | None = as_for_jobs("ray_address")

@@ -17,6 +17,24 @@ from typing import Protocol
 from gpuherd.errors import UsageError
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
+# The same rules for shells on SLURM's nodes, where nothing of ours runs. First for the one on the first node that
+# starts srun: steps of one job have different ports, too; "0A" in /proc/net/tcp is a port that is listened at.
+SHELL_PORT = f"$(({_FIRST_PORT} + (SLURM_JOB_ID + 97 * SLURM_STEP_ID) % {_PORTS}))"
+SHELL_MEETING = f"""\
+MASTER_PORT={SHELL_PORT}
+while grep -Eqs "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$MASTER_PORT") [0-9A-F]+:[0-9A-F]+ 0A " /proc/net/tcp*; do
+    MASTER_PORT=$(({_FIRST_PORT} + (MASTER_PORT - {_FIRST_PORT} + 1) % {_PORTS}))
+done
+export MASTER_PORT"""
+# Then for each process that srun starts.
+SHELL_PLACE = """\
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+getent hosts "$MASTER_ADDR" >/dev/null || MASTER_ADDR=${SLURM_LAUNCH_NODE_IPADDR:-$MASTER_ADDR}
+export MASTER_ADDR NNODES="$SLURM_STEP_NUM_NODES" NODE_RANK="$SLURM_NODEID"
+export PET_MASTER_ADDR="$MASTER_ADDR" PET_MASTER_PORT="$MASTER_PORT" PET_NNODES="$NNODES" PET_NODE_RANK="$NODE_RANK"
+if [ "$SLURM_STEP_NUM_TASKS" != "$SLURM_STEP_NUM_NODES" ]; then
+    export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS" LOCAL_RANK="$SLURM_LOCALID"
+fi"""
 _TRIES = 100
 _MOST_HOSTS = 100_000
 _PART = re.compile(r"([^\[\],]*)(?:\[([0-9,-]+)\])?")
@@ -71,6 +89,7 @@ class Others(Protocol):
     """
 
     address: str  # of the leader's node, as the others reach it
+    names: tuple[str, ...]  # of all nodes, () where that is not known
 
     def begin(self, port: int) -> None:
         """Starts them; they meet the leader's at this port of its address."""
@@ -98,6 +117,19 @@ def of_slurm(variables: Mapping[str, str], port: int) -> World:
         raise UsageError(f"srun has not started this: {problem} among SLURM's variables") from None
     address = named if resolves(named) else variables.get("SLURM_LAUNCH_NODE_IPADDR", named)
     return World(rank, nodes, address, port)
+
+
+def ranks_of_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """The place of a process among all, in torch's words, where srun starts several on each node; else nothing, for
+    the one on each node starts its own."""
+    tasks = variables.get("SLURM_STEP_NUM_TASKS")
+    if tasks is None or tasks == variables.get("SLURM_STEP_NUM_NODES"):
+        return {}
+    return {
+        "RANK": variables.get("SLURM_PROCID", "0"),
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": variables.get("SLURM_LOCALID", "0"),
+    }
 
 
 def hosts(text: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ import platform
 import socket
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,7 +164,7 @@ class ESDExperiment:
         jobs = self.outcome.jobs if self.outcome is not None else None
         failed: Sequence[Failure] = () if jobs is None else jobs.failures
         others = () if self.outcome is None else self.outcome.others
-        lines = [FailureLine(failure.title, _with_log(failure)) for failure in failed]
+        lines = [FailureLine(failure.title, failure.sentence) for failure in failed]
         return refused + lines + [FailureLine(other.model, other.reason) for other in others]
 
     def headline(self) -> str:
@@ -299,7 +298,7 @@ class ESDExperiment:
         """
         if not self.directory.queue.exists():
             return
-        with closing(Queue(self.directory.queue)) as queue:
+        with Queue(self.directory.queue) as queue:
             if queue.running():
                 return
         for folder in (self.directory.root, *self.directory.folders_of_results):
@@ -341,10 +340,6 @@ class ESDExperiment:
             return set()
         done = done_jobs(self.directory)
         return {job.name for job in jobs if is_done(job, done) and Path(str(job.result)).exists()}
-
-
-def _with_log(failure: Failure) -> str:
-    return failure.reason if failure.log is None else f"{failure.reason} (log: {failure.log})"
 
 
 def _summary_line(result: ModelResult) -> SummaryLine:

@@ -10,7 +10,6 @@ import csv
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +65,7 @@ class Gathered:
 
 def done_jobs(directory: ESDDirectory) -> dict[str, str | None]:
     """The jobs of the folder's queue that have succeeded: name to identity, by which they were last submitted."""
-    with closing(Queue(directory.queue)) as queue:
+    with Queue(directory.queue) as queue:
         states = queue.states()
         return {job.name: job.identity for job in queue.jobs() if states[job.name] is JobState.DONE}
 
@@ -79,7 +78,7 @@ def is_done(job: Job, done: Mapping[str, str | None]) -> bool:
 def gather(directory: ESDDirectory, models: Sequence[tuple[Job, PlannedModel]]) -> Gathered:
     """The models that are done, in the order of ``models``."""
     done = done_jobs(directory)
-    with closing(Queue(directory.queue)) as queue:
+    with Queue(directory.queue) as queue:
         made = {row.job: row for row in queue.attempts() if row.state is AttemptState.DONE}
     results, others = [], []
     for job, planned in models:

@@ -7,7 +7,6 @@ brings its own reader, a row its own figures.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -88,18 +87,6 @@ def analyse_matrices(
     else:
         _on_gpus(matrices, todo, settings, devices if parallel else devices[:1], parallel, finish)
     return [row for row in rows if row is not None]
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether host or GPU memory ran out. Does not import torch."""
-    if isinstance(problem, MemoryError):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(problem, RuntimeError):
-        return False
-    from gpuherd.esd.spectra.device_solver import NO_MEMORY
-
-    return isinstance(problem, torch.OutOfMemoryError) or any(word in str(problem) for word in NO_MEMORY)
 
 
 def _on_gpus(

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ from gpuherd.esd.spectra.batching import MB, peak_bytes
 from gpuherd.flags import words_of
 from gpuherd.jobs.job import Job
 from gpuherd.models.adapter import is_adapter
-from gpuherd.models.names import parse_model, safe_filename
+from gpuherd.models.names import ModelRef, parse_model, safe_filename
 from gpuherd.models.preflight import examine
+from gpuherd.models.remote_headers import HubHeaders
 
 if TYPE_CHECKING:
     from gpuherd.models.preflight import Preflight
@@ -86,7 +88,9 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
         BadModel, MissingModel: the model of --single-model can't be analysed.
     """
     if config.single_model is not None:
-        return Plan((_looked_at(single_row(config), config),), ())
+        row = single_row(config)
+        with HubHeaders(_needed([row])) as hub:
+            return Plan((_looked_at(row, config, hub),), ())
     assert config.model_list is not None  # noqa: S101 - ExperimentConfig has one of the two
     read = read_model_list(config.model_list, limit=config.limit)
     return _plan_of(read, config, track)
@@ -113,15 +117,25 @@ def single_row(config: ExperimentConfig) -> ModelRow:
 def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
     models: list[PlannedModel] = []
     refused = [_refusal(problem) for problem in read.problems]
-    for row in track(read.rows, "looking at models"):
-        try:
-            models.append(_looked_at(row, config))
-        except BadModel as problem:
-            refused.append(Refusal(row.line, row.model_id, str(problem)))
+    with HubHeaders(_needed(read.rows)) as hub:
+        for row in track(read.rows, "looking at models"):
+            try:
+                models.append(_looked_at(row, config, hub))
+            except BadModel as problem:
+                refused.append(Refusal(row.line, row.model_id, str(problem)))
     return Plan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
 
 
-def _looked_at(row: ModelRow, config: ExperimentConfig) -> PlannedModel:
+def _needed(rows: Iterable[ModelRow]) -> Iterator[ModelRef]:
+    """The models and adapter bases that rows name, for reading the headers of Hub models in advance."""
+    for row in rows:
+        for model in (row.model_id, row.source_model if row.kind is Relation.ADAPTER else None):
+            with suppress(BadModel):  # reported when its row is examined
+                if model is not None:
+                    yield parse_model(model)
+
+
+def _looked_at(row: ModelRow, config: ExperimentConfig, hub: HubHeaders) -> PlannedModel:
     facts = examine(
         row.model_id,
         base=row.source_model,
@@ -129,6 +143,7 @@ def _looked_at(row: ModelRow, config: ExperimentConfig) -> PlannedModel:
         embeddings=config.embeddings,
         spectra_of=config.spectra_of,
         choose=partial(selected, layers=config.layers, exclude=config.exclude),
+        read_hub=hub,
     )
     return PlannedModel(row, facts)
 
@@ -192,7 +207,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
 
 
 def gpu_memory_mb(facts: Preflight, *, parallel: bool) -> int | None:
-    """Free memory that the analysis needs on each GPU, None when the headers have not been seen (a Hub model).
+    """Free memory that the analysis needs on each GPU, None when the headers can't be read (of a Hub model).
 
     The Gram matrix of an M x N matrix has min(M, N) rows, so a wide head or embedding needs no more than others.
     """

@@ -25,13 +25,14 @@ from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
-from gpuherd.esd.pipeline import analyse_matrices, is_out_of_memory
+from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.models.names import parse_model
 from gpuherd.options import option
 from gpuherd.report.log import configure_console

@@ -43,7 +43,9 @@ def count_in_child() -> tuple[int, str]:
     """How many GPUs CUDA finds with this process's environment, and, when none, why. Asked in a child process."""
     command = [sys.executable, "-I", "-S", "-c", _COUNT]
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        child = subprocess.run(
+            command, capture_output=True, encoding="ascii", errors="replace", timeout=_PATIENCE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 0, f"CUDA could not be tried in a child process ({error})"
     words = child.stdout.split()

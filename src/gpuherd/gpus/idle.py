@@ -10,8 +10,10 @@ A check finds a GPU free when
 
 A GPU is taken after a quiet time in which every look found it so: a stranger's job that is between two phases is not
 mistaken for a finished one. Users give it as ``max_checks`` checks, ``check_interval_s`` apart; a caller may look more
-often than that, never much less often. One that our own job has just left needs a single clean look: for as long as
-the quiet time, its job's memory may still be draining. It loses that right when a stranger's process is seen on it.
+often than that, never much less often. Where they give none, ten checks are made, and two while nobody else uses the
+machine (``others_use``): there is no stranger whose job could be between two phases. One that our own job has just
+left needs a single clean look: for as long as the quiet time, its job's memory may still be draining. It loses that
+right when a stranger's process is seen on it.
 
 Pure: the caller brings the state of the GPU, and the time of the look in seconds of a clock that nobody sets back.
 
@@ -29,7 +31,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -37,6 +39,8 @@ from gpuherd.gpus.state import Gpu, GpuProcess
 
 # Looks are never closer than this to each other, whatever users say: the driver is not ours alone.
 SHORTEST_INTERVAL_S = 0.01
+# Checks in a row unless users say otherwise: in general, and while no other user is on any GPU of the machine.
+MAX_CHECKS, CHECKS_ALONE = 10, 2
 # Two looks that are further apart than this, or than five intervals, say nothing of the time between them.
 _LONGEST_HOLE_S = 5.0
 # Timers are not exact.
@@ -52,7 +56,7 @@ class IdleRule:
     """Megabytes in use from which a GPU is busy, clean checks in a row until it is taken, and seconds between them."""
 
     memory_threshold_mb: int = 500
-    max_checks: int = 10
+    max_checks: int = MAX_CHECKS
     check_interval_s: float = 1.0
 
     @property
@@ -119,6 +123,19 @@ def check(gpu: Gpu, rule: IdleRule, *, own_pids: AbstractSet[int] = frozenset())
     if strangers:
         return Check(False, describe(max(strangers, key=lambda process: process.memory_mb or 0)), stranger=True)
     return Check(True, "")
+
+
+def others_use(gpus: Iterable[Gpu], rule: IdleRule, user: str) -> bool:
+    """Whether another user is on one of these GPUs: a process of another or an unknown user, or memory that no listed
+    process holds."""
+    for gpu in gpus:
+        if any(process.compute and process.user != user for process in gpu.processes):
+            return True
+        if gpu.mig_instances or any(process.memory_mb is None for process in gpu.processes):
+            continue  # its memory is that of its instances; or the owners of its memory are unknown
+        if gpu.used_mb - sum(process.memory_mb or 0 for process in gpu.processes) >= rule.memory_threshold_mb:
+            return True
+    return False
 
 
 def describe(process: GpuProcess) -> str:

@@ -27,7 +27,15 @@ from types import TracebackType
 from gpuherd.errors import CannotWrite
 from gpuherd.gpus import lease_files as files
 from gpuherd.gpus.lease_files import FileId
-from gpuherd.gpus.lease_notes import LockTable, Note, noted_names, owner_of_process, read_notes, write_note
+from gpuherd.gpus.lease_notes import (
+    NOTE_ENDING,
+    LockTable,
+    Note,
+    noted_names,
+    owner_of_process,
+    read_notes,
+    write_note,
+)
 from gpuherd.gpus.lease_place import existing_place, make_place, refuse_unsafe, user_name
 
 # How long a count of one's own leases may be waited for; another of one's gpuherds counts in less than a millisecond.
@@ -276,6 +284,16 @@ class LeaseFolder:
         )
 
     # --- looking ----------------------------------------------------------------------------------------------
+
+    def taken_by_others(self, uid: int, since: float) -> bool:
+        """Whether a user other than this one has taken any GPU since this wall-clock second, by the ages of notes."""
+        for name in files.names_in(self.path):
+            with suppress(OSError):
+                if name.endswith(NOTE_ENDING):
+                    note = (self.path / name).lstat()
+                    if note.st_uid != uid and note.st_mtime >= since:
+                        return True
+        return False
 
     def is_contested(self, uuid: str) -> bool:
         """Whether ``acquire`` would fail now: somebody holds, or just looks at, a lock file of this GPU."""

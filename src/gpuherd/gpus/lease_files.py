@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
+from gpuherd.exclusive import put_first
 
 # How often a lock file may be found replaced or removed before we say that something is wrong.
 TRIES = 50
@@ -133,11 +134,11 @@ def create_lock(path: Path, *, locked: bool = False) -> int | None:
         if locked:
             fcntl.flock(fd, fcntl.LOCK_EX)
         os.fchmod(fd, 0o644)
-        os.link(fresh, path)
+        if not put_first(Path(fresh), path):
+            os.close(fd)
+            return None
     except OSError as error:
         os.close(fd)
-        if isinstance(error, FileExistsError):
-            return None
         raise CannotWrite(f"GPU lock {path} can't be made: {error.strerror}") from None
     finally:
         with suppress(FileNotFoundError):

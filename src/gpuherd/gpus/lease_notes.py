@@ -20,6 +20,7 @@ from gpuherd.gpus.lease_files import names_in
 # Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
 _NOTE_BYTES = 4096
 _MOST_JOB_CHARACTERS = 300
+NOTE_ENDING = ".note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def noted_names(folder: Path, uid: int) -> list[str]:
 
 
 def _file_name(name: str, uid: int) -> str:
-    return f"{name}.{uid}.note"
+    return f"{name}.{uid}{NOTE_ENDING}"
 
 
 def _read_note(path: Path) -> Note | None:

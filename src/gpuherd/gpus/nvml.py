@@ -18,9 +18,11 @@ import pynvml
 
 from gpuherd.gpus.nvml_events import XidEvents
 from gpuherd.gpus.nvml_read import (
+    GPU_GONE,
     Fixed,
-    answer_or_none,
     broken_gpu,
+    figure_or_none,
+    gpu_sentence,
     no_processes,
     read_again,
     read_fixed,
@@ -36,25 +38,6 @@ from gpuherd.gpus.state import UNREAD, Gpu, Machine, Peer
 # finds it back.
 PAUSES_S = (0.02, 0.1, 0.3)
 
-# Errors of one GPU that no second try mends.
-_GPU_GONE = frozenset(
-    {
-        pynvml.NVML_ERROR_GPU_IS_LOST,
-        pynvml.NVML_ERROR_RESET_REQUIRED,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_INSUFFICIENT_POWER,
-        pynvml.NVML_ERROR_IRQ_ISSUE,
-    }
-)
-# Errors of the driver that no second try mends, as long as it has never answered.
-_NO_DRIVER = frozenset(
-    {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-    }
-)
 _DRIVER_SENTENCES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found)",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; try: sudo modprobe nvidia",
@@ -65,13 +48,8 @@ _DRIVER_SENTENCES = {
         "this user may not use the NVIDIA driver; check the rights of /dev/nvidiactl and /dev/nvidia0"
     ),
 }
-_GPU_SENTENCES = {
-    pynvml.NVML_ERROR_GPU_IS_LOST: "it has fallen off the bus; only a reboot or a driver reload brings it back",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (sudo nvidia-smi --gpu-reset)",
-    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use it",
-    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "its power cables are not plugged in right",
-    pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel has an interrupt problem with it; see the kernel's log",
-}
+# Errors of the driver that no second try at once mends, as long as it has never answered.
+_NO_DRIVER = frozenset(_DRIVER_SENTENCES)
 
 
 @dataclass(slots=True)
@@ -115,7 +93,7 @@ class _Try:
 
     def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
         """Whether this error of one GPU is reported rather than tried again."""
-        return error.value in _GPU_GONE or self.last or uuid in self.failing
+        return error.value in GPU_GONE or self.last or uuid in self.failing
 
 
 class Nvml:
@@ -224,10 +202,12 @@ class Nvml:
                 self._end_session()
                 if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
                     self._answered_last = False
-                    return Machine(problem=_driver_sentence(error), may_pass=error.value not in _NO_DRIVER)
+                    return Machine(
+                        problem=_driver_sentence(error), may_pass=error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+                    )
                 time.sleep(pause)
             else:
-                self._ever_answered = self._answered_last = True
+                self._answered_last = True
                 return machine
         raise AssertionError("the last try always returns")
 
@@ -250,17 +230,21 @@ class Nvml:
             gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
         if attempt.processes and attempt.only is None:
             self._processes.keep_only({process.pid for gpu in gpus for process in gpu.processes})
+        if not session.devices:
+            return Machine((), session.driver_version, session.cuda_version, "the NVIDIA driver finds no GPU", True)
         return Machine(tuple(gpus), session.driver_version, session.cuda_version)
 
     def _start_session(self, attempt: _Try) -> _Session:
         pynvml.nvmlInit()
         try:
-            cuda = answer_or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-            devices = [self._open_device(number, attempt) for number in range(pynvml.nvmlDeviceGetCount())]
+            cuda = figure_or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+            count = pynvml.nvmlDeviceGetCount()
+            self._ever_answered = True
+            devices = [self._open_device(number, attempt) for number in range(count)]
             if all(device.fixed.pci_bus_id for device in devices):
                 devices.sort(key=lambda device: _pci_place(device.fixed.pci_bus_id or ""))
             return _Session(
-                driver_version=answer_or_none(pynvml.nvmlSystemGetDriverVersion),
+                driver_version=figure_or_none(pynvml.nvmlSystemGetDriverVersion),
                 cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
                 devices=devices,
             )
@@ -285,7 +269,7 @@ class Nvml:
             if not attempt.gives_up(error, known.uuid):
                 raise
             attempt.failing.add(known.uuid)
-            return _Device(number, known, None, _gpu_sentence(error))
+            return _Device(number, known, None, gpu_sentence(error))
         attempt.failing.discard(never_seen.uuid)
         self._seen[number] = fixed
         return _Device(number, fixed, handle)
@@ -304,7 +288,7 @@ class Nvml:
             if not attempt.gives_up(error, device.fixed.uuid):
                 raise
             attempt.failing.add(device.fixed.uuid)
-            return [broken_gpu(index, device.fixed, _gpu_sentence(error))]
+            return [broken_gpu(index, device.fixed, gpu_sentence(error))]
         attempt.failing.discard(device.fixed.uuid)
         device.split = bool(gpus[0].mig_instances)
         return gpus
@@ -358,10 +342,6 @@ def _answers(handle: Any) -> bool:
     except pynvml.NVMLError:
         return False
     return True
-
-
-def _gpu_sentence(error: pynvml.NVMLError) -> str:
-    return _GPU_SENTENCES.get(error.value, f"the driver fails on it: {error}")
 
 
 def _pci_place(bus_id: str) -> tuple[int, ...]:

@@ -1,13 +1,14 @@
-"""What is asked of one GPU through NVML, and of two about the way between them. Raises pynvml's errors as they come.
+"""Reads one GPU through NVML, and the links between two.
 
-A question that the driver has no answer to, on this GPU or for this user, gives None. Knows nothing of sessions,
-retries or other GPUs; the caller holds the driver open.
+Few queries decide whether a GPU can be used: its handle and UUID, MIG mode, memory and processes. Their errors are
+raised as pynvml's, but for those that mean "not on this GPU" or "not for this user", which give None. All other queries
+rank GPUs or inform people: any error of theirs gives None, so that one broken sensor, or a lost neighbour on NVLink,
+costs no GPU. Knows nothing of sessions, retries or other GPUs; the caller holds the driver open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -31,9 +32,15 @@ _NO_ANSWER = frozenset(
         pynvml.NVML_ERROR_NO_DATA,
     }
 )
-# What people only look at, and what only ranks GPUs, may fail for good by itself: a GPU whose power meter is broken, or
-# whose place on the bus the driver can't find out, still computes.
-_NO_FIGURE = _NO_ANSWER | {pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_ARGUMENT}
+_GPU_SENTENCES = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "it has fallen off the bus; only a reboot or a driver reload brings it back",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (sudo nvidia-smi --gpu-reset)",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use it",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "its power cables are not plugged in right",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel has an interrupt problem with it; see the kernel's log",
+}
+# Errors of one GPU that no second try mends.
+GPU_GONE = frozenset(_GPU_SENTENCES)
 
 # Compute cores of one multiprocessor, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
 _CORES_OF_EXACT = {(6, 0): 64, (8, 0): 64}
@@ -69,30 +76,36 @@ class Fixed:
     multi_processor_count: int | None = None
 
 
-def answer_or_none(query: Callable[..., Any], *arguments: Any, none_for: AbstractSet[int] = _NO_ANSWER) -> Any | None:
-    """The driver's answer, or None when it has none to this question for this GPU and user."""
-    try:
-        return query(*arguments)
-    except pynvml.NVMLError as error:
-        if error.value in none_for:
-            return None
-        raise
+def answer_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The driver's answer, or None when it has none to this query for this GPU and user. Raises other errors."""
+    return _first_answer((query,), *arguments)
 
 
-def _first_answer(
-    queries: Sequence[Callable[..., Any]], *arguments: Any, none_for: AbstractSet[int] = _NO_ANSWER
-) -> Any | None:
-    """The answer of the first query that has one."""
+def _first_answer(queries: Sequence[Callable[..., Any]], *arguments: Any) -> Any | None:
+    """The answer of the first query that has one. Raises the first error that says more than that there is none."""
+    unforeseen: pynvml.NVMLError | None = None
     for query in queries:
-        answer = answer_or_none(query, *arguments, none_for=none_for)
-        if answer is not None:
-            return answer
+        try:
+            return query(*arguments)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_ANSWER:
+                unforeseen = unforeseen or error
+    if unforeseen is not None:
+        raise unforeseen
     return None
 
 
-def _figure_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
-    """The answer to a question that a GPU can do without."""
-    return answer_or_none(query, *arguments, none_for=_NO_FIGURE)
+def figure_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The answer to a query that a GPU can do without; None after any error."""
+    try:
+        return query(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def gpu_sentence(error: pynvml.NVMLError) -> str:
+    """Why a GPU can't be used whose queries end with this error."""
+    return _GPU_SENTENCES.get(error.value, f"the driver fails on it: {error}")
 
 
 def _text(value: Any) -> str:
@@ -101,16 +114,16 @@ def _text(value: Any) -> str:
 
 def read_fixed(handle: Any) -> Fixed:
     """What never changes about the GPU of this handle."""
-    pci = answer_or_none(pynvml.nvmlDeviceGetPciInfo_v3, handle)
-    answer = answer_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    pci = figure_or_none(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    answer = figure_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     capability = None if answer is None else (int(answer[0]), int(answer[1]))
     return Fixed(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(answer_or_none(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+        name=_text(figure_or_none(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
         pci_bus_id=None if pci is None else _text(pci.busId),
         numa_node=_numa_node(handle),
         compute_capability=capability,
-        multi_processor_count=multiprocessors(_figure_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
+        multi_processor_count=multiprocessors(figure_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
     )
 
 
@@ -128,7 +141,7 @@ def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> in
 
 def _numa_node(handle: Any) -> int | None:
     """The nearest NUMA node of host memory: the lowest bit of the driver's set of 64 nodes."""
-    nodes = _figure_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    nodes = figure_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
     if not nodes or not nodes[0]:
         return None
     return int(nodes[0] & -nodes[0]).bit_length() - 1
@@ -187,7 +200,7 @@ def read_used_mb(handle: Any) -> int | None:
 def read_uncorrected_errors(handle: Any) -> int | None:
     """Memory errors that could not be corrected, since the driver was loaded; None for a GPU without ECC."""
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    found = _figure_or_none(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    found = figure_or_none(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
     return None if found is None else int(found)
 
 
@@ -209,18 +222,18 @@ def _described(index: int, fixed: Fixed) -> dict[str, Any]:
 
 
 def _sensors(handle: Any) -> dict[str, Any]:
-    utilisation = _figure_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power_mw = _figure_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
+    utilisation = figure_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = figure_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
     return {
         "utilisation_percent": None if utilisation is None else int(utilisation.gpu),
-        "temperature_c": _first_answer(_TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU, none_for=_NO_FIGURE),
+        "temperature_c": figure_or_none(_first_answer, _TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU),
         "power_w": None if power_mw is None else power_mw / 1000,
     }
 
 
 def _read_split(index: int, fixed: Fixed, handle: Any, instances: Sequence[Gpu]) -> Gpu:
     """The whole GPU in MIG mode. Its memory is the instances' where the driver gives it to administrators only."""
-    memory = _first_answer(_MEMORY_QUERIES, handle)
+    memory = figure_or_none(_first_answer, _MEMORY_QUERIES, handle)
     return Gpu(
         total_mb=sum(gpu.total_mb for gpu in instances) if memory is None else memory.total // MB,
         used_mb=sum(gpu.used_mb for gpu in instances) if memory is None else memory.used // MB,
@@ -233,34 +246,40 @@ def _read_split(index: int, fixed: Fixed, handle: Any, instances: Sequence[Gpu])
 
 
 def _read_instances(index: int, parent: Fixed, handle: Any, identify: Identify) -> list[Gpu]:
-    places = answer_or_none(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    places = figure_or_none(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
     instances = []
     for place in range(places):
-        instance = answer_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
-        if instance is not None:  # places without an instance are common
-            instances.append(_read_instance(index, place, parent, instance, identify))
+        instance = figure_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        uuid = None if instance is None else figure_or_none(pynvml.nvmlDeviceGetUUID, instance)
+        if uuid is not None:  # places without an instance are common, and without a name nothing can run on it
+            instances.append(_read_instance(index, place, parent, instance, _text(uuid), identify))
     return instances
 
 
-def _read_instance(index: int, place: int, parent: Fixed, handle: Any, identify: Identify) -> Gpu:
-    memory = _first_answer(_MEMORY_QUERIES, handle)
-    attributes = _figure_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
+def _read_instance(index: int, place: int, parent: Fixed, handle: Any, uuid: str, identify: Identify) -> Gpu:
+    """An instance, with the problem when it can't be read: the others of its GPU may work."""
+    attributes = figure_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
     own = Fixed(
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(answer_or_none(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG"),
+        uuid=uuid,
+        name=_text(figure_or_none(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG"),
         pci_bus_id=parent.pci_bus_id,
         numa_node=parent.numa_node,
         compute_capability=parent.compute_capability,
         multi_processor_count=None if attributes is None else int(attributes.multiprocessorCount),
     )
+    try:
+        memory, processes = _first_answer(_MEMORY_QUERIES, handle), _read_processes(handle, identify)
+        problem = _NO_MEMORY_FIGURE if memory is None else None
+    except pynvml.NVMLError as error:
+        memory, processes, problem = None, (), gpu_sentence(error)
     return Gpu(
         total_mb=0 if memory is None else memory.total // MB,
         used_mb=0 if memory is None else memory.used // MB,
         free_mb=0 if memory is None else memory.free // MB,
         mig_parent=parent.uuid,
         mig_position=place,
-        processes=_read_processes(handle, identify),
-        problem=_NO_MEMORY_FIGURE if memory is None else None,
+        processes=processes,
+        problem=problem,
         **_described(index, own),
     )
 
@@ -292,7 +311,7 @@ def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
     links = {fixed.uuid: _read_nvlinks(handle) for fixed, handle in handles.items()}
     peers: dict[str, list[Peer]] = {fixed.uuid: [] for fixed in handles}
     for (one, one_handle), (two, two_handle) in combinations(handles.items(), 2):
-        level = _figure_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
+        level = figure_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
         proximity = Proximity(level) if level in _LEVELS else Proximity.SYSTEM
         straight = 0 if two.pci_bus_id is None else links[one.uuid].to_gpus.get(two.pci_bus_id, 0)
         # A switch joins every GPU on it with all the links that both have to it.
@@ -305,17 +324,17 @@ def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
 def _read_nvlinks(handle: Any) -> _NvLinks:
     found = _NvLinks({})
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = _figure_or_none(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = figure_or_none(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:
             break  # no NVLink at all, or no more of them
         if state != pynvml.NVML_FEATURE_ENABLED:
             continue
-        if _figure_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
+        if figure_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
             pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
         ):
             found.to_switches += 1
             continue
-        remote = _figure_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        remote = figure_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if remote is not None:
             bus_id = _text(remote.busId)
             found.to_gpus[bus_id] = found.to_gpus.get(bus_id, 0) + 1

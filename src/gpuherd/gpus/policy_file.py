@@ -48,7 +48,8 @@ def read_policy() -> PolicyFile:
 
 def _read(path: Path, owners: set[int]) -> PolicyFile:
     try:
-        with path.open("rb") as file:
+        # Not to wait for a writer, where it is a FIFO.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             doubt = why_not_believed(os.fstat(file.fileno()), path.parent.stat(), owners)
             if doubt is not None:
                 return PolicyFile(path, warning=f"the machine's policy {path} is left out of account: {doubt}")

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+# The end of the UUIDs of simulated GPUs, "SIMGPU" in ASCII: what was recorded of them is known for what it is.
+SIMULATED = "53494d475055"
+
 
 class Proximity(IntEnum):
     """How far apart two GPUs are on PCIe, nearest first (NVML's nvmlGpuTopologyLevel_t values)."""
@@ -111,8 +114,8 @@ class Gpu:
 class Machine:
     """All GPUs of the machine at one moment, whole GPUs and MIG instances, in PCI order.
 
-    ``problem`` is one plain sentence when there is no driver or it fails (``gpus`` is then empty), else None;
-    ``may_pass`` says that a driver is there, which may answer again in a moment.
+    ``problem`` is one plain sentence when there are no GPUs (no driver, or it fails or finds none), else None;
+    ``may_pass``: a driver library is installed, so that GPUs may appear once its kernel module works.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -40,6 +40,19 @@ def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu,
     return tuple(shown)
 
 
+def hides_all(cuda_visible_devices: str | None) -> bool:
+    """Whether this CUDA_VISIBLE_DEVICES shows no GPU on any machine.
+
+    >>> [hides_all(value) for value in ("", "-1", "0", None)]
+    [True, True, False, False]
+    """
+    if cuda_visible_devices is None:
+        return False
+    first = cuda_visible_devices.split(",")[0]
+    match = _INDEX.match(first)
+    return not first.strip().startswith(("GPU-", "MIG-")) and (match is None or int(match[1][:_MOST_DIGITS]) < 0)
+
+
 def _named_by_cuda(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
     name = entry.strip()
     if name.startswith(("GPU-", "MIG-")):

@@ -25,7 +25,7 @@ def limits(
     ``host_mb``: main memory in MB, None where it is not known.
     """
     return Limits(
-        options.max_gpus,
+        options.max_gpus or len(gpus or ()),
         most_ever=ever,
         cpu_slots=options.cpu_jobs or max(1, cores // 2),
         cpu_only=gpus is not None and not gpus,

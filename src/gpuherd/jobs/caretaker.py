@@ -1,13 +1,14 @@
-"""Does what is asked of a queue on which no dispatcher works, by the same code; the caller holds the queue's lock.
+"""Does what is requested of a queue on which no dispatcher works, by the same code; the caller holds the queue's lock.
 
 Jobs that a dead dispatcher left running run on. Those that are to end are ended here, as a dispatcher would: TERM,
-grace, KILL, record. Nothing is started.
+grace, KILL, record. Those without a request are not touched. Nothing is started.
 """
 
 from __future__ import annotations
 
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import clock
@@ -45,8 +46,9 @@ class _NobodyThere:
 
 
 def take_care(queue: Queue, run: RunDirectory) -> None:
-    """Applies all that is asked, and sees to it that jobs which are to end have ended when this returns."""
+    """Applies all that is requested, and sees to it that jobs which are to end have ended when this returns."""
     hands = _NobodyThere(run)
+    before = {record.id: record for record in queue.running()}
     for letter in queue.letters():
         apply(queue, letter, hands)
     running = queue.running()
@@ -59,14 +61,30 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
         from gpuherd.jobs.handover.caretaking import end_cancelled
 
         end_cancelled(queue, run, tell, endings, handed, GRACE_S)
-    _end_here(queue, run, endings, [record for record in running if record.handed is None])
+    here = [record for record in running if record.handed is None]
+    requested = {record.id for record in here if _is_requested(record, before.get(record.id))}
+    if requested:
+        with closing(Supervisor(run, queue.tag, DispatchOptions())) as supervisor:
+            _end_here(queue, supervisor, endings, here, requested)
 
 
-def _end_here(queue: Queue, run: RunDirectory, endings: Endings, records: Sequence[AttemptRecord]) -> None:
-    """Ends those of this machine that are to end."""
-    supervisor = Supervisor(run, queue.tag, DispatchOptions())
+def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
+    """Whether a cancel, pause or resume was requested for this running attempt."""
+    return record.queued.cancelled_by is not None or before is None or record.paused != before.paused
+
+
+def _end_here(
+    queue: Queue,
+    supervisor: Supervisor,
+    endings: Endings,
+    records: Sequence[AttemptRecord],
+    requested: Collection[int],
+) -> None:
+    """Pauses, resumes and ends the attempts of this machine for which that was requested."""
     now, at = clock.mono(), clock.wall()
     for record in records:
+        if record.id not in requested:
+            continue
         found = supervisor.take_over(record, now, copied=False)
         if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
             endings.settle([lost(found, at, now)], now)
@@ -93,11 +111,10 @@ def _end_here(queue: Queue, run: RunDirectory, endings: Endings, records: Sequen
                 paused_s=attempt.timer.paused_s(now),
             )
             endings.settle([ended], now)
-    _sweep(leftovers, supervisor)
-
-
-def _sweep(leftovers: Leftovers, supervisor: Supervisor) -> None:
+    others = [record for record in records if record.id not in requested]
     while leftovers.due_at is not None:
         leftovers.hurry(clock.mono())
         select.select([], [], [], max(0.0, leftovers.due_at - clock.mono()))
-        leftovers.sweep([attempt.process.traces for attempt in supervisor.running.values()], clock.mono())
+        live = [attempt.process.traces for attempt in supervisor.running.values()]
+        live += [traces for record in others if (traces := supervisor.traces(record)) is not None]
+        leftovers.sweep(live, clock.mono())

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import sqlite3
 
+from gpuherd.jobs.records import Predecessor
+
 # The need m of a job is in the engine's hands, and nobody wants it to end.
 _IN_HAND = (
     "m.cancelled_by IS NULL AND EXISTS (SELECT 1 FROM attempts b WHERE b.job = m.id AND b.state = 'running'"
     " AND b.engine = ? AND b.handle IS NOT NULL)"
+)
+# An open attempt a, and attempts b that it may have been handed over to follow.
+_FOLLOWED = (
+    "attempts a JOIN needs n ON n.job = a.job JOIN attempts b ON b.job = n.needed"
+    " WHERE a.state = 'running' AND a.batch IS NOT NULL AND b.batch IS NOT NULL AND b.id < a.id"
+    " AND b.state IN ('running', 'done')"
 )
 _NOT_YET = "SELECT 1 FROM needs n JOIN jobs m ON m.id = n.needed WHERE n.job = j.id AND m.state <> 'done'"
 
@@ -34,14 +42,14 @@ def followers(
     ).fetchall()
 
 
-def handles(db: sqlite3.Connection, job: int, engine: str) -> tuple[str, ...]:
-    """The engine's words for what a job needs that has not succeeded, oldest first."""
+def predecessors(db: sqlite3.Connection, job: int, engine: str) -> tuple[Predecessor, ...]:
+    """The attempts of what a job needs that has not succeeded, oldest first."""
     rows = db.execute(
-        "SELECT a.handle FROM needs n JOIN jobs m ON m.id = n.needed JOIN attempts a ON a.job = m.id"
+        "SELECT a.id, a.handle FROM needs n JOIN jobs m ON m.id = n.needed JOIN attempts a ON a.job = m.id"
         " WHERE n.job = ? AND m.state <> 'done' AND a.state = 'running' AND a.engine = ? ORDER BY a.id",
         (job, engine),
     )
-    return tuple(row["handle"] for row in rows)
+    return tuple(Predecessor(row["id"], row["handle"]) for row in rows)
 
 
 def follows(db: sqlite3.Connection, job: int, engine: str) -> bool:
@@ -61,6 +69,22 @@ def stranded(db: sqlite3.Connection) -> frozenset[int]:
         " AND NOT EXISTS (SELECT 1 FROM attempts b WHERE b.job = m.id AND b.state = 'running' AND b.id < a.id))"
     )
     return frozenset(row["id"] for row in rows)
+
+
+def followed(db: sqlite3.Connection) -> dict[str, frozenset[int]]:
+    """By batch with an open attempt the attempts that one of its own may have been handed over to follow."""
+    found: dict[str, set[int]] = {}
+    for row in db.execute(f"SELECT a.batch, b.id FROM {_FOLLOWED}"):  # noqa: S608
+        found.setdefault(row["batch"], set()).add(row["id"])
+    return {batch: frozenset(numbers) for batch, numbers in found.items()}
+
+
+def batches(db: sqlite3.Connection) -> list[sqlite3.Row]:
+    """Name and number of all attempts of each batch with an open one, or with one that an open one may follow."""
+    return db.execute(
+        "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running'"  # noqa: S608
+        f" UNION SELECT b.batch FROM {_FOLLOWED}) ORDER BY batch, place"
+    ).fetchall()
 
 
 def unblock(db: sqlite3.Connection, job: int, now: float) -> None:

@@ -7,7 +7,6 @@ dispatcher is at work, ``send`` takes the queue's lock and does it here by the s
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from contextlib import closing
 
@@ -15,10 +14,11 @@ from gpuherd.errors import QueueBusy, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.doorbell import ring
 from gpuherd.jobs.failures import clean
-from gpuherd.jobs.fulldisk import cannot_write
+from gpuherd.jobs.fulldisk import raising_cannot_write
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.mailbox import Letter
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.reader import is_there
 from gpuherd.jobs.retuning import changes
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.wishes import OF_JOBS, Answer, Control, ControlKind, priority_of
@@ -36,15 +36,14 @@ def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer
         QueueUnreadable: its queue is damaged or of another version. CannotWrite: the disk is full.
     """
     check(control)
-    if not run.queue.exists():
+    if not is_there(run.queue):
         raise UsageError(f"{run.root} holds no queue of gpuherd's; name the run folder")
-    with closing(Queue(run.queue, check=False)) as queue:
+    # A dispatcher at work has looked through the file; without one, this process works on the queue itself.
+    with Queue(run.queue, check=DispatcherLock.holder(run.lock) is None) as queue:
         _refuse_unknown(queue, control)
         by = _user()
-        try:
+        with raising_cannot_write(run.queue, "ask again; nothing was asked"):
             number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
-        except sqlite3.OperationalError as problem:
-            raise cannot_write(run.queue, problem, "ask again; nothing was asked") from problem
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:
             ring(run.control_fifo)

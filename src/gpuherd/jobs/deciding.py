@@ -31,8 +31,14 @@ from gpuherd.jobs.starting import Starter
 from gpuherd.jobs.supervisor import Attempt, Supervisor
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
+# After this long without a start a run reports what it waits for.
+_REPORT_WAIT_AFTER_S = 1.5
+# How often a reason that counts time down is renewed.
+_COUNT_DOWN_S = 5.0
 # A dispatcher that serves does not know how many jobs will come.
 _MANY = 1_000_000
+# A job whose disk was full is looked at again after so long.
+_SPACE_AGAIN_S = 5.0
 
 
 class Deciding:
@@ -42,6 +48,7 @@ class Deciding:
         jobs: what was submitted, where the caller knows it.
         serve: jobs may come later.
         closed: says in a sentence why nothing at all may start now, or None.
+        lacks_space: says in a sentence that there is too little space where a job works and writes, or None.
 
     Attributes:
         options: as they are now.
@@ -65,6 +72,7 @@ class Deciding:
         *,
         serve: bool,
         closed: Callable[[], str | None],
+        lacks_space: Callable[[Job], str | None],
         settings: Settings = NO_SETTINGS,
     ):
         self._queue = queue
@@ -74,6 +82,7 @@ class Deciding:
         self._tell = tell
         self._serve = serve
         self._closed = closed
+        self._lacks_space = lacks_space
         self.options = self._at_start = options
         self._user = user_name(os.geteuid())
         self._most_ever = most_ever(settings, self._user)
@@ -83,13 +92,15 @@ class Deciding:
         self.waits: Sequence[Wait] = ()
         self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
+        self._waits_since: float | None = None
+        self._has_reported_wait = False
         self._reach = Reach()
         self._cores, self._host_mb = allotment.cores(), allotment.memory_mb()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
             desk.open()
-        if jobs:
+        if jobs and not desk.awaits_driver:
             refuse_if_none_fits(jobs, desk.gpus, self.limits())
 
     def look_at_queue(self) -> None:
@@ -98,7 +109,12 @@ class Deciding:
             kinds = self._queue.kinds()
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
             self._jobs = _MANY
-        if self._desk.problem is not None:
+        if self._desk.awaits_driver:
+            self._tell.notice(
+                f"no GPUs yet: {self._desk.problem}; jobs that need a GPU wait until the driver answers"
+                " (with CUDA_VISIBLE_DEVICES= they run on the CPU)"
+            )
+        elif self._desk.problem is not None:
             slots = self.limits().cpu_slots
             self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
@@ -120,8 +136,17 @@ class Deciding:
         self._wait_for_later()
 
     def at_once(self) -> int:
-        """How many jobs can run side by side, at least 1."""
-        return self._at_once(self.limits())
+        """How many jobs can run side by side now, without the GPUs that are left out."""
+        left_out = self._health.returns(clock.wall())
+        usable = [gpu for gpu in self._desk.gpus if gpu.uuid not in left_out]
+        if left_out and not usable and 0 not in self._sizes:
+            return 0
+        return most_at_once(self._sizes, self._jobs, usable, self.limits())
+
+    def back_in_s(self) -> tuple[float, ...]:
+        """Seconds until each of the GPUs that are left out comes back."""
+        wall = clock.wall()
+        return tuple(until - wall for until in self._health.returns(wall).values())
 
     def limits(self) -> Limits:
         """How much at once, now."""
@@ -130,8 +155,8 @@ class Deciding:
         bounds = limits(self.options, gpus, self._cores, self._most_ever, self._host_mb)
         return replace(
             bounds,
-            # Jobs on GPUs wait for those that were taken away from the run, and don't go to the CPU.
-            cpu_only=bounds.cpu_only and not self._is_narrowed,
+            # Jobs on GPUs wait for a late driver, and for GPUs that were taken away from the run; none goes to the CPU.
+            cpu_only=bounds.cpu_only and not (self._is_narrowed or self._desk.awaits_driver),
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -144,8 +169,9 @@ class Deciding:
         allowed, elsewhere = self._desk.allowance(), self._desk.count_elsewhere()
         self._changes_at = allowed.changes_at
         most, why = allowed.max_gpus, allowed.sentence
-        if elsewhere:
-            most = max(0, min(self.options.max_gpus, self.options.max_gpus if most is None else most) - elsewhere)
+        limits = [limit for limit in (self.options.max_gpus, most) if limit is not None]
+        if elsewhere and limits:
+            most = max(0, min(limits) - elsewhere)
             why = f"{elsewhere} more are still in use by jobs on GPUs that were taken away"
         return most, why
 
@@ -172,11 +198,14 @@ class Deciding:
             self._desk.open()
             self.look_at_queue()
             return True
+        if bounds.closed is None and self._postpone_for_space(tuple(head.values()), wall):
+            return True
         waiting = self._waiting(tuple(head.values()))
         decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
         # What was set in mid-run may be set back, and nothing is refused for good by a limit of the moment.
-        refused = () if self._is_narrowed else decision.refused
-        waits = (*self._for_now(decision.refused), *decision.waits) if self._is_narrowed else decision.waits
+        for_now = [wait for wait in decision.refused if self._may_be_had_later(head[wait.job])]
+        refused = [wait for wait in decision.refused if wait not in for_now]
+        waits = (*self._for_now(for_now), *decision.waits)
         for wait in refused:
             starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
         running: tuple[Attempt, ...] = ()
@@ -202,11 +231,28 @@ class Deciding:
         unseen = (open_gpus and on_gpus == limit) or (slots > 0 and on_cpu == limit)
         return bool(decision.starts) and unseen
 
+    def _postpone_for_space(self, head: Sequence[QueuedJob], wall: float) -> bool:
+        """Postpones jobs that ran out of disk space while too little is free where they write; whether any is."""
+        tried = [queued for queued in head if queued.attempts]
+        lacking = {
+            queued.id: reason
+            for queued in tried
+            if (reason := self._lacks_space(queued.job)) is not None
+            and self._queue.last_failure(queued.id) == FailureClass.DISK_FULL
+        }
+        if lacking:
+            self._queue.postpone(lacking, wall + _SPACE_AGAIN_S)
+        return bool(lacking)
+
     @property
     def _is_narrowed(self) -> bool:
         now, start = self.options, self._at_start
-        fewer = now.max_gpus < start.max_gpus or now.gpu_ids != start.gpu_ids
+        fewer = now.max_gpus is not None and (start.max_gpus is None or now.max_gpus < start.max_gpus)
+        fewer = fewer or now.gpu_ids != start.gpu_ids
         return fewer or not self._kept_from_us <= self._kept_at_start
+
+    def _may_be_had_later(self, queued: QueuedJob) -> bool:
+        return self._is_narrowed or (self._desk.awaits_driver and queued.gpus > 0)
 
     def _for_now(self, refused: Sequence[Wait]) -> Sequence[Wait]:
         problem = None if self._desk.gpus else self._desk.problem
@@ -248,6 +294,19 @@ class Deciding:
         self.following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)
+        self._report_first_wait(wanted, now)
+
+    def _report_first_wait(self, wanted: bool, now: float) -> None:
+        """Reports once what a run waits for while none of its jobs runs: without a terminal no status line shows it."""
+        if self._has_reported_wait or not wanted or self._supervisor.running or self._desk.awaits_driver:
+            self._waits_since = None
+            return
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now < self._waits_since + _REPORT_WAIT_AFTER_S:
+            self.soon(self._waits_since + _REPORT_WAIT_AFTER_S)
+            return
+        self._has_reported_wait = True
+        self._tell.notice(f"waiting for GPUs: {self.waiting_for}")
 
     def _wait_for_later(self) -> None:
         """Notes when a back-off or a GPU's time out ends."""
@@ -255,10 +314,15 @@ class Deciding:
         later = self._queue.next_not_before(wall)
         if later is not None:
             self.waiting_for = self.waiting_for or "a job that has failed waits a moment for its next try"
-        back = self._health.next_return(wall) if self.waiting_for else None
+        back = self._next_count_down(wall) if self.waiting_for else None
         change = self._changes_at if self.waiting_for else None
         for at in (later, back, change):
             if at is not None:
                 self.soon(clock.mono() + max(0.0, at - wall))
         if self.waiting_for is None and self._queue.held():
             self.waiting_for = "what still waits is paused"
+
+    def _next_count_down(self, wall: float) -> float | None:
+        """When the next GPU comes back, or sooner: the reason why a job waits counts the time until then down."""
+        back = self._health.next_return(wall)
+        return None if back is None else min(back, wall + _COUNT_DOWN_S)

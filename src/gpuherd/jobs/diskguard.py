@@ -1,7 +1,7 @@
-"""Is there space on the disks of a run? Asked every few seconds while jobs run or wait; below the limit nothing starts.
+"""Is there space on the disks of a run? Checked every few seconds while jobs run or wait; below the limit nothing
+starts. And is there space where one job works and writes? Checked for a job that ran out of it; that job alone waits.
 
-One question to the file system a folder, and the answer as a sentence. What is done about it is the dispatcher's
-business.
+One call to the file system a folder, and the answer as a sentence. The dispatcher decides what to do about it.
 """
 
 from __future__ import annotations
@@ -48,23 +48,41 @@ class DiskGuard:
         for folder in self._folders:
             free = free_mb(folder)
             if free is not None and free < wanted:
-                found = f"{free} MB are free in {folder}; {self._min_mb} must be (--min-disk)"
+                found = self._sentence(folder, free)
                 break
         self.low = found
         return was != (found is not None)
 
-    def look_for(self, job: Job, now: float) -> bool:
-        """Looks also where a job that has failed works and writes; from now on always, if that is full."""
-        places = [Path(place) for place in (job.cwd, job.result and str(Path(job.result).parent)) if place]
-        full = [place for place in places if (free := free_mb(place)) is not None and free < self._min_mb]
-        self._folders = tuple(dict.fromkeys((*self._folders, *full)))
-        return self.look(now)
+    def lacking_for(self, job: Job) -> str | None:
+        """A sentence while there is too little space where this job works or writes its result, else None.
+
+        A file system that could never have so much free, since it is read-only or too small, does not count.
+        """
+        for folder in (job.cwd, job.result and str(Path(job.result).parent)) if self._min_mb else ():
+            found = None if not folder else _statvfs(Path(folder))
+            if found is None or found.f_flag & os.ST_RDONLY or _mb(found, found.f_blocks) < self._min_mb * _AGAIN:
+                continue
+            free = _mb(found, found.f_bavail)
+            if free < self._min_mb * _AGAIN:
+                return self._sentence(Path(str(folder)), free)
+        return None
+
+    def _sentence(self, folder: Path, free: int) -> str:
+        return f"{free} MB are free in {folder}; at least {self._min_mb} MB must be free (--min-disk)"
 
 
 def free_mb(folder: Path) -> int | None:
-    """Free space in MB (2^20 bytes) that we may use, None where nobody can say."""
+    """Free space in MB (2^20 bytes) that we may use, None where it is unknown."""
+    found = _statvfs(folder)
+    return None if found is None else _mb(found, found.f_bavail)
+
+
+def _statvfs(folder: Path) -> os.statvfs_result | None:
     try:
-        found = os.statvfs(folder)
+        return os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize // _MB
+
+
+def _mb(found: os.statvfs_result, blocks: int) -> int:
+    return blocks * found.f_frsize // _MB

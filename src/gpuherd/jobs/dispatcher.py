@@ -80,6 +80,7 @@ class Dispatcher(Loop):
             jobs,
             serve=self._serve,
             closed=self._closed,
+            lacks_space=self._pausing.lacks_space,
             settings=settings,
         )
 
@@ -176,17 +177,24 @@ class Dispatcher(Loop):
         for pidfd in descriptors:
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
-            if found.code != 0:
-                self._pausing.look_for(attempt.record.queued.job, now)
             problem = self._desk.problem_of(attempt.record) if found.code != 0 else None
-            seen = self._desk.seen(attempt, disk_low=self._pausing.disk_low is not None)
+            seen = self._desk.seen(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
             ends.append(ended(attempt, found, at=at, now=now, gpu_problem=problem, seen=seen))
             self._starter.standby.ended(now - attempt.record.started_mono, now)
             self._leftovers.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
         self._endings.machine = [gpu.uuid for gpu in self._desk.gpus]
+        self._endings.in_use = self._supervisor.gpus
         self._endings.settle(ends, now)
+        for label, sentence in self._desk.fetch_left_out(at):
+            self._tell.notice(f"GPU {label} is {sentence}")
         self.decide_soon(now)
+
+    def _is_disk_low(self, attempt: Attempt, now: float) -> bool:
+        """Whether there is too little space now, for the run or where a job that has failed works and writes."""
+        self._pausing.look_at_disk_now(now)
+        low = self._pausing.disk_low or self._pausing.lacks_space(attempt.record.queued.job)
+        return low is not None
 
     # --- coming and going -------------------------------------------------------------------------------------
 
@@ -254,7 +262,8 @@ class Dispatcher(Loop):
 
     def _show(self) -> None:
         attempts = tuple(self._supervisor.running.values())
-        self._tell.show(attempts, self._deciding.waiting_for, self._deciding.at_once())
+        deciding = self._deciding
+        self._tell.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
 
     def _stands(self) -> Standing:
         views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()

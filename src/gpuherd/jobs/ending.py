@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +97,21 @@ def lost(found: LostAttempt, at: float, now: float) -> Ended:
     )
 
 
+# Of more jobs that wait again for one reason, as when their cluster has lost them, one line tells.
+_MOST_LINES = 5
+
+
 @dataclass(frozen=True, slots=True)
 class _Settled:
     ended: Ended
     settlement: Settlement
     end: AttemptEnd
+
+    @property
+    def wait_reason(self) -> str | None:
+        """Why the job waits again through no fault of its own, None where that is not so."""
+        found = self.settlement
+        return found.reason if found.job is JobState.WAITING and found.diagnosis is None else None
 
 
 def _has_result(ended: Ended) -> bool:
@@ -131,6 +142,7 @@ class Endings:
     """Settles and records ends.
 
     Attributes:
+        machine, in_use: all GPUs that the run may use, and those of its running jobs.
         again_at: when ``record`` is to be called again because the queue could not be written (by ``clock.mono``), else
             None.
         trouble: then why, in a few words.
@@ -145,6 +157,7 @@ class Endings:
         self.again_at: float | None = None
         self.trouble = ""
         self.machine: Collection[str] = ()
+        self.in_use: Collection[str] = ()
 
     def settle(self, ended: Sequence[Ended], now: float) -> None:
         """Decides what becomes of the jobs, records it and tells of it."""
@@ -169,11 +182,16 @@ class Endings:
             self.again_at, self.trouble = now + RECORD_AGAIN_S, why(problem)
             return False
         done, self._open, self.again_at = self._open, [], None
+        alike = Counter(settled.wait_reason for settled in done)
+        for reason, count in alike.items():
+            if reason is not None and count > _MOST_LINES:
+                self._tell.requeued([each.ended.record for each in done if each.wait_reason == reason], reason)
         for settled, names in zip(done, cancelled, strict=True):
             ended = settled.ended
             self._run.remove_attempt_files(ended.record.id)
             run_s = 0.0 if ended.mono is None else ended.mono - ended.record.started_mono
-            self._tell.ended(ended.record, settled.settlement, run_s)
+            if settled.wait_reason is None or alike[settled.wait_reason] <= _MOST_LINES:
+                self._tell.ended(ended.record, settled.settlement, run_s, ended.paused_s)
             self._tell.cancelled(names, ended.record.queued.job.name, settled.settlement.job)
         return True
 
@@ -226,9 +244,13 @@ class Endings:
         if not record.gpus or record.handed is not None:
             return
         if settled.settlement.job is JobState.DONE:
-            self._health.succeeded(record.gpus, started_at=record.started_at)
+            self._health.succeeded(record.gpus, record.queued.job, started_at=record.started_at, now=ended.at)
         elif settled.settlement.diagnosis is not None:
-            name = record.queued.job.name
             self._health.failed(
-                ended.seen.faulty or record.gpus, name, settled.settlement.diagnosis, now=ended.at, machine=self.machine
+                ended.seen.faulty or record.gpus,
+                record.queued.job,
+                settled.settlement.diagnosis,
+                now=ended.at,
+                machine=self.machine,
+                in_use=frozenset(self.in_use).__contains__,
             )

@@ -50,11 +50,17 @@ class Running:
     left_s: float | None = None
 
 
-def time_left(pace: Pace, waiting: Waiting, running: Iterable[Running], at_once: int) -> float | None:
-    """Seconds until all is done with so many jobs side by side; None while none is done.
+def time_left(
+    pace: Pace, waiting: Waiting, running: Iterable[Running], at_once: int, back_in_s: Iterable[float] = ()
+) -> float | None:
+    """Seconds until all is done with ``at_once`` jobs side by side; None while none is done.
+
+    ``back_in_s``: after how many seconds each GPU that is left out for now comes back and takes one job more.
 
     >>> time_left(Pace().after(10.0, 5.0), Waiting(2, costed=1, cost=50.0), [Running(4.0, cost=3.0)], at_once=1)
     112.0
+    >>> time_left(Pace(done=1, total_s=10.0), Waiting(10), (), at_once=1, back_in_s=[40.0])
+    70.0
     """
     if not pace.done:
         return None
@@ -65,4 +71,13 @@ def time_left(pace: Pace, waiting: Waiting, running: Iterable[Running], at_once:
     for job in there:
         left = max(0.0, pace.expected_s(job.cost) - job.elapsed_s)
         ahead += left if job.left_s is None else job.left_s
-    return ahead / max(1, min(at_once, waiting.jobs + len(there)))
+    later = sorted(back_in_s)
+    places = min(max(at_once, 0 if later else 1), waiting.jobs + len(there))
+    begins = [*[0.0] * places, *later]
+    ends = ahead + begins[0] if begins else ahead
+    for number, begin in enumerate(begins):
+        # All places that are there by then end together.
+        if number and begin >= ends:
+            break
+        ends = (ahead + sum(begins[: number + 1])) / (number + 1)
+    return ends

@@ -6,6 +6,7 @@ A class says whether another try can help, and whether it should be elsewhere. E
 
 from __future__ import annotations
 
+import errno
 import re
 import signal as signals
 from collections.abc import Sequence
@@ -55,9 +56,24 @@ _BY_CODE = {
     ExitCode.CANNOT_WRITE: FailureClass.CANNOT_WRITE,
 }
 
+# How libraries word that a GPU's or the machine's memory is full. cuBLAS, cuSOLVER and cuDNN report another error where
+# their handles find no room.
+_NO_MEMORY = re.compile(
+    r"OutOfMemoryError|\b(?:CUDA|HIP|XPU|cudaMalloc failed)(?: driver)?(?: error)?:? out of memory|_ALLOC_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
+    r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED"
+    r"|ResourceExhaustedError|Cuda failure 2\b|when calling .(?:cublas|cusolverDn|cusparse|cudnn)Create"
+    r"|CUDNN_STATUS_NOT_INITIALIZED"
+    r"|memory for the cache blocks|KV cache is needed, which is larger|less than desired GPU memory utilization"
+    r"|larger than the maximum number of tokens that can be stored in KV cache|enough GPU RAM"
+    r"|enough GPU memory to fit|failed to allocate [\w.]{1,20} (?:\(\d{1,20} bytes\) )?from device"
+    r"|\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate \S{1,20} \S{1,20} for an array"
+    r"|memory allocation of \d{1,20} bytes failed|runtime: out of memory|DefaultCPUAllocator"
+    r"|out of shared memory|unable to write to file </torch_|oom.kill event|Out of memory: Killed process",
+)
 # Told by a line anywhere in the log's tail. In order: a GPU that has fallen off the bus also says that memory could not
 # be had. Every pattern is of bounded length, so that a hostile line costs linear time.
-_ANYWHERE = (
+_ANYWHERE: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     (
         FailureClass.GPU_FAULT,
         re.compile(
@@ -71,20 +87,7 @@ _ANYWHERE = (
             re.IGNORECASE,
         ),
     ),
-    (
-        FailureClass.OUT_OF_MEMORY,
-        re.compile(
-            r"OutOfMemoryError|\b(?:CUDA|HIP|cudaMalloc failed)(?: error)?:? out of memory|_ALLOC_FAILED"
-            r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED"
-            r"|ResourceExhaustedError|Cuda failure 2\b|when calling .cublasCreate|CUDNN_STATUS_NOT_INITIALIZED"
-            r"|memory for the cache blocks|KV cache is needed, which is larger|less than desired GPU memory utilization"
-            r"|larger than the maximum number of tokens that can be stored in KV cache|enough GPU RAM"
-            r"|enough GPU memory to fit|failed to allocate [\w.]{1,20} (?:\(\d{1,20} bytes\) )?from device"
-            r"|\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate \S{1,20} \S{1,20} for an array"
-            r"|memory allocation of \d{1,20} bytes failed|runtime: out of memory|DefaultCPUAllocator"
-            r"|out of shared memory|unable to write to file </torch_|oom.kill event|Out of memory: Killed process",
-        ),
-    ),
+    (FailureClass.OUT_OF_MEMORY, _NO_MEMORY),
     (
         FailureClass.DISK_FULL,
         re.compile(
@@ -188,7 +191,8 @@ class Ending:
 class Diagnosis:
     """A failure's class, the reason as one clean line, and whether another try may help, and on another GPU.
 
-    ``on_host``: what ran out is the machine's memory and not a GPU's.
+    ``on_host``: what ran out is the machine's memory and not a GPU's. ``exit_code``: the process's own, None where it
+    left none.
     """
 
     failure: FailureClass
@@ -196,6 +200,7 @@ class Diagnosis:
     retry: bool
     elsewhere: bool
     on_host: bool = False
+    exit_code: int | None = None
 
 
 def classify(ending: Ending) -> Diagnosis:
@@ -204,7 +209,24 @@ def classify(ending: Ending) -> Diagnosis:
     retry = failure not in _FOR_GOOD
     out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
     on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
-    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host)
+    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, ending.code)
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether an exception means that memory ran out, a GPU's or the machine's. Imports no library.
+
+    Libraries below torch have no exception class for it: their messages are matched as in a log. An exception's text
+    is about the failure alone, so the bare words "out of memory" count in it too.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    if isinstance(problem, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(problem).__mro__):
+        return True
+    if isinstance(problem, OSError):
+        return problem.errno == errno.ENOMEM
+    words = str(problem)
+    return isinstance(problem, RuntimeError) and ("out of memory" in words or _NO_MEMORY.search(words) is not None)
 
 
 def _judge(ending: Ending) -> tuple[FailureClass, str]:
@@ -268,6 +290,26 @@ def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:
     if number in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT):
         return FailureClass.KILLED, f"ended by {name}, which someone sent{after}"
     return FailureClass.CRASH, f"ended by {name}{after}"
+
+
+def in_words(failure: str, exit_code: int | None, reason: str) -> str:
+    """A failure for people: its class, the exit code where the process left one, and the reason.
+
+    >>> in_words("crash", 3, "ValueError: no"), in_words("crash", 3, "exit code 3, and nothing in its log")
+    ('crash, exit code 3: ValueError: no', 'crash: exit code 3, and nothing in its log')
+    """
+    code = _code(exit_code, reason)
+    return f"{failure}, {code}: {reason}" if code else f"{failure}: {reason}"
+
+
+def with_code(exit_code: int | None, reason: str) -> str:
+    """The reason, after the exit code where the process left one and the reason does not say it."""
+    code = _code(exit_code, reason)
+    return f"{code}: {reason}" if code else reason
+
+
+def _code(exit_code: int | None, reason: str) -> str:
+    return f"exit code {exit_code}" if exit_code and not reason.startswith("exit code ") else ""
 
 
 def telling_line(log_tail: str) -> str | None:

@@ -4,9 +4,23 @@ words that a user can act on. Both may pass, and a dispatcher at work waits for 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite
+
+# I/O errors with another cause than a full disk: reads, and damage that SQLite finds in the file.
+_NOT_FOR_SPACE = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_READ,
+        sqlite3.SQLITE_IOERR_SHORT_READ,
+        sqlite3.SQLITE_IOERR_FSTAT,
+        sqlite3.SQLITE_IOERR_ACCESS,
+        sqlite3.SQLITE_IOERR_DATA,
+        sqlite3.SQLITE_IOERR_CORRUPTFS,
+    }
+)
 
 
 def is_full(problem: sqlite3.OperationalError) -> bool:
@@ -15,13 +29,24 @@ def is_full(problem: sqlite3.OperationalError) -> bool:
     SQLite has two words for it: "database or disk is full", and "disk I/O error" where a file that it shares between
     processes can't grow.
     """
-    return problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    code = code_of(problem)
+    return code & 0xFF == sqlite3.SQLITE_FULL or (_is_io(code) and code not in _NOT_FOR_SPACE)
+
+
+def code_of(problem: sqlite3.Error) -> int:
+    """SQLite's extended code. Errors that Python's module makes by itself (a text that is no UTF-8) carry none."""
+    return getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+
+
+def _is_io(code: int) -> bool:
+    return code & 0xFF == sqlite3.SQLITE_IOERR
 
 
 def may_pass(problem: sqlite3.OperationalError) -> bool:
     """Whether the same write may do later: the disk is full, or another process holds the lock (one that was stopped
     with Ctrl-Z in the middle of a submit holds it for as long as it stands still)."""
-    return is_full(problem) or problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    code = code_of(problem)
+    return is_full(problem) or _is_io(code) or code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def why(problem: sqlite3.OperationalError) -> str:
@@ -34,6 +59,20 @@ def cannot_write(path: Path, problem: sqlite3.OperationalError, remedy: str) -> 
     if is_full(problem):
         return CannotWrite(f"can't write {path}: the disk is full ({problem}); free some space and {remedy}")
     return CannotWrite(f"can't write {path}: {problem}; {remedy}")
+
+
+@contextmanager
+def raising_cannot_write(path: Path, remedy: str) -> Iterator[None]:
+    """Raises ``cannot_write`` where a queue's file can't be written in this block.
+
+    Not for SQL that fails (no such table): the disk is not the cause of that, the file is damaged.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as problem:
+        if code_of(problem) == sqlite3.SQLITE_ERROR:
+            raise
+        raise cannot_write(path, problem, remedy) from problem
 
 
 def taken_back() -> sqlite3.OperationalError:

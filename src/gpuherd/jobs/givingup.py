@@ -1,8 +1,9 @@
-"""A job that can't ever run fails without an attempt."""
+"""Jobs that can't ever run fail without an attempt."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from gpuherd.jobs.failures import FailureClass, clean
 from gpuherd.jobs.fulldisk import may_pass
@@ -13,16 +14,21 @@ from gpuherd.jobs.reporter import Reporter
 
 
 def give_up(
-    queue: Queue, tell: Reporter, queued: QueuedJob, failure: FailureClass, reason: str
+    queue: Queue, tell: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
 ) -> sqlite3.OperationalError | None:
-    """Records and tells it. Returns what is in the way when the queue can't be written now: it is to be tried again."""
-    job = queued.job
+    """Records and reports it, once for all jobs that have this reason. Returns the error when the queue can't be
+    written now: the caller tries again."""
     try:
-        cancelled = queue.fail_waiting(queued.id, reason)
+        with queue.transaction():
+            cancelled = [queue.fail_waiting(each.id, reason) for each in jobs]
     except sqlite3.OperationalError as problem:
         if not may_pass(problem):
             raise
         return problem
-    tell.given_up(Failure(job.name, job.title or job.name, failure, clean(reason), queued.attempts, None))
-    tell.cancelled(cancelled, job.name)
+    reason = clean(reason)
+    tell.given_up(
+        [Failure(each.job.name, each.job.title or each.job.name, failure, reason, each.attempts, None) for each in jobs]
+    )
+    for each, names in zip(jobs, cancelled, strict=True):
+        tell.cancelled(names, each.job.name)
     return None

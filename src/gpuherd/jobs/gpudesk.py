@@ -100,6 +100,11 @@ class GpuDesk:
         notices, self._notices = self._notices, ()
         return notices if self._watch is None else (*notices, *self._watch.fetch_notices())
 
+    def fetch_left_out(self, wall: float) -> tuple[tuple[str, str], ...]:
+        """The label of each GPU that has been left out since the last call, and a sentence on how long and why."""
+        labels = {gpu.uuid: gpu.label for gpu in self.gpus}
+        return tuple((labels.get(uuid, uuid), told) for uuid, told in self._health.fetch_news(wall).items())
+
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
         for lease in self._shared.values():
@@ -115,6 +120,11 @@ class GpuDesk:
     def problem(self) -> str | None:
         """Why there are no GPUs, None when there are some or nobody wants one."""
         return None if self._watch is None else self._watch.problem
+
+    @property
+    def awaits_driver(self) -> bool:
+        """Whether there are no GPUs because the installed driver does not answer: jobs that need one wait."""
+        return self._watch is not None and self._watch.awaits_driver
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -361,6 +371,7 @@ class GpuDesk:
             gpu_total_mb=smallest,
             larger_exists=larger,
             disk_low=disk_low,
+            on_trial=self._health.is_on_trial(record.gpus, clock.wall()),
         )
 
     def problem_of(self, record: AttemptRecord) -> str | None:

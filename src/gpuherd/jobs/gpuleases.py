@@ -93,6 +93,10 @@ class GpuLeases:
             return None
         return self._held.get(uuid)
 
+    def others_took_one(self, within_s: float) -> bool:
+        """Whether another user has taken a GPU of this machine lately, whoever has it now."""
+        return self._leases.taken_by_others(os.geteuid(), clock.wall() - within_s)
+
     def rest(self) -> None:
         """Nobody waits for GPUs any more: nothing of ours shall be in the way of others."""
         if self._watching is not None:

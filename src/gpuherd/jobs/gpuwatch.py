@@ -8,6 +8,7 @@ is becoming free, and every few seconds otherwise. Which job gets which GPU is d
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -21,9 +22,11 @@ from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
 from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.lease import Lease
+from gpuherd.gpus.lease_place import user_name
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
-from gpuherd.gpus.visible import find, is_named, visible
+from gpuherd.gpus.visible import find, hides_all, is_named, visible
+from gpuherd.jobs import clock
 from gpuherd.jobs.allowance import Allowance
 from gpuherd.jobs.decision import fits
 from gpuherd.jobs.gpufaults import GpuFaults
@@ -40,13 +43,36 @@ WATCH_EVERY_S = 2.0
 _FIRST_LOOK_S = 0.005
 # A full look at GPUs all of which are in use, for the reasons that people see.
 _FULL_LOOK_S = 5.0
-# How long a driver that fails may keep a start waiting.
-_DRIVER_PATIENCE_S = 10.0
-_DRIVER_PAUSE_S = 0.2
+# For this long after another user was on the machine, or took a lease, that user may be between two jobs.
+_YOUNG_S = 600.0
+# A driver that fails is started again so often: each time may start its kernel module's loader.
+DRIVER_PAUSE_S = 2.0
+
+
+logger = logging.getLogger(__name__)
+
+
+def watch_for_plan(options: GpuOptions, settings: Settings = NO_SETTINGS) -> GpuWatch:
+    """The GPUs for a plan that depends on them. Waits, and logs why, while the installed driver does not answer.
+
+    Raises as ``GpuWatch``.
+    """
+    watch = GpuWatch(options, "plan", settings)
+    if watch.awaits_driver:
+        logger.warning("waiting for the NVIDIA driver: %s (CUDA_VISIBLE_DEVICES= uses the CPU)", watch.problem)
+    while watch.awaits_driver:
+        time.sleep(DRIVER_PAUSE_S)
+        watch.look(clock.mono(), ())
+    return watch
 
 
 class GpuWatch:
-    """The GPUs that a run may use. ``problem`` is a sentence when there are none, else None.
+    """The GPUs that a run may use.
+
+    Attributes:
+        problem: a sentence when there are none, else None.
+        awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
+            each ``look`` asks the driver again. False where no driver is installed: jobs then run on the CPU.
 
     Raises NoSuchGpu when the options name a GPU that is not there, or that the machine's policy keeps for others.
     """
@@ -67,21 +93,15 @@ class GpuWatch:
         # As of the last look that gave a verdict: the driver is asked for other reasons as well.
         self._was_low: dict[str, bool] = {}
         self._users = GpuUsers(options.gpu_memory_threshold)
+        self._user = user_name(os.geteuid())
+        # Until then another user may come back to the machine.
+        self._others_until = -math.inf
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
-        machine = self._first_look()
+        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
         self._faults = GpuFaults(machine.gpus)
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._choose_gpus(machine, options, settings, named_now=True)
-
-    def _first_look(self) -> Machine:
-        """The machine; a driver that fails gets some seconds, or all would run on the CPU for want of a moment."""
-        deadline = time.monotonic() + _DRIVER_PATIENCE_S
-        while True:
-            machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
-            if not machine.may_pass or time.monotonic() > deadline:
-                return machine
-            time.sleep(_DRIVER_PAUSE_S)
 
     def change(self, options: GpuOptions, settings: Settings) -> None:
         """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
@@ -105,23 +125,37 @@ class GpuWatch:
         self, machine: Machine, options: GpuOptions, settings: Settings, *, named_now: bool = False
     ) -> None:
         excluded = settings.policy.exclude_gpus
-        seen = visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        chosen = find(seen, options.gpu_ids) if options.gpu_ids else seen
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = visible(machine.gpus, shown)
+        awaits_driver = machine.may_pass and not hides_all(shown)
+        chosen = find(seen, options.gpu_ids) if options.gpu_ids and not awaits_driver else seen
         kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
         if named_now and options.gpu_ids and len(kept) < len(chosen):
             labels = ", ".join(gpu.label for gpu in chosen if gpu not in kept)
             raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
         self._preference = tuple(gpu.uuid for gpu in kept) if options.gpu_ids else ()
-        self._rule = idle.IdleRule(options.gpu_memory_threshold, options.max_checks, options.check_interval)
+        self._rule = self._rule_of(options)
         # What the driver last said.
         self._gpus = {gpu.uuid: gpu for gpu in kept}
         self._links = links_between(kept)
         self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
+        self.awaits_driver = awaits_driver
         self.problem: str | None = None
         if not chosen:
-            self.problem = machine.problem or "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
+            hidden = "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
+            self.problem = hidden if hides_all(shown) else machine.problem or hidden
         elif not kept:
             self.problem = f"the machine's policy keeps all GPUs from gpuherd (exclude_gpus in {settings.policy.path})"
+
+    def _rule_of(self, options: GpuOptions, *, alone: bool = False) -> idle.IdleRule:
+        checks = options.max_checks or (idle.CHECKS_ALONE if alone else idle.MAX_CHECKS)
+        return idle.IdleRule(options.gpu_memory_threshold, checks, options.check_interval)
+
+    def _note_others(self, machine: Machine, now: float) -> None:
+        """Reduces the checks while no other user is, or just was, on any GPU of the machine."""
+        if idle.others_use(machine.gpus, self._rule, self._user) or self._leases.others_took_one(_YOUNG_S):
+            self._others_until = now + _YOUNG_S
+        self._rule = self._rule_of(self._options, alone=now >= self._others_until)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -140,8 +174,13 @@ class GpuWatch:
 
     @property
     def quiet_s(self) -> float:
-        """For how long a GPU must have been free until it is taken, in seconds."""
-        return self._rule.quiet_s
+        """For how long a GPU must have been free of others until it is taken, in seconds, where there are others."""
+        return self._rule_of(self._options).quiet_s
+
+    @property
+    def checks(self) -> int:
+        """So many checks in a row must find a GPU free, by the last look."""
+        return self._rule.max_checks
 
     def allowance(self, ours: Collection[str]) -> Allowance:
         """How many GPUs this run may hold now, by the settings; ``ours`` are those that it holds."""
@@ -152,6 +191,8 @@ class GpuWatch:
     def look(self, now: float, ours: Collection[str]) -> bool:
         """A look, wanted ``look_in_s`` after the last one while a job waits for a GPU: at all GPUs but those that our
         jobs use (``ours``). Returns whether a verdict has changed, so that a decision is worth while."""
+        if self.awaits_driver:
+            return self._ask_driver_again(now)
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._all_ours = not waited_for
         # A full one that is due before the next half look is made now: to wake up costs more than to look.
@@ -163,8 +204,8 @@ class GpuWatch:
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
         self._refresh(self._gpus)
         if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
-            # Also what tells the better of two that are free, like how much they compute.
-            self._refresh()
+            # Also what tells the better of two that are free, like how much they compute; and who else is here.
+            self._note_others(self._refresh_all(), now)
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
         self._leases.look(unused, now)
@@ -172,6 +213,21 @@ class GpuWatch:
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
         return before != self._picture(now)
+
+    def _ask_driver_again(self, now: float) -> bool:
+        self._full_look_at = now + DRIVER_PAUSE_S
+        before = self.problem
+        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+        try:
+            self._choose_gpus(machine, self._options, self._settings, named_now=True)
+        except NoSuchGpu as missing:
+            self.problem = str(missing)  # until a GPU of this name appears, or other ones are chosen
+        self._faults.look(machine.gpus)
+        self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
+        if not self.awaits_driver:
+            self._full_look_at = now
+            self._notices.append(f"the NVIDIA driver answers: {len(self._gpus)} GPUs")
+        return before != self.problem
 
     def _get_to_know(self) -> None:
         """A GPU that the driver could not tell anything of at the start may have a name by now."""
@@ -186,7 +242,7 @@ class GpuWatch:
 
     def look_in_s(self, now: float) -> float:
         """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
-        if self._all_ours:
+        if self._all_ours or self.awaits_driver:
             return max(0.0, self._full_look_at - now)
         return max(0.0, min(self._rule.look_s, self._full_look_at - now))
 
@@ -334,7 +390,15 @@ class GpuWatch:
                 self._gpus |= renewed
                 return
         machine = self._nvml.snapshot(processes=True, topology=False, errors=errors, only=only)
-        for uuid in self._gpus if only is None else self._gpus.keys() & only:
+        self._update(machine, self._gpus if only is None else self._gpus.keys() & only)
+
+    def _refresh_all(self) -> Machine:
+        machine = self._nvml.snapshot(processes=True, topology=False)
+        self._update(machine, self._gpus)
+        return machine
+
+    def _update(self, machine: Machine, uuids: Collection[str]) -> None:
+        for uuid in uuids:
             self._gpus[uuid] = self._refreshed(self._gpus[uuid], machine)
 
     def _refreshed(self, old: Gpu, machine: Machine) -> Gpu:

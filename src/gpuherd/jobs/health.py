@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 from gpuherd.jobs import clock, quarantine
 from gpuherd.jobs.failures import Diagnosis
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.quarantine import Health
 from gpuherd.jobs.queue import Queue
 
@@ -21,6 +22,7 @@ class HealthBook:
     def __init__(self, queue: Queue):
         self._queue = queue
         self._known: dict[str, Health] = {}
+        self._told: dict[str, float] = {}
         for uuid, text in queue.gpu_health().items():
             try:
                 self._known[uuid] = quarantine.from_json(text)
@@ -38,16 +40,30 @@ class HealthBook:
             raise
 
     def failed(
-        self, gpus: Collection[str], job: str, diagnosis: Diagnosis, *, now: float, machine: Collection[str]
+        self,
+        gpus: Collection[str],
+        job: Job,
+        diagnosis: Diagnosis,
+        *,
+        now: float,
+        machine: Collection[str],
+        in_use: Callable[[str], bool],
     ) -> None:
-        """A job has failed on these GPUs, of all those of the ``machine`` that the run may use."""
-        reason, failure = diagnosis.reason, diagnosis.failure
-        self._keep(quarantine.after_failure(self._known, gpus, job, failure, reason, now=now, machine=machine))
+        """A job has failed on these GPUs; ``machine`` and ``in_use`` as for ``quarantine.after_failure``."""
+        failure, reason = diagnosis.failure, diagnosis.reason
+        changed = quarantine.after_failure(
+            self._known, gpus, job.name, job.family, failure, reason, now=now, machine=machine, in_use=in_use
+        )
+        self._keep(changed)
 
-    def succeeded(self, gpus: Collection[str], *, started_at: float) -> None:
+    def succeeded(self, gpus: Collection[str], job: Job, *, started_at: float, now: float) -> None:
         """A job has succeeded on these GPUs."""
-        if self._known:
-            self._keep(quarantine.after_success(self._not_ahead(), gpus, started_at=started_at))
+        before = self._not_ahead(gpus)
+        changed = quarantine.after_success(before, gpus, job.name, job.family, started_at=started_at, now=now)
+        # A success that clears nothing is kept in memory alone: it is no loss after a restart, and a write for each is.
+        clears = {uuid for uuid in changed if before[uuid].row or before[uuid].failed_at is not None}
+        self._keep({uuid: health for uuid, health in changed.items() if uuid in clears})
+        self._known = self._known | before | changed
 
     def faulty(self, gpus: Collection[str], reason: str, *, now: float) -> None:
         """The driver reports a fault of these GPUs."""
@@ -55,23 +71,36 @@ class HealthBook:
 
     def excluded(self, now: float) -> dict[str, str]:
         """The GPUs that are left out now, with a sentence each."""
-        return quarantine.excluded(self._known, now) if self._known else {}
+        return quarantine.excluded(self._known, now)
 
     def next_return(self, now: float) -> float | None:
         """The wall-clock second at which the next of them comes back."""
-        return quarantine.next_return(self._known, now) if self._known else None
+        return quarantine.next_return(self._known, now)
 
-    def _not_ahead(self) -> dict[str, Health]:
+    def returns(self, now: float) -> dict[str, float]:
+        """The GPUs that are left out now, with the wall-clock second at which each comes back."""
+        return quarantine.returns(self._known, now)
+
+    def is_on_trial(self, gpus: Collection[str], now: float) -> bool:
+        """Whether one of these GPUs was left out for crashes, and no job has succeeded on it since."""
+        return any(self._known[uuid].is_on_trial(now) for uuid in gpus if uuid in self._known)
+
+    def fetch_news(self, now: float) -> dict[str, str]:
+        """GPUs that have been left out since the last call, with a sentence each."""
+        before, self._told = self._told, self.returns(now)
+        told = self.excluded(now)
+        return {uuid: told[uuid] for uuid, until in self._told.items() if before.get(uuid) != until}
+
+    def _not_ahead(self, gpus: Collection[str]) -> dict[str, Health]:
         """A failure that lies ahead is of a time before the clock was set back: no success would ever come after it."""
         now = clock.wall()
+        known = {uuid: self._known.get(uuid, Health()) for uuid in gpus}
         return {
             uuid: health if health.failed_at is None or health.failed_at <= now else replace(health, failed_at=now)
-            for uuid, health in self._known.items()
+            for uuid, health in known.items()
         }
 
-    def _keep(self, known: dict[str, Health]) -> None:
-        changed = {uuid: known.get(uuid, Health()) for uuid in known.keys() | self._known.keys()}
-        changed = {uuid: health for uuid, health in changed.items() if health != self._known.get(uuid)}
+    def _keep(self, changed: Mapping[str, Health]) -> None:
         if changed:
             self._queue.save_gpu_health({uuid: quarantine.to_json(health) for uuid, health in changed.items()})
-        self._known = dict(known)
+        self._known = self._known | dict(changed)

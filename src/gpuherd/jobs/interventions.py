@@ -15,10 +15,8 @@ from gpuherd.engines.options import LOCAL
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import PauseReason
 from gpuherd.jobs.rows import job_of, pause_reasons, spec_of
-from gpuherd.jobs.submission import COUNT_BLOCKED
+from gpuherd.jobs.submission import COUNT_BLOCKED, ENDED_BADLY
 from gpuherd.jobs.whereabouts import engine_name
-
-ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A command to run on some GPUs.

@@ -6,24 +6,31 @@ job that was handed to an engine wrote nothing, perhaps because it never began, 
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.failures import clean
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import ENDED, JobState
 from gpuherd.jobs.logtail import Growing, size, start_of_last
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.runstatus import AttemptStatus
-from gpuherd.jobs.status import attempts_of, job_names, opened
+from gpuherd.jobs.runstatus import AttemptStatus, Page
+from gpuherd.jobs.status import attempts_of, job_names, opened, status_of
 from gpuherd.jobs.whereabouts import engine_name
 
 _LOOK_S = 0.2
-_ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+_REASON_S = 2.0
+_NUMBERS = re.compile(r"\d+")
+_STANDS = {
+    JobState.WAITING: "waits",
+    JobState.RUNNING: "has not begun",
+    JobState.CANCELLED: "was cancelled",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,31 +81,69 @@ def log_of(run: RunDirectory, attempt: AttemptStatus) -> Path:
 
 
 def follow(
-    run: RunDirectory, job: str, attempt: int | None = None, last_lines: int | None = None, look_s: float = _LOOK_S
+    run: RunDirectory,
+    job: str,
+    attempt: int | None = None,
+    last_lines: int | None = None,
+    look_s: float = _LOOK_S,
+    on_wait: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Part]:
     """The same, and then what is added, until the attempt has ended; without ``attempt`` until the job has.
 
     A job that has not been started yet is waited for. Raises as ``read``.
+
+    Args:
+        on_wait: gets a sentence whenever the job waits and the reason is another one, and when a job ends that never
+            started.
     """
     with opened(run) as reader:
         current = _attempt(reader, job, attempt)
         if attempt is not None and current is None:
             raise UsageError(f"job {clean(job)!r} has no attempt {attempt} yet")
+        waits = _WaitReporter(run, reader, job, on_wait)
         while current is None:
-            if _state(reader, job) in _ENDED:
+            waits.look()
+            if _state(reader, job) in ENDED:
                 return
             time.sleep(look_s)
             current = _attempt(reader, job, None)
+        if current.in_line:
+            waits.look()
         yield from _follow_attempt(run, reader, job, current, last_lines, look_s)
         while attempt is None:
             later = _later(reader, job, current.number)
             if later is not None:
                 current = later
                 yield from _follow_attempt(run, reader, job, current, None, look_s)
-            elif _state(reader, job) in _ENDED:
+            elif _state(reader, job) in ENDED:
                 return
             else:
+                waits.look()
                 time.sleep(look_s)
+
+
+class _WaitReporter:
+    """Reports why a job does not run, once for each reason."""
+
+    def __init__(self, run: RunDirectory, reader: QueueReader, job: str, on_wait: Callable[[str], None]):
+        self._run, self._reader, self._job, self._on_wait = run, reader, job, on_wait
+        self._said: str | None = None
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Looks, once in ``_REASON_S`` at most."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _REASON_S
+        found = status_of(self._run, self._reader, Page(names=(self._job,))).jobs
+        if not found or found[0].state not in _STANDS or (found[0].state is JobState.RUNNING and not found[0].reason):
+            return
+        reason = f": {clean(found[0].reason)}" if found[0].reason else ""
+        said = f"job {clean(self._job)!r} {_STANDS[found[0].state]}{reason}"
+        without_numbers = _NUMBERS.sub("", said)  # seconds until the next try, places in the queue
+        if without_numbers != self._said:
+            self._said = without_numbers
+            self._on_wait(said)
 
 
 def _follow_attempt(

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.learning import Ask, asks_for
+from gpuherd.jobs.learning import Ask, FamilyMemory, asks_for
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import AttemptState, PauseReason
 from gpuherd.jobs.rows import FAMILIES, family_memory, handed_of, pause_reasons, process_of, queued
@@ -21,6 +24,9 @@ from gpuherd.jobs.whereabouts import why_in_line
 from gpuherd.jobs.wording import time_left
 
 _NEEDS_NAMED = 3
+# Jobs whose latest attempts one query reads: each value is a variable, and some SQLite builds take 999.
+_AT_ONCE = 500
+_FAMILIES_KEPT = 1000
 _PAUSED_FOR = {
     PauseReason.USER: "paused",
     PauseReason.DISK: "paused: there is too little disk space",
@@ -28,14 +34,48 @@ _PAUSED_FOR = {
 }
 
 
-def job_status(
-    run: RunDirectory, reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, now: float, place: int | None
+def job_statuses(
+    run: RunDirectory,
+    reader: QueueReader,
+    facts: WaitFacts,
+    now: float,
+    rows: Iterable[sqlite3.Row],
+    places: Iterator[int | None],
+) -> Iterator[JobStatus]:
+    """The status of the jobs of these rows, in their order. ``places``: for each waiting job how many are ahead of it,
+    None where that is unknown."""
+    families = lru_cache(maxsize=_FAMILIES_KEPT)(partial(_family, reader))
+    rest = iter(rows)
+    while chunk := list(itertools.islice(rest, _AT_ONCE)):
+        attempts = _latest_attempts(reader, [row["id"] for row in chunk])
+        for row in chunk:
+            last = attempts.get(row["id"])
+            attempt = None if last is None else attempt_status(last, run)
+            place = next(places) if row["state"] == JobState.WAITING else None
+            yield _job_status(reader, row, attempt, facts, now, place, families)
+
+
+def _latest_attempts(reader: QueueReader, jobs: Sequence[int]) -> dict[int, sqlite3.Row]:
+    query = "SELECT * FROM attempts WHERE id IN (SELECT max(id) FROM attempts WHERE job IN ({}) GROUP BY job)"
+    return {row["job"]: row for row in reader.each(query.format(",".join("?" * len(jobs))), tuple(jobs))}
+
+
+def _family(reader: QueueReader, name: str) -> FamilyMemory | None:
+    known = reader.one(f"{FAMILIES} WHERE name = ?", (name,))
+    return None if known is None else family_memory(known)
+
+
+def _job_status(
+    reader: QueueReader,
+    row: sqlite3.Row,
+    attempt: AttemptStatus | None,
+    facts: WaitFacts,
+    now: float,
+    place: int | None,
+    families: Callable[[str], FamilyMemory | None],
 ) -> JobStatus:
-    """How a job stands. ``place``: how many go before it, None where nobody knows."""
     spec = json.loads(row["spec"])
     state = JobState(row["state"])
-    last = reader.one("SELECT * FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (row["id"],))
-    attempt = None if last is None else attempt_status(last, run)
     held = bool(row["held"]) if reader.has("jobs", "held") else False
     reason = row["reason"]
     if state is JobState.RUNNING and attempt is not None:
@@ -59,7 +99,7 @@ def job_status(
             place=place,
             now=now,
         )
-    ask = _ask(reader, row, spec, facts)
+    ask = _ask(reader, row, spec, facts, families)
     return JobStatus(
         id=row["id"],
         name=row["name"],
@@ -79,14 +119,19 @@ def job_status(
     )
 
 
-def _ask(reader: QueueReader, row: sqlite3.Row, spec: dict[str, Any], facts: WaitFacts) -> Ask:
+def _ask(
+    reader: QueueReader,
+    row: sqlite3.Row,
+    spec: dict[str, Any],
+    facts: WaitFacts,
+    families: Callable[[str], FamilyMemory | None],
+) -> Ask:
     """What the job asks for now, with what was learned of its family while it waits."""
     declared_mb = row["memory_mb"] if reader.has("jobs", "memory_mb") else spec.get("memory_mb")
     if spec.get("family") is None or row["state"] != JobState.WAITING or not reader.has("family_ends", "measured"):
         return Ask(declared_mb)
     job = queued(row)
-    known = reader.one(f"{FAMILIES} WHERE name = ?", (job.family,))
-    seen = None if known is None else family_memory(known)
+    seen = None if job.family is None else families(job.family)
     most_mb = None if facts.standing is None else facts.standing.most_mb(row["gpus"])
     return asks_for(declared_mb, seen, most_mb, less=job.may_ask_less)
 
@@ -109,24 +154,27 @@ def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
 
 def attempt_status(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
     """How an attempt stands; with what it tells of its progress only where ``run`` is given."""
-    known = row.keys()
     state = AttemptState(row["state"])
     running = state is AttemptState.RUNNING
     handed, wait_s = handed_of(row), row["wait_s"]
     run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
-    process = process_of(row)
-    if running and process is not None and process.is_alive():
-        run_s = max(0.0, clock.mono() - row["started_mono"])
-    if running and handed is not None:
+    if running and handed is None:
+        process = process_of(row)
+        if process is not None and process.is_alive():
+            run_s = max(0.0, clock.mono() - row["started_mono"])
+    elif running and handed is not None:
         # By the wall clock: it goes on while this machine is started anew, whose own clock then begins again.
         since_s = max(0.0, clock.wall() - row["started_at"])
         run_s, wait_s = (None, wait_s + since_s) if handed.node is None else (since_s, wait_s)
     elif handed is not None and handed.node is None and state is not AttemptState.DONE:
         run_s = None  # it ended in the engine's line
+    known = row.keys()
     paused: tuple[PauseReason, ...] = ()
     paused_s = 0.0
     if "paused_s" in known:
-        paused, paused_s = tuple(sorted(pause_reasons(row["paused"]))), row["paused_s"]
+        paused_s = row["paused_s"]
+        if row["paused"]:
+            paused = tuple(sorted(pause_reasons(row["paused"])))
         if running and row["paused_mono"] is not None:
             paused_s += max(0.0, clock.mono() - row["paused_mono"])
     progress = read_progress(run.attempt_progress(row["id"])) if running and run is not None else None
@@ -134,9 +182,9 @@ def attempt_status(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         id=row["id"],
         number=row["number"],
         state=state,
-        gpus=tuple(json.loads(row["labels"])),
-        gpu_uuids=tuple(json.loads(row["gpus"])),
-        pid=None if process is None else process.pid,
+        gpus=_words(row["labels"]),
+        gpu_uuids=_words(row["gpus"]),
+        pid=None if handed is not None else row["pid"],
         log=row["log"],
         started_at=row["started_at"],
         ended_at=row["ended_at"],
@@ -152,3 +200,9 @@ def attempt_status(row: sqlite3.Row, run: RunDirectory | None) -> AttemptStatus:
         eta_s=None if run_s is None else time_left(progress, run_s - paused_s),
         handed=handed,
     )
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> tuple[str, ...]:
+    """Words from JSON: GPUs, which are the same for many attempts."""
+    return tuple(json.loads(text))

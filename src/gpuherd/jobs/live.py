@@ -18,7 +18,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
 from gpuherd.jobs.failures import clean
 from gpuherd.jobs.reporter import Display
-from gpuherd.jobs.terminal import quiet_control_keys
+from gpuherd.jobs.terminal import escape_what_encoding_lacks, quiet_control_keys
 from gpuherd.jobs.wording import bar, counted, place, stage_and_time
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELL
 def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Display]:
     """A display on this console while the context lasts: live on a terminal, else lines, with a count now and then."""
     screen = _Screen()
+    escape_what_encoding_lacks(console.file)
     if not console.is_terminal:
         yield PlainDisplay(console, plain_every_s, screen)
         return

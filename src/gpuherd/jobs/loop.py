@@ -284,6 +284,7 @@ class Loop(ABC):
             failures=tuple(self._tell.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
+            drained=bool(left) and signals.exit_code is None and self.asked is not Ask.GO_ON,
         )
 
     def _stands(self) -> Standing:

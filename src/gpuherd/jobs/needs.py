@@ -7,20 +7,23 @@ those ended. One that needs a job that failed can't run any more. The queue keep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 
+_MOST_CIRCLES = 100
+
 
 class BadNeeds(UsageError):
-    """Jobs whose names, needs or rounds don't go together. ``jobs`` are the names of those at fault, in the order in
-    which the message tells them.
+    """Jobs whose names, needs or rounds don't go together. ``faults``: each a sentence and the names of the jobs at
+    fault, in the order in which the sentence names them.
     """
 
-    def __init__(self, message: str, jobs: Sequence[str]):
-        super().__init__(message)
-        self.jobs = tuple(jobs)
+    def __init__(self, *faults: tuple[str, Sequence[str]]):
+        super().__init__("; ".join(text for text, _ in faults))
+        self.faults = tuple((text, tuple(jobs)) for text, jobs in faults)
 
 
 def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> None:
@@ -31,29 +34,32 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
         known: the round of each job that is there already, by name; newcomers may need those.
 
     Raises BadNeeds for a name given twice, a need that names no job (with the nearest name) or one of a later round,
-    and a circle (named in full).
+    and circles (each named in full, up to ``_MOST_CIRCLES``).
     """
     there = known or {}
     by_name: dict[str, Job] = {}
     for job in jobs:
         if job.name in by_name:
-            raise BadNeeds(f"two jobs are named {job.name!r}; a name is given once", [job.name])
+            raise BadNeeds((f"two jobs are named {job.name!r}; a name is given once", [job.name]))
         by_name[job.name] = job
     for job in jobs:
         for need in job.needs:
             its_round = by_name[need].round if need in by_name else there.get(need)
             if its_round is None:
-                raise BadNeeds(_no_such(job.name, need, (*by_name, *there)), [job.name])
+                raise BadNeeds((_no_such(job.name, need, (*by_name, *there)), [job.name]))
             if its_round > job.round:
-                raise BadNeeds(
+                told = (
                     f"job {job.name!r} of round {job.round} needs {need!r} of round {its_round}, which starts only when"
-                    f" round {job.round} has ended; give it the same round or a later one",
-                    [job.name],
+                    f" round {job.round} has ended; give it the same round or a later one"
                 )
-    circle = _circle(by_name)
-    if circle:
-        told = " needs ".join(repr(name) for name in circle)
-        raise BadNeeds(f"jobs need each other in a circle: {told}", circle[:-1])
+                raise BadNeeds((told, [job.name]))
+    circles = list(itertools.islice(_circles(by_name), _MOST_CIRCLES))
+    if circles:
+        raise BadNeeds(*((_in_a_circle(circle), circle[:-1]) for circle in circles))
+
+
+def _in_a_circle(circle: Sequence[str]) -> str:
+    return f"jobs need each other in a circle: {' needs '.join(repr(name) for name in circle)}"
 
 
 def _no_such(job: str, need: str, names: Iterable[str]) -> str:
@@ -64,8 +70,9 @@ def _no_such(job: str, need: str, names: Iterable[str]) -> str:
     return f"job {job!r} needs {need!r}, and there is no such job{hint}"
 
 
-def _circle(by_name: Mapping[str, Job]) -> tuple[str, ...]:
-    """A circle of needs, first name repeated at the end, or (). Depth-first without recursion: chains may be long."""
+def _circles(by_name: Mapping[str, Job]) -> Iterator[tuple[str, ...]]:
+    """Circles of needs, the first name of each repeated at its end: so many that without one need of each there are
+    none. Depth-first without recursion: chains may be long."""
     finished: set[str] = set()
     for root in (name for name, job in by_name.items() if job.needs):
         path: dict[str, None] = {}
@@ -80,11 +87,10 @@ def _circle(by_name: Mapping[str, Job]) -> tuple[str, ...]:
                 finished.add(name)
             elif need in path:
                 names = list(path)
-                return (*names[names.index(need) :], need)
+                yield (*names[names.index(need) :], need)
             elif need in by_name and need not in finished:
                 path[need] = None
                 stack.append((need, iter(by_name[need].needs)))
-    return ()
 
 
 class Readiness:

@@ -86,18 +86,21 @@ class Obeying:
         self._settings = settings
         self._load_settings = load_settings
         self.bell: Doorbell | None = None
+        self._listens_since = clock.wall()
         self.due_at: float | None = None
 
     def begin(self) -> None:
         """Does what was asked while nobody was there; what was asked of a dispatcher that has ended is past."""
         for letter in self._queue.letters():
-            if letter.kind not in OF_JOBS:
+            # Requests that came after the doorbell was opened were sent to this dispatcher.
+            if letter.kind not in OF_JOBS and letter.at < self._listens_since:
                 past = Reply(False, "the gpuherd that it was asked of had ended", self.name)
                 self._queue.answer(letter.id, past, clock.wall())
         self._read()
 
     def listen(self) -> None:
         """Hangs the bell up."""
+        self._listens_since = clock.wall()
         try:
             self.bell = Doorbell(self._run.control_fifo)
         except OSError as problem:

@@ -19,7 +19,6 @@ A machine that stops in the middle (a laptop asleep) for over a minute loses its
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -33,6 +32,7 @@ from pathlib import Path
 
 from gpuherd.engines.processes import boot_id, identify
 from gpuherd.errors import CannotWrite, QueueBusy
+from gpuherd.exclusive import put_first
 from gpuherd.jobs import clock
 from gpuherd.jobs.mounts import kind_of, may_be_shared
 
@@ -47,8 +47,6 @@ _RIGHT = f".{_NAME}.removing"
 _TURNS = 40
 _TURN_S = 0.05
 _NUMBERS = itertools.count()
-# What file systems without hard links say.
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class QueueElsewhere(QueueBusy):
@@ -180,7 +178,7 @@ class Hold:
         try:
             for _ in range(_TURNS):
                 began = clock.mono()
-                if self._put(probe, text):
+                if put_first(probe, self._path):
                     self._ours, self._sure_until = True, began + _SURE_S
                     return
                 found = _read(self._queue)
@@ -190,7 +188,7 @@ class Hold:
                     self._sure_until = began + _SURE_S
                     return
                 refuse_elsewhere(self._queue)
-                self._remove(found, probe)
+                self._remove(found)
             raise CannotWrite(
                 f"can't put {self._path} into its place; look at it, and remove it, or, where {_RIGHT} lies beside it"
                 f" (one that was killed while it did so), wait {SILENT_S:.0f} seconds"
@@ -206,28 +204,15 @@ class Hold:
             return False
         return there.pid == self._me.pid or (not also_from_us and identify(there.pid) is not None)
 
-    def _put(self, probe: Path, text: bytes) -> bool:
-        """Makes the file, if there is none."""
-        try:
-            return _link(probe, self._path)
-        except OSError as problem:
-            if problem.errno not in _NO_LINKS:
-                raise
-            with suppress(FileExistsError), self._path.open("xb") as file:
-                file.write(text)
-                return True
-        return False
-
-    def _remove(self, stale: _Found, probe: Path) -> None:
+    def _remove(self, stale: _Found) -> None:
         """Takes a file away that means nothing any more, and no other: one does so at a time, and looks again. Else
         what is taken away could be what a faster one has just put there."""
         right = self._path.with_name(_RIGHT)
+        probe = _probe(self._queue.parent, b".")
         try:
-            have_it = _link(probe, right)
-        except OSError as problem:
-            if problem.errno not in _NO_LINKS:
-                raise
-            have_it = True  # no links, no right: the look just before must do
+            have_it = put_first(probe, right)
+        finally:
+            probe.unlink(missing_ok=True)
         if not have_it:
             with suppress(FileNotFoundError):
                 if _now(self._path.parent) - right.stat().st_mtime > SILENT_S:
@@ -239,14 +224,6 @@ class Hold:
                 self._path.unlink(missing_ok=True)
         finally:
             right.unlink(missing_ok=True)
-
-
-def _link(probe: Path, path: Path) -> bool:
-    """Whether this call has given the probe, which has one name, this second one."""
-    with suppress(FileExistsError):
-        path.hardlink_to(probe)
-    # Over NFS the answer to a link may be lost though it was made: the number of names tells.
-    return probe.stat().st_nlink == 2
 
 
 def _is_elsewhere(machine: Machine, queue: Path) -> bool:

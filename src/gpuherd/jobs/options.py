@@ -58,7 +58,13 @@ def seconds(word: str) -> float:
 class GpuOptions:
     """GPU choice for a run. ``gpu_list`` is in order of preference and may hold comma lists (``("0,1", "3")``)."""
 
-    max_gpus: int = option(4, help="most GPUs to use at once", parse=positive_int, metavar="N", group="GPUs")
+    max_gpus: int | None = option(
+        None,
+        help="most GPUs to use at once (default: all that are free and that the settings allow)",
+        parse=positive_int,
+        metavar="N",
+        group="GPUs",
+    )
     gpu_list: tuple[str | int, ...] = option(
         (),
         help="GPUs to use, in order of preference: indices, 0:1 for MIG, or UUIDs (default: all visible)",
@@ -77,9 +83,10 @@ class GpuOptions:
         metavar="MB",
         group="GPUs",
     )
-    max_checks: int = option(
-        10,
-        help="checks in a row that must find a GPU free before it is taken",
+    max_checks: int | None = option(
+        None,
+        help="checks in a row that must find a GPU free before it is taken (default: 10; 2 while nobody else uses any "
+        "GPU of this machine)",
         aliases=("max-check",),
         parse=positive_int,
         metavar="N",
@@ -106,11 +113,16 @@ class GpuOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_gpus", "max_checks"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value}; the least is 1")
         for name in ("gpu_memory_threshold", "check_interval", "cpu_jobs", "gpus_per_job"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 0")
+
+    def most_of(self, gpus: int) -> int:
+        """How many of so many GPUs may be used at once."""
+        return gpus if self.max_gpus is None else min(self.max_gpus, gpus)
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:

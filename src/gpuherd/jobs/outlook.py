@@ -46,7 +46,10 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
     from gpuherd.jobs.policy import why_never
     from gpuherd.jobs.settings import load
 
-    gpus = GpuWatch(options, "plan", load()).gpus if any(job.gpus for job in jobs) else ()
+    watch = GpuWatch(options, "plan", load()) if any(job.gpus for job in jobs) else None
+    if watch is not None and watch.awaits_driver:
+        return [None for _ in jobs]  # they wait for the driver, and what it will show is not known
+    gpus = () if watch is None else watch.gpus
     most = limits(options, gpus, allotment.cores(), host_mb=allotment.memory_mb())
     asked = [as_first_asked(job) for job in jobs]
     reasons = {each: why_never(each, gpus, most) for each in set(asked)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.reader import QueueReader
@@ -16,13 +16,16 @@ _LAST = "blocked > 0 OR held, "
 
 
 def rows_of(
-    reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool
-) -> tuple[list[sqlite3.Row], int]:
-    """The rows of the page, and how many there are in all. Of a long queue no more is read than the page holds, unless
-    the page is a search."""
+    reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool, columns: str = "*"
+) -> tuple[Iterator[sqlite3.Row], int]:
+    """The rows of the page, to be read one after the other within one snapshot, and how many rows match in all. Of a
+    long queue no more is read than the page holds, unless the page is a search.
+
+    ``columns``: what to read of each row, but of those that wait.
+    """
     searches = bool(page.text or page.names)
-    rows: list[sqlite3.Row] = []
-    matching, skip = 0, page.offset
+    parts: list[Iterator[sqlite3.Row]] = []
+    matching, skip, room = 0, page.offset, page.limit
     for state in SHOWN_FIRST:
         if page.states and state not in page.states:
             continue
@@ -30,14 +33,19 @@ def rows_of(
         here = _count(reader, where, values) if searches else int(getattr(counts, state.value))
         matching += here
         # What runs is never many: as much as there are GPUs.
-        most = min(page.limit - len(rows), here if page.each is None or state is JobState.RUNNING else page.each)
-        if most > 0 and skip < here and state is JobState.WAITING and not searches:
-            rows += _waiting(reader, submission, longest_first, most, skip)
-        elif most > 0 and skip < here:
-            query = f"SELECT * FROM jobs WHERE {where} ORDER BY {_order(reader, state, longest_first)} LIMIT ? OFFSET ?"  # noqa: S608
-            rows += reader.rows(query, (*values, most, skip))
+        most = min(room, here if page.each is None or state is JobState.RUNNING else page.each)
+        if most > 0 and skip < here:
+            if state is JobState.WAITING and not searches:
+                parts.append(_waiting(reader, submission, longest_first, most, skip))
+            else:
+                # Sorted are the numbers alone, from an index, and not the rows.
+                order = _order(reader, state, longest_first)
+                chosen = f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608
+                query = f"SELECT {columns} FROM jobs WHERE id IN ({chosen}) ORDER BY {order}"  # noqa: S608
+                parts.append(reader.each(query, (*values, most, skip)))
+            room -= min(most, here - skip)
         skip = max(0, skip - here)
-    return rows, matching
+    return itertools.chain.from_iterable(parts), matching
 
 
 def places(page: Page) -> Iterator[int | None]:
@@ -52,13 +60,12 @@ def _count(reader: QueueReader, where: str, values: tuple[object, ...]) -> int:
     return 0 if found is None else int(found[0])
 
 
-def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Sequence[sqlite3.Row]:
+def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Iterator[sqlite3.Row]:
     """Waiting jobs in the order of ``_order``: those that could run from the indexes that the dispatcher goes by, which
     hold those with GPUs and those without apart."""
     order, where = _order(reader, JobState.WAITING, longest_first), "submission = ? AND state = 'waiting'"
     values: tuple[object, ...] = (submission,)
     could_run = "blocked = 0 AND held = 0"
-    rows: list[sqlite3.Row] = []
     if reader.has("jobs", "held") and reader.has("jobs", "round"):
         by_index = order.removeprefix(_LAST)
         of_each = " UNION ALL ".join(
@@ -67,14 +74,15 @@ def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: in
             for on_gpus in (1, 0)
         )
         one = (*values, skip + most)
-        rows += reader.rows(f"{of_each} ORDER BY {by_index} LIMIT ? OFFSET ?", (*one, *one, most, skip))
-        if len(rows) == most:
-            return rows
+        for row in reader.each(f"{of_each} ORDER BY {by_index} LIMIT ? OFFSET ?", (*one, *one, most, skip)):
+            most -= 1
+            yield row
+        if not most:
+            return
         skip = max(0, skip - _count(reader, f"{where} AND {could_run}", values))
-        most -= len(rows)
         where += f" AND NOT ({could_run})"
     query = f"SELECT * FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - our own words
-    return [*rows, *reader.rows(query, (*values, most, skip))]
+    yield from reader.each(query, (*values, most, skip))
 
 
 def _order(reader: QueueReader, state: JobState, longest_first: bool) -> str:

@@ -58,17 +58,18 @@ class Pausing:
 
     def look_at_disk(self, now: float) -> bool:
         """Looks, if it is time; whether there is too little space where there was enough, or reverse."""
-        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
-            self._on_disk(now)
-            return True
-        return False
+        return self._disk.due_at is not None and now >= self._disk.due_at and self.look_at_disk_now(now)
 
-    def look_for(self, job: Job, now: float) -> bool:
-        """Looks also where a job that has failed works and writes; returns as ``look_at_disk``."""
-        if self._disk.look_for(job, now):
+    def look_at_disk_now(self, now: float) -> bool:
+        """As ``look_at_disk``, whether or not it is time."""
+        changed = self._disk.look(now)
+        if changed:
             self._on_disk(now)
-            return True
-        return False
+        return changed
+
+    def lacks_space(self, job: Job) -> str | None:
+        """A sentence while there is too little space where this job works and writes, else None."""
+        return self._disk.lacking_for(job)
 
     def give_way(self, actions: Sequence[Action], now: float) -> None:
         """To strangers on GPUs of ours, or back from that."""

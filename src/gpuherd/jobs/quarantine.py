@@ -1,15 +1,28 @@
 """Which GPUs are left out for a while because jobs fail on them, and until when. Pure; the caller keeps the time.
 
-* A GPU fault (Xid, uncorrectable ECC errors, fallen off the bus) leaves it out at once: 10 minutes the first time,
+* A GPU fault (Xid, uncorrectable ECC errors, fallen off the bus) leaves a GPU out at once: 10 minutes the first time,
   twice as long each further time, at most a day.
-* Three different jobs in a row that crash on it, and none that succeeds between, leave it out for 5 minutes: such a GPU
-  fails fast and would eat the queue. But only while there is another GPU on which the last job did not crash; where all
-  fail, the jobs are at fault and not the GPU.
+* A GPU on which at least three different jobs crash in a row is judged by how jobs fare on the other GPUs. It is left
+  out when the row has a probability of one in a thousand or less for a GPU that is no worse than those: a bad GPU fails
+  fast and would eat the queue, while jobs with bugs fail everywhere.
+* It is left out for 5 seconds the first time, then for twice as long, at most 5 minutes. Then a waiting job probes it.
 * A job that was started after the last failure and succeeds clears all.
 
-A GPU that comes back is on probation: one more crash leaves it out again. The state is plain data, to and from JSON.
+The probability that a job crashes on a sound GPU is estimated for each job of the row, and these are multiplied:
 
->>> health = after_failure({}, ["GPU-a"], "train", FailureClass.GPU_FAULT, "Xid 79", now=0.0, machine=["GPU-a"])
+* 1 for a job that crashed on another GPU too: the job is at fault;
+* else the share of crashes among jobs of its family on other GPUs (among all jobs, if none of its family ran there). It
+  is the larger of two shares: of the last outcomes, and of those since the row began, when all jobs may have become
+  worse. Both start from a prior of two jobs that crash with a probability of 1/10, so that a GPU whose neighbours still
+  run their first, long jobs is left out after three crashes;
+* at most 1/10 for a job that succeeded on another GPU.
+
+Other GPUs count while they are sound: used by the run, not left out, and without such a row of their own. Where the
+last job crashed on all of these, the jobs are at fault.
+
+The state is plain data, to and from JSON.
+
+>>> health = after_fault({}, ["GPU-a"], "Xid 79", now=0.0)
 >>> excluded(health, now=60.0)
 {'GPU-a': 'left out for 9 min more: GPU fault (Xid 79)'}
 >>> excluded(health, now=600.0)
@@ -19,101 +32,156 @@ A GPU that comes back is on probation: one more crash leaves it out again. The s
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from gpuherd.jobs.failures import FailureClass
 
 FIRST_FAULT_S = 600.0
 LONGEST_FAULT_S = 86_400.0
 CRASHES = 3
-CRASH_S = 300.0
+FIRST_CRASH_S = 5.0
+LONGEST_CRASH_S = 300.0
+# A row of crashes that is less probable than this on a sound GPU is the GPU's fault.
+_IMPROBABLE = 1.001e-3
+# So many outcomes of a GPU are remembered.
+_WINDOW = 32
+_PRIOR_JOBS, _PRIOR_CRASH = 2.0, 0.1
 
 # Failures that may be the GPU's doing. Running out of memory, a time limit or a kill are not.
-_CRASHES = frozenset({FailureClass.CRASH, FailureClass.NO_HEARTBEAT})
+MAY_BE_THE_GPU = frozenset({FailureClass.CRASH, FailureClass.NO_HEARTBEAT})
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnding:
+    """How a job ended on a GPU: it crashed, or succeeded (``ok``), at wall-clock second ``at``."""
+
+    job: str
+    family: str | None
+    ok: bool
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is held against one GPU.
+    """What is known of one GPU.
 
     Attributes:
+        outcomes: the last crashes and successes on it, the oldest first.
         faults: GPU faults since the last success.
-        crashed: names of the different jobs that crashed in a row, the oldest first, at most ``CRASHES``.
-        failed_at: wall-clock second of the last failure that counts, None for none.
+        times_out: how often crashes have left it out since the last success.
+        failed_at: wall-clock second of the last failure that counts, None for none since the last success.
         until: wall-clock second until which it is left out, None when it is not.
         reason: why it was left out last.
     """
 
+    outcomes: tuple[JobEnding, ...] = ()
     faults: int = 0
-    crashed: tuple[str, ...] = ()
+    times_out: int = 0
     failed_at: float | None = None
     until: float | None = None
     reason: str | None = None
 
+    @property
+    def row(self) -> tuple[JobEnding, ...]:
+        """The crashes since the last success, the last of each job."""
+        crashes: dict[str, JobEnding] = {}
+        for outcome in reversed(self.outcomes):
+            if outcome.ok:
+                break
+            crashes.setdefault(outcome.job, outcome)
+        return tuple(reversed(crashes.values()))
 
-Healths = Mapping[str, Health]  # by UUID; a GPU that is not in it has nothing held against it
+    def is_out(self, now: float) -> bool:
+        """Whether it is left out now. A time further ahead than any we set is of a clock that was set back."""
+        return self.until is not None and now < self.until <= now + LONGEST_FAULT_S
+
+    def is_on_trial(self, now: float) -> bool:
+        """Whether crashes have left it out, it may be used again, and no job has succeeded on it since."""
+        return self.times_out > 0 and not self.is_out(now)
+
+
+Healths = Mapping[str, Health]  # by UUID; of a GPU that is not in it nothing is known
 
 
 def after_failure(
     healths: Healths,
     gpus: Collection[str],
     job: str,
+    family: str | None,
     failure: FailureClass,
     reason: str,
     *,
     now: float,
     machine: Collection[str],
+    in_use: Callable[[str], bool],
 ) -> dict[str, Health]:
-    """The state after a job failed on these GPUs. ``machine``: all GPUs that the run may use."""
+    """The states that change when a job failed on these GPUs.
+
+    ``machine``: all GPUs that the run may use; ``in_use``: whether a job of the run runs on one now."""
     if failure is FailureClass.GPU_FAULT:
         return after_fault(healths, gpus, reason, now=now)
-    known = dict(healths)
-    if failure not in _CRASHES:
-        return known
-    for uuid in gpus:
-        before = known.get(uuid, Health())
-        crashed = (*(name for name in before.crashed if name != job), job)[-CRASHES:]
-        until, why = before.until, before.reason
-        if len(crashed) == CRASHES and _is_alone(known, gpus, machine, now):
-            until = max(until or 0.0, now + CRASH_S)
-            why = f"{CRASHES} different jobs in a row crashed on it ({reason})"
-        known[uuid] = Health(before.faults, crashed, now, until, why)
-    return known
+    if failure not in MAY_BE_THE_GPU:
+        return {}
+    crash = JobEnding(job, family, ok=False, at=now)
+    changed = {uuid: _noted(healths.get(uuid, Health()), crash) for uuid in gpus}
+    suspects = {uuid: health for uuid, health in changed.items() if len(health.row) >= CRASHES}
+    if not suspects:
+        return changed
+    used = [healths.get(uuid, Health()) for uuid in machine if uuid not in gpus and (uuid in healths or in_use(uuid))]
+    sound = [health for health in used if not health.is_out(now) and len(health.row) < CRASHES]
+    for uuid, health in suspects.items():
+        row = health.row
+        if _probability(row, sound) <= _IMPROBABLE:
+            length = min(LONGEST_CRASH_S, FIRST_CRASH_S * 2 ** min(health.times_out, 20))
+            why = f"{len(row)} different jobs in a row crashed on it, and jobs elsewhere do not ({reason})"
+            until = max(health.until or 0.0, now + length)
+            changed[uuid] = replace(health, times_out=health.times_out + 1, until=until, reason=why)
+    return changed
 
 
 def after_fault(healths: Healths, gpus: Collection[str], reason: str, *, now: float) -> dict[str, Health]:
-    """The state after a fault of these GPUs, told by a job's failure or by the driver itself."""
-    known = dict(healths)
+    """The states that change with a fault of these GPUs, told by a job's failure or by the driver itself."""
+    changed = {}
     for uuid in gpus:
-        before = known.get(uuid, Health())
+        before = healths.get(uuid, Health())
         length = min(LONGEST_FAULT_S, FIRST_FAULT_S * 2 ** min(before.faults, 20))
         until = max(before.until or 0.0, now + length)
-        known[uuid] = Health(before.faults + 1, before.crashed, now, until, f"GPU fault ({reason})")
-    return known
+        why = f"GPU fault ({reason})"
+        changed[uuid] = replace(before, faults=before.faults + 1, failed_at=now, until=until, reason=why)
+    return changed
 
 
-def after_success(healths: Healths, gpus: Collection[str], *, started_at: float) -> dict[str, Health]:
-    """The state after a job that was started at this wall-clock second has succeeded on these GPUs."""
+def after_success(
+    healths: Healths, gpus: Collection[str], job: str, family: str | None, *, started_at: float, now: float
+) -> dict[str, Health]:
+    """The states that change when a job that was started at this wall-clock second has succeeded on these GPUs."""
+    success = JobEnding(job, family, ok=True, at=now)
+    before = {uuid: healths.get(uuid, Health()) for uuid in gpus}
     return {
-        uuid: health
-        for uuid, health in healths.items()
-        if uuid not in gpus or (health.failed_at is not None and health.failed_at > started_at)
+        uuid: Health(outcomes=_noted(health, success).outcomes)
+        for uuid, health in before.items()
+        if health.failed_at is None or health.failed_at <= started_at
     }
 
 
 def excluded(healths: Healths, now: float) -> dict[str, str]:
     """The GPUs that are left out now, by UUID, with a sentence each."""
     return {
-        uuid: f"left out for {_minutes(health.until - now)} more: {health.reason}"
+        uuid: f"left out for {_length((health.until or now) - now)} more: {health.reason}"
         for uuid, health in healths.items()
-        if health.until is not None and now < health.until <= now + LONGEST_FAULT_S
+        if health.is_out(now)
     }
+
+
+def returns(healths: Healths, now: float) -> dict[str, float]:
+    """The GPUs that are left out now, by UUID, with the wall-clock second at which each comes back."""
+    return {uuid: health.until or now for uuid, health in healths.items() if health.is_out(now)}
 
 
 def next_return(healths: Healths, now: float) -> float | None:
     """The wall-clock second at which the next GPU that is left out comes back, None when none is."""
-    return min((healths[uuid].until or now for uuid in excluded(healths, now)), default=None)
+    return min(returns(healths, now).values(), default=None)
 
 
 def to_json(health: Health) -> str:
@@ -125,18 +193,43 @@ def from_json(text: str) -> Health:
     """The state that ``to_json`` wrote. Raises ValueError for anything else."""
     values = json.loads(text)
     try:
-        return Health(**{**values, "crashed": tuple(values["crashed"])})
-    except (TypeError, KeyError) as problem:
+        outcomes = tuple(JobEnding(**each) for each in values.pop("outcomes"))
+        return Health(outcomes=outcomes, **values)
+    except (TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{text!r} is no state of a GPU") from problem
 
 
-def _is_alone(healths: Healths, gpus: Collection[str], machine: Collection[str], now: float) -> bool:
-    """Whether jobs crash on these GPUs only: another one is in use, and the last job on it did not crash."""
-    out = excluded(healths, now)
-    others = [uuid for uuid in machine if uuid not in gpus and uuid not in out]
-    return any(not healths.get(uuid, Health()).crashed for uuid in others)
+def _noted(health: Health, outcome: JobEnding) -> Health:
+    outcomes = (*health.outcomes, outcome)[-_WINDOW:]
+    return replace(health, outcomes=outcomes, failed_at=health.failed_at if outcome.ok else outcome.at)
 
 
-def _minutes(seconds: float) -> str:
+def _probability(row: Sequence[JobEnding], sound: Sequence[Health]) -> float:
+    """How probable this row of crashes is on a GPU that is no worse than the sound ones."""
+    if not any(not health.row for health in sound):
+        return 1.0  # jobs crash everywhere, or this is the only GPU
+    elsewhere = [outcome for health in sound for outcome in health.outcomes]
+    began = row[0].at
+    probability = 1.0
+    for crash in row:
+        same_job = [outcome.ok for outcome in elsewhere if outcome.job == crash.job]
+        if not all(same_job):
+            continue
+        family = [outcome for outcome in elsewhere if outcome.family == crash.family]
+        alike = family if crash.family is not None and family else elsewhere
+        share = max(_share(alike), _share([outcome for outcome in alike if outcome.at >= began]))
+        probability *= min(share, _PRIOR_CRASH) if same_job else share
+    return probability
+
+
+def _share(outcomes: Sequence[JobEnding]) -> float:
+    crashes = sum(not outcome.ok for outcome in outcomes)
+    return (crashes + _PRIOR_JOBS * _PRIOR_CRASH) / (len(outcomes) + _PRIOR_JOBS)
+
+
+def _length(seconds: float) -> str:
+    """A length of time in steps of seconds, then minutes, then hours, rounded up."""
+    if seconds <= 60:
+        return f"{-int(-seconds // 1)} s"
     minutes = -int(-seconds // 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"

@@ -36,6 +36,7 @@ from gpuherd.jobs.records import (
     StartRecord,
 )
 from gpuherd.jobs.rows import job_of
+from gpuherd.jobs.submission import SubmissionChanges
 
 # About what adding a hundred thousand jobs takes.
 _DISPATCHER_WAITS_MS = 2_000
@@ -58,26 +59,35 @@ class Queue(QueueFile):
 
     # --- submitting -------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
+    def submit(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> SubmissionChanges:
         """Makes the queue hold exactly these jobs as work to do, going on from what is there by name.
 
         A job that is new waits. One that succeeded with the same command stays done while its ``result`` is there, and
         waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
         cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
-        and are not named any more are cancelled. Raises UsageError for a name given twice and for ``needs`` that name
-        no job, a later round, or go in a circle; nothing is changed then.
+        and are not named any more are cancelled.
+
+        Where the last run never ended, as after a kill, or an engine still has jobs of it, it is continued: a job of it
+        that is the same stays failed, cancelled or paused, and its tries go on being counted.
+
+        Raises UsageError for a name given twice and for ``needs`` that name no job, a later round, or go in a circle;
+        nothing is changed then.
         """
         check_needs(jobs)
         with self.transaction():
-            latest = self._submission() + 1
+            before = self._submission()
+            latest, continued = before + 1, before if self._is_cut_off() else None
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(latest),))
-            submission.enter(self._db, jobs, set(rerun), latest, time.time())
+            found = submission.enter(self._db, jobs, set(rerun), latest, time.time(), continued=continued)
+            if continued is not None:
+                self._doom_lost(jobs)
             self._db.execute(
                 "UPDATE jobs SET state = 'cancelled', held = 0, reason = 'no longer in the list'"
                 " WHERE submission < ? AND state = 'waiting'",
                 (latest,),
             )
             self._note_round(time.time())
+            return found
 
     def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
         """Puts jobs into the queue beside those that are there, also while a dispatcher works it off (then ``poke``).
@@ -90,10 +100,21 @@ class Queue(QueueFile):
             submission.check_added(self._db, jobs)
             submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
             submission.check_circles(self._db, jobs)
-            for job in jobs:
-                for row in submission.lost_needs(self._db, job):
-                    interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
+            self._doom_lost(jobs)
             self._note_round(time.time())
+
+    def _doom_lost(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for row in submission.lost_needs(self._db, job):
+                interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
+
+    def _is_cut_off(self) -> bool:
+        """Whether the last run did not end: it was killed, or left jobs in an engine."""
+        last = self._db.execute("SELECT ended_at FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+        if last is None:
+            return False
+        left = self._db.execute("SELECT 1 FROM attempts WHERE state = 'running' LIMIT 1").fetchone()
+        return last["ended_at"] is None or left is not None
 
     # --- transitions ------------------------------------------------------------------------------------------
 
@@ -166,6 +187,18 @@ class Queue(QueueFile):
                 *((LOCAL, None, None, None, None) if handed is None else astuple(handed)),
             ),
         )
+
+    def withdraw(self, attempts: Collection[int]) -> None:
+        """An engine has refused these attempts: their jobs wait again, as if none of them had been recorded."""
+        with self.transaction():
+            for attempt in attempts:
+                row = self._db.execute("SELECT job FROM attempts WHERE id = ?", (attempt,)).fetchone()
+                self._change("DELETE FROM attempts WHERE id = ? AND state = 'running'", (attempt,))
+                self._change(
+                    "UPDATE jobs SET state = 'waiting', attempts = attempts - 1 WHERE id = ? AND state = 'running'",
+                    (row["job"],),
+                )
+                self._db.execute(submission.COUNT_BLOCKED, (row["job"],))
 
     def record_handles(self, handles: Mapping[int, str]) -> None:
         """The engine's own words for attempts that it has taken, by attempt."""
@@ -286,6 +319,14 @@ class Queue(QueueFile):
             doomed = interventions.doom(self._db, job, "failed")
             self._note_round(time.time())
             return doomed
+
+    def postpone(self, reasons: Mapping[int, str], not_before: float) -> None:
+        """These waiting jobs are not started before this wall-clock second, each for its reason."""
+        with self.transaction():
+            self._db.executemany(
+                "UPDATE jobs SET reason = ?, not_before = ?, ready_at = ? WHERE id = ? AND state = 'waiting'",
+                [(reason, not_before, not_before, job) for job, reason in reasons.items()],
+            )
 
     def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
         """Adds an event to the queue's own diary."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from gpuherd.errors import GpuherdError
 from gpuherd.jobs import chains, mailbox, rows
 from gpuherd.jobs.fulldisk import taken_back
 from gpuherd.jobs.job import Job, JobState
@@ -23,8 +24,8 @@ from gpuherd.jobs.mailbox import Letter, Reply
 from gpuherd.jobs.onehost import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.reach import BEYOND, MOST_KINDS
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, QueuedJob
-from gpuherd.jobs.schema import connect, make, passing_through
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
+from gpuherd.jobs.schema import connect, damage_behind, make, passing_through
 
 if TYPE_CHECKING:
     from gpuherd.jobs.eta import Waiting
@@ -53,8 +54,9 @@ class QueueFile:
         tag: names this queue in the environment of its jobs' processes.
         copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
 
-    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is. QueueElsewhere
-    while another machine works on it (``onehost``), also from what changes it.
+    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is. As a context it
+    raises that also where an error in the block comes of damage. QueueElsewhere while another machine works on it
+    (``onehost``), also from what changes it.
     """
 
     def __init__(self, path: str | Path, *, check: bool = True):
@@ -87,6 +89,12 @@ class QueueFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        # Errors that a damaged row or index causes: SQLite's own, a missing row, values of a wrong type.
+        strange = (sqlite3.Error, RuntimeError, LookupError, TypeError, ValueError)
+        if isinstance(error, strange) and not isinstance(error, GpuherdError):
+            damage = damage_behind(self.path, error)
+            if damage is not None:
+                raise damage from error
 
     def be_sure(self) -> None:
         """Raises QueueElsewhere when another machine has taken the queue over meanwhile, so that what lies beside it is
@@ -155,9 +163,9 @@ class QueueFile:
             ).fetchall()
         return self._queued(found)
 
-    def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[str, ...]], ...]:
+    def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[Predecessor, ...]], ...]:
         """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
-        not succeeded is in the hands of this engine. With each the engine's words for those others.
+        not succeeded is in the hands of this engine. With each the attempts of those others.
 
         Which jobs are left out besides is as with ``head``.
         """
@@ -166,16 +174,17 @@ class QueueFile:
             return ()
         found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
         jobs = self._queued(found)
-        return tuple((job, chains.handles(self._db, job.id, engine)) for job in jobs)
+        return tuple((job, chains.predecessors(self._db, job.id, engine)) for job in jobs)
+
+    def followed(self) -> dict[str, frozenset[int]]:
+        """By batch of which the engine still has an attempt: the attempts that it may follow there."""
+        return chains.followed(self._db)
 
     def open_batches(self) -> dict[str, tuple[int, ...]]:
-        """All attempts of each batch of which the engine still has one, in the batch's own order."""
-        found = self._db.execute(
-            "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running')"
-            " ORDER BY batch, place"
-        )
+        """All attempts of each batch of which the engine still has one, or that one which it has may follow; in the
+        batch's own order."""
         batches: dict[str, list[int]] = {}
-        for row in found:
+        for row in chains.batches(self._db):
             batches.setdefault(row["batch"], []).append(row["id"])
         return {batch: tuple(attempts) for batch, attempts in batches.items()}
 
@@ -338,6 +347,11 @@ class QueueFile:
             " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
         )
         return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)
+
+    def last_failure(self, job: int) -> str | None:
+        """The failure class of a job's latest attempt; None if that did not fail."""
+        row = self._db.execute("SELECT class FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (job,)).fetchone()
+        return None if row is None else row["class"]
 
     def last_attempt(self) -> int:
         """The highest attempt number used so far, 0 for none."""

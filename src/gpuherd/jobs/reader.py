@@ -7,18 +7,36 @@ gpuherd are read as they are, with what they don't hold yet as NULL. What the ro
 
 from __future__ import annotations
 
+import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gpuherd.errors import GpuherdError, QueueUnreadable, UsageError
+from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
+from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.onehost import refuse_elsewhere
-from gpuherd.jobs.schema import APPLICATION, VERSION, keep_aside_command, told
+from gpuherd.jobs.schema import APPLICATION, VERSION, damage_behind, may, owner, refuse_no_queue, told
+
+SIMULATED_GPUS = "GPUs were simulated: jobs ran on the CPU, and no time, memory or utilization here is that of a GPU."
 
 _PATIENCE_S = 5.0
 _ELSEWHERE_EVERY_S = 5.0
+
+
+def notes_on_gpus(queue: Path) -> list[str]:
+    """Remarks on a run's GPUs for readers of its figures: a sentence where some were simulated. Empty where there is no
+    readable queue."""
+    if not queue.exists():
+        return []
+    try:
+        with closing(QueueReader(queue)) as reader:
+            found = reader.one("SELECT 1 FROM attempts WHERE gpus LIKE ?", (f"%{SIMULATED}%",))
+    except (QueueUnreadable, UsageError):
+        return []
+    return [] if found is None else [SIMULATED_GPUS]
 
 
 class QueueReader:
@@ -32,12 +50,13 @@ class QueueReader:
 
     def __init__(self, path: Path):
         self.path = path
-        if not path.exists():
+        if not is_there(path):
             raise _none(path)
+        refuse_no_queue(path)
         self._looks_next = 0.0
         self._refuse_elsewhere()
         try:
-            self._db = _open(path)
+            self._db, self._sees_changes = _open(path)
         except sqlite3.Error as problem:
             raise _unreadable(path, problem) from problem
         try:
@@ -56,13 +75,21 @@ class QueueReader:
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         """The rows of a query. Raises QueueUnreadable when the file turns out to be damaged."""
+        return list(self.each(query, values))
+
+    def each(self, query: str, values: tuple[object, ...] = ()) -> Iterator[sqlite3.Row]:
+        """The same rows one after the other, for results that are too long to keep in memory."""
         self._refuse_elsewhere()
         try:
-            return self._db.execute(query, values).fetchall()
+            yield from self._db.execute(query, values)
         except UnicodeEncodeError:
-            return []  # somebody asks for a name that is no text, which no row has
+            return  # somebody asks for a name that is no text, which no row has
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from problem
+
+    def version(self) -> int | None:
+        """Another number when the file has been changed since the last call; None where this reader can't notice."""
+        return int(self.rows("PRAGMA data_version")[0][0]) if self._sees_changes else None
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -83,6 +110,14 @@ class QueueReader:
     def has(self, table: str, column: str) -> bool:
         """Whether the file knows this column of ``jobs`` or ``attempts``; files of an older gpuherd lack some."""
         return column in self._columns[table]
+
+    def can(self, query: str) -> bool:
+        """Whether this SQLite understands the query."""
+        try:
+            self._db.execute(query).fetchall()
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def column(self, table: str, name: str, alias: str = "") -> str:
         """The column for a SELECT, or NULL under its name where the file has none."""
@@ -111,30 +146,47 @@ class QueueReader:
         return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))
 
 
-def _unreadable(path: Path, problem: sqlite3.Error) -> QueueUnreadable:
-    if isinstance(problem, sqlite3.OperationalError):
-        return QueueUnreadable(f"can't read the queue {path}: {told(problem)}")
-    return QueueUnreadable(
-        f"the queue {path} is damaged ({told(problem)}); to keep it aside and start a new one:"
-        f" {keep_aside_command(path)}"
+def is_there(path: Path) -> bool:
+    """Whether there is a queue's file at this path. Raises CannotOpenQueue where this user may not look."""
+    try:
+        path.stat()
+    except PermissionError:
+        raise _forbidden(path) from None
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _forbidden(path: Path) -> CannotOpenQueue:
+    return CannotOpenQueue(
+        f"can't read the queue {path}: permission denied; it is {owner(path)}'s. Ask for read access to the folder and"
+        f" its queue.sqlite, or for the output of: gpuherd status {shlex.quote(str(path.parent))}"
     )
+
+
+def _unreadable(path: Path, problem: sqlite3.Error) -> QueueUnreadable:
+    damage = damage_behind(path, problem)
+    if damage is None and not may(os.R_OK, path):
+        return _forbidden(path)
+    return damage or CannotOpenQueue(f"can't read the queue {path}: {told(problem)}")
 
 
 def _none(path: Path) -> UsageError:
     return UsageError(f"there is no queue in {path.parent} yet; name the folder of a run")
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """A read-only connection. In a folder that this user can't write, SQLite can't make the small file by which
-    readers and writers agree; when no writer is there, the file is read as one that does not change.
+def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """A read-only connection, and whether it sees what others change. In a folder that this user can't write, SQLite
+    can't make the small file by which readers and writers agree; when no writer is there, the file is read as one that
+    does not change.
     """
     address = path.absolute().as_uri() + "?mode=ro"
     try:
-        return _connect(address)
+        return _connect(address), True
     except sqlite3.OperationalError:
         if path.with_name(path.name + "-wal").exists():
             raise
-        return _connect(address + "&immutable=1")
+        return _connect(address + "&immutable=1"), False
 
 
 def _connect(address: str) -> sqlite3.Connection:

@@ -103,6 +103,14 @@ class Handed:
     node: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """An attempt submitted to an engine that another one depends on: its number, and the engine's own id for it."""
+
+    attempt: int
+    handle: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
     """An attempt that has been started or handed over: who, where, when.

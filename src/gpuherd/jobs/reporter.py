@@ -17,7 +17,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.durable import append_line
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
-from gpuherd.jobs.failures import Diagnosis, clean
+from gpuherd.jobs.failures import Diagnosis, clean, with_code
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.logtail import last_lines
 from gpuherd.jobs.outcome import Failure
@@ -43,6 +43,9 @@ class Shown(Protocol):
     @property
     def paused(self) -> frozenset[PauseReason]:
         """Why its processes are stopped now."""
+
+    def paused_s(self, now: float, /) -> float:
+        """Seconds for which its processes were stopped by us until now (by ``clock.mono``)."""
 
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
@@ -121,10 +124,11 @@ class Reporter:
             )
         )
 
-    def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float) -> None:
-        """An attempt has ended, and this became of its job."""
+    def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float, paused_s: float = 0.0) -> None:
+        """An attempt has ended, and this became of its job. It ran for ``run_s``, of which it was paused for
+        ``paused_s``."""
         if settlement.job is JobState.DONE:
-            self._pace = self._pace.after(run_s, attempt.queued.job.cost)
+            self._pace = self._pace.after(max(0.0, run_s - paused_s), attempt.queued.job.cost)
             self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
         elif settlement.job is JobState.CANCELLED:
             self.about(EventKind.CANCELLED, attempt, settlement.reason or "cancelled", run_s)
@@ -132,20 +136,36 @@ class Reporter:
             self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
         elif settlement.job is JobState.WAITING:
             how = f" {settlement.change}" if settlement.change else ""
-            text = f"attempt {attempt.number} failed ({settlement.diagnosis.failure}), will be tried again{how}"
-            self.about(EventKind.RETRY, attempt, f"{text}: {settlement.reason}", run_s)
+            found = settlement.diagnosis
+            text = f"attempt {attempt.number} failed ({found.failure}), will be tried again{how}"
+            told = with_code(found.exit_code, found.reason)
+            self.about(EventKind.RETRY, attempt, f"{text}: {told}", run_s)
         else:
             found = settlement.diagnosis
             job = attempt.queued.job.name
-            self.failures.append(Failure(job, attempt.title, found.failure, found.reason, attempt.number, attempt.log))
-            text = f"failed ({found.failure}): {found.reason} (log: {attempt.log})"
-            self.about(EventKind.FAILED, attempt, text, run_s)
+            failure = Failure(
+                job, attempt.title, found.failure, found.reason, attempt.number, attempt.log, found.exit_code
+            )
+            self.failures.append(failure)
+            told = with_code(found.exit_code, found.reason)
+            self.about(EventKind.FAILED, attempt, f"failed ({found.failure}): {told} (log: {attempt.log})", run_s)
 
-    def given_up(self, failure: Failure) -> None:
-        """A job has failed for good without an attempt."""
-        self.failures.append(failure)
-        text = f"{clean(failure.title)}: {failure.reason}"
-        self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=failure.job, title=failure.title))
+    def requeued(self, attempts: Sequence[AttemptRecord], reason: str) -> None:
+        """Attempts have ended through no fault of their jobs, all for one reason, and the jobs wait again."""
+        first, last = (clean(attempt.title) for attempt in (attempts[0], attempts[-1]))
+        text = f"{len(attempts)} jobs, {first} to {last}: {reason}"
+        self.tell(Event(kind=EventKind.REQUEUED, at=clock.wall(), text=text))
+
+    def given_up(self, failures: Sequence[Failure]) -> None:
+        """Jobs have failed for good without an attempt, all for one reason."""
+        self.failures += failures
+        first = failures[0]
+        if len(failures) == 1:
+            text = f"{clean(first.title)}: {first.reason}"
+            self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=first.job, title=first.title))
+            return
+        text = f"{len(failures)} jobs, {clean(first.title)} to {clean(failures[-1].title)}: {first.reason}"
+        self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text))
 
     def cancelled(self, jobs: Sequence[str], needed: str, fate: JobState = JobState.FAILED) -> None:
         """Jobs can't run any more, because one that they need has failed or was cancelled."""
@@ -178,8 +198,15 @@ class Reporter:
             # The queue has it too; a full disk must not end the run.
             logger.warning("can't write %s: %s", self._run.failures, problem.strerror)
 
-    def show(self, running: Sequence[Shown], waiting_for: str | None, at_once: int, in_line: int = 0) -> None:
-        """Gives the display the whole picture. ``at_once``: how many jobs can run side by side; ``in_line``: how many
+    def show(
+        self,
+        running: Sequence[Shown],
+        waiting_for: str | None,
+        at_once: int,
+        in_line: int = 0,
+        back_in_s: Sequence[float] = (),
+    ) -> None:
+        """Gives the display the whole picture. ``at_once``, ``back_in_s``: as for ``time_left``; ``in_line``: how many
         besides those that run wait in an engine beyond this machine."""
         if self._display is None:
             return
@@ -196,6 +223,7 @@ class Reporter:
                     self._those_waiting(counts.waiting + in_line),
                     [Running(line.elapsed_s, cost, line.eta_s) for line, cost in zip(lines, costs, strict=True)],
                     at_once,
+                    back_in_s,
                 ),
                 paused=self._queue.held() + sum(line.paused for line in lines),
                 in_line=in_line,
@@ -214,7 +242,9 @@ class Reporter:
 def _line(attempt: Shown) -> RunningLine:
     record = attempt.record
     if record.handed is None:
-        elapsed = max(0.0, clock.mono() - record.started_mono)
+        now = clock.mono()
+        # Without its pauses, in which it did nothing of what is left.
+        elapsed = max(0.0, now - record.started_mono - attempt.paused_s(now))
     else:
         # It may have begun before this machine was started, whose own clock says nothing of that.
         elapsed = max(0.0, clock.wall() - record.started_at)

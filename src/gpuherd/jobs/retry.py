@@ -14,7 +14,8 @@ On rungs 1, 3 and 5 it asks for more memory than it had asked for and was seen t
 for; on more GPUs for what it asked at first, since each then holds less.
 
 Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or can't help it, and each can
-be climbed a few times at most. A full disk costs no try either while it is full: the job waits for space.
+be climbed a few times at most. A full disk costs no try either while it is full: the job waits for space; nor does a
+failure on a GPU on trial (``quarantine``), once for each such GPU: the job was to find out about the GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Protocol
 from gpuherd.jobs.failures import Diagnosis, FailureClass, back_off_s
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.learning import after_running_out
+from gpuherd.jobs.quarantine import MAY_BE_THE_GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class Seen:
         most_mb: the most that as many GPUs of the run could ever have free; None if that is not known.
         gpu_total_mb: size of the smallest of its GPUs.
         larger_exists: the run may use GPUs larger than that, as many as the job needs.
-        disk_low: there was less space than ``min_disk`` when it ended.
+        disk_low: less than ``min_disk`` was free for the run, or where the job works and writes, when it ended.
+        on_trial: one of its GPUs had been left out for crashes before, and no job had succeeded there since.
     """
 
     gpus: tuple[str, ...] = ()
@@ -114,6 +117,7 @@ class Seen:
     gpu_total_mb: int | None = None
     larger_exists: bool = False
     disk_low: bool = False
+    on_trial: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +128,6 @@ class NextTry:
         not_before: wall-clock second of its earliest start.
         gpus, memory_mb, share: what it asks for from now on.
         avoid: UUIDs of GPUs that it should not get if there are others.
-        wait_for_disk: it waits until there is ``min_disk`` space.
         costs_try: whether the failure counts against ``job.retries``.
         change: what is different this time, as a part of a sentence; None when nothing is.
     """
@@ -134,7 +137,6 @@ class NextTry:
     memory_mb: int | None
     share: bool
     avoid: frozenset[str]
-    wait_for_disk: bool = False
     costs_try: bool = True
     change: str | None = None
 
@@ -146,7 +148,8 @@ def next_try(queued: Tried, diagnosis: Diagnosis, seen: Seen, now: float) -> Nex
     rule = HOST_MEMORY if diagnosis.on_host else RULES[diagnosis.failure]
     change = _climb(queued, seen) if rule.ladder and seen.gpus else _Change(queued.gpus, queued.memory_mb, queued.share)
     waits_for_disk = rule.waits_for_disk and seen.disk_low
-    costs = not (change.is_asked_for or waits_for_disk)
+    probed = seen.on_trial and diagnosis.failure in MAY_BE_THE_GPU and queued.avoid.isdisjoint(seen.gpus)
+    costs = not (change.is_asked_for or waits_for_disk or probed)
     if costs and queued.tries >= queued.job.retries:
         return None
     avoid = queued.avoid
@@ -158,7 +161,6 @@ def next_try(queued: Tried, diagnosis: Diagnosis, seen: Seen, now: float) -> Nex
         memory_mb=change.memory_mb,
         share=change.share,
         avoid=avoid,
-        wait_for_disk=waits_for_disk,
         costs_try=costs,
         change="when there is space on the disk again" if waits_for_disk else change.sentence,
     )

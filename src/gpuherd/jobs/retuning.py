@@ -86,6 +86,8 @@ def _parse(word: str, name: str, spec: Option, value: str) -> Any:
         return ()
     if name == "max_concurrent" and text.lower() in _NO_LIMIT:
         return None
+    if name == "max_gpus" and text == _ALL:
+        return None
     if name == "share":
         if text.lower() not in _TRUE + _FALSE:
             raise UsageError(f"{word}={value!r}; write yes or no")

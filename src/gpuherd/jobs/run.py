@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from types import MappingProxyType
 
 from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.events import Event
-from gpuherd.jobs.fulldisk import cannot_write
+from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.fulldisk import raising_cannot_write
+from gpuherd.jobs.givingup import give_up
 from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember
-from gpuherd.jobs.job import Job
+from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.loop import Loop, Terms
 from gpuherd.jobs.metrics import metrics
@@ -23,10 +25,12 @@ from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.outward import Outward
 from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.retuning import dispatch_options
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.settings import load
+from gpuherd.jobs.submission import SubmissionChanges
 from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ def run_jobs(
     run: RunDirectory,
     *,
     rerun: Collection[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
     before: Callable[[], None] = lambda: None,
     on_event: Callable[[Event], None] | None = None,
     display: Display | None = None,
@@ -47,14 +52,16 @@ def run_jobs(
     """Runs the jobs on free GPUs of this machine until none is left, and writes gpu_metrics.json.
 
     Called again with the same jobs and folder it goes on: jobs that are done stay done while their ``result`` exists
-    (but those named in ``rerun``), those that failed get fresh tries, and those that a dead run left running are taken
-    over. The first Ctrl-C lets running jobs end and starts no more; the second, or SIGTERM, stops them and puts them
-    back in the queue.
+    (but those named in ``rerun``), those that failed or were cancelled get fresh tries, with a notice, and those that
+    a dead run left running are taken over. Where the last call never ended, as after a kill, it is continued: failed
+    and cancelled jobs stay so, and tries continue to count. The first Ctrl-C lets running jobs end and starts no more;
+    the second, or SIGTERM, stops them and puts them back in the queue.
 
     Args:
         jobs: all the work; waiting jobs of earlier calls that are not among them are cancelled.
         options: GPUs to use, and when one counts as free.
         run: the run folder, made if it is not there.
+        refused: of these jobs those that can't run, by name, with the reason: they fail without an attempt.
         before: called when nobody else can begin here and nothing refuses the start any more, before the queue is
             changed; what it raises is the last that could.
         on_event: called in this thread for everything that happens; it should be quick.
@@ -72,12 +79,12 @@ def run_jobs(
     A start that is refused has changed nothing in the queue.
     """
 
-    def prepare(queue: Queue) -> None:
+    def prepare(queue: Queue) -> SubmissionChanges:
         before()
-        queue.submit(jobs, rerun)
+        return queue.submit(jobs, rerun)
 
     if enqueue_only:
-        raise _enqueued(run, options, prepare)
+        raise _enqueued(run, options, prepare, refused)
     return _run(
         run,
         options,
@@ -85,6 +92,7 @@ def run_jobs(
         on_event,
         prepare=prepare,
         jobs=jobs,
+        refused=refused,
         grace_s=grace_s,
     )
 
@@ -108,16 +116,21 @@ def work_off(
     return _run(run, options, display, on_event, serve=serve, on_ready=on_ready, grace_s=grace_s)
 
 
-def _enqueued(run: RunDirectory, options: GpuOptions, prepare: Callable[[Queue], None]) -> Enqueued:
+def _enqueued(
+    run: RunDirectory, options: GpuOptions, prepare: Callable[[Queue], SubmissionChanges], refused: Mapping[str, str]
+) -> Enqueued:
     """Puts the jobs into the queue; what to raise then."""
     run.create()
-    with closing(DispatcherLock(run.lock)), Queue(run.queue) as queue:
-        try:
-            refuse_other_hands(queue, run, dispatch_options(options))
-            prepare(queue)
-            return Enqueued(run.root, queue.counts().waiting)
-        except sqlite3.OperationalError as problem:
-            raise cannot_write(run.queue, problem, "give the same command again") from problem
+    with (
+        closing(DispatcherLock(run.lock)),
+        Queue(run.queue) as queue,
+        raising_cannot_write(run.queue, "give the same command again"),
+    ):
+        refuse_other_hands(queue, run, dispatch_options(options))
+        submitted = prepare(queue)
+        for queued, reason in _that_wait(queue, refused):
+            queue.fail_waiting(queued.id, reason)
+        return Enqueued(run.root, queue.counts().waiting, submitted.remarks)
 
 
 def _run(
@@ -126,8 +139,9 @@ def _run(
     display: Display | None,
     on_event: Callable[[Event], None] | None,
     *,
-    prepare: Callable[[Queue], None] = lambda _: None,
+    prepare: Callable[[Queue], SubmissionChanges] = lambda _: SubmissionChanges(),
     jobs: Sequence[Job] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
     serve: bool = False,
     on_ready: Callable[[], None] = lambda: None,
     grace_s: float,
@@ -136,38 +150,51 @@ def _run(
     run.create()
     chosen = dispatch_options(options)
     outward = Outward(run, chosen, serve=serve)
-    with closing(DispatcherLock(run.lock)) as lock, Queue(run.queue) as queue:
-        try:
-            reporter = Reporter(queue, run, display, outward.and_to(on_event))
-            refuse_other_hands(queue, run, chosen)
-            with outward, opened(chosen) as engine:
-                settings = load()
-                terms = Terms(
-                    serve=serve,
-                    lock=lock,
-                    settings=settings,
-                    load_settings=load,
-                    on_ready=on_ready,
-                    grace_s=grace_s,
-                )
-                worker: Loop
-                if engine is None:
-                    worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
-                else:
-                    from gpuherd.jobs.handover.handover import Handover
+    with (
+        closing(DispatcherLock(run.lock)) as lock,
+        Queue(run.queue) as queue,
+        # What was recorded stays, running jobs go on, and the next start takes them over.
+        raising_cannot_write(run.queue, "start the same command again to go on"),
+    ):
+        reporter = Reporter(queue, run, display, outward.and_to(on_event))
+        refuse_other_hands(queue, run, chosen)
+        with outward, opened(chosen) as engine:
+            settings = load()
+            terms = Terms(
+                serve=serve,
+                lock=lock,
+                settings=settings,
+                load_settings=load,
+                on_ready=on_ready,
+                grace_s=grace_s,
+            )
+            worker: Loop
+            if engine is None:
+                worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
+            else:
+                from gpuherd.jobs.handover.handover import Handover
 
-                    worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
-                    remember(run, chosen)
-                prepare(queue)
-                for warning in settings.warnings:
-                    reporter.notice(warning)
-                try:
-                    return outward.ended(worker.run())
-                finally:
-                    write_metrics(queue, run)
-        except sqlite3.OperationalError as problem:
-            # What was recorded stays, running jobs go on, and the next start takes them over.
-            raise cannot_write(run.queue, problem, "start the same command again to go on") from problem
+                worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
+                remember(run, chosen)
+            submitted = prepare(queue)
+            for remark in (*settings.warnings, *submitted.remarks):
+                reporter.notice(remark)
+            for queued, reason in _that_wait(queue, refused):
+                problem = give_up(queue, reporter, [queued], FailureClass.BAD_INPUT, reason)
+                if problem is not None:
+                    raise problem
+            try:
+                return outward.ended(worker.run())
+            finally:
+                write_metrics(queue, run)
+
+
+def _that_wait(queue: Queue, refused: Mapping[str, str]) -> Iterator[tuple[QueuedJob, str]]:
+    """Those of the refused jobs that have not ended in an earlier call, with the reason."""
+    for name, reason in refused.items():
+        found = queue.job(name)
+        if found is not None and found[1] is JobState.WAITING:
+            yield found[0], reason
 
 
 def write_metrics(queue: Queue, run: RunDirectory) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 from gpuherd.engines.cluster import output_file
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.durable import atomic_write, private_write
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]+")
+_ATTEMPT_LOG = re.compile(r"\.\d+\.log$")
 _LONGEST_NAME = 120
 ATTEMPTS_A_FILE = 1000  # that share a status file
 
@@ -44,6 +45,15 @@ class RunDirectory:
         self.standing = self.root / "standing.json"
         self.handover = self.root / "handover"
         self.engine_options = self.handover / "engine.json"
+        self.gone = self.handover / "gone.json"
+
+    def has_run(self) -> bool:
+        """Whether a dispatcher has worked in this folder before, by the files that it leaves next to the queue."""
+        if any(path.exists() for path in (self.run_json, self.gpu_metrics, self.failures)):
+            return True
+        with suppress(OSError):
+            return any(_ATTEMPT_LOG.search(path.name) for path in self.logs.iterdir())
+        return False
 
     def create(self) -> None:
         """Makes the folders and tries a file in each. Raises CannotWrite, naming the folder and the cause."""
@@ -62,10 +72,17 @@ class RunDirectory:
                 ) from problem
 
     def write_run_record(self, record: Mapping[str, Any]) -> None:
-        """Writes run.json: what was asked. Raises CannotWrite."""
+        """Writes run.json: what was asked; for its owner alone where there are --setup lines, which may hold secrets.
+        Raises CannotWrite.
+
+        Call it with the queue's lock held (``before`` of ``run_jobs``): else it can tell of another run than the one
+        that is at work.
+        """
         text = _without_webhook(json.dumps(record, indent=2, sort_keys=True, default=str), record)
+        config = record.get("config")
+        write = private_write if isinstance(config, Mapping) and config.get("setup") else atomic_write
         try:
-            atomic_write(self.run_json, text.encode() + b"\n")
+            write(self.run_json, text.encode() + b"\n")
         except OSError as problem:
             raise CannotWrite(f"can't write {self.run_json}: {problem.strerror}") from problem
 

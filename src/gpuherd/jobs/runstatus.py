@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.engines.progress import Progress
@@ -105,6 +105,7 @@ class RunStatus:
         jobs: the page that was asked for, running first, then failed, waiting, cancelled, done.
         matching: how many jobs the page is taken from.
         eta_s: seconds until all is done by the mean length of jobs so far, None while nothing can be said.
+        left_out: GPUs that are left out for a while, by label, each with a sentence on how long and why.
     """
 
     folder: Path
@@ -117,6 +118,7 @@ class RunStatus:
     eta_s: float | None
     held: tuple[str, ...] = ()
     in_engine: InEngine | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

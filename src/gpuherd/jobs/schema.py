@@ -13,18 +13,23 @@ import json
 import os
 import shlex
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from gpuherd.errors import QueueUnreadable
-from gpuherd.jobs.fulldisk import is_full
+from gpuherd.errors import CannotOpenQueue, QueueUnreadable
+from gpuherd.jobs.fulldisk import code_of, is_full, may_pass
 from gpuherd.jobs.order import rank
+from gpuherd.jobs.rundir import RunDirectory
 
 VERSION = 5
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
 _LOCK_WITHIN_S = 30.0
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# Between making an empty file and writing the first page into it, a process takes a few milliseconds.
+_FIRST_PAGE_WITHIN_S = 1.0
 # Pages that a look through the whole file keeps in memory meanwhile.
 _PASSING_PAGES = 64
 
@@ -204,29 +209,27 @@ ALTER TABLE jobs ADD COLUMN rank REAL NOT NULL DEFAULT 0;
 
 
 def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
-    """Opens the queue's file, making it if there is none, for its owner alone: commands may hold secrets.
+    """Opens the queue's file, which ``make`` has made or looked at.
 
     ``check`` looks through the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable;
     never changes a file it can't use.
     """
-    make(path)
     try:
         connection = sqlite3.connect(path, timeout=_LOCK_WITHIN_S, isolation_level=None, cached_statements=256)
     except (sqlite3.Error, OSError) as problem:
-        raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
+        raise CannotOpenQueue(f"can't open the queue {path}: {_denied(path)}{problem}") from problem
     try:
         connection.row_factory = sqlite3.Row
         _prepare(connection, path, check)
     except sqlite3.OperationalError as problem:
         # Locked by another program, read-only, no space: nothing that says anything against the file itself.
         connection.close()
-        raise QueueUnreadable(f"can't open the queue {path}: {told(problem)}; it was left as it is") from problem
+        raise CannotOpenQueue(
+            f"can't open the queue {path}: {_denied(path)}{told(problem)}; it was left as it is"
+        ) from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
-        raise QueueUnreadable(
-            f"the queue {path} is damaged ({told(problem)}); it was left as it is. To keep it aside and start a new"
-            f" one: {keep_aside_command(path)}"
-        ) from problem
+        raise damaged(path, told(problem)) from problem
     except QueueUnreadable:
         connection.close()
         raise
@@ -234,15 +237,89 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
 
 
 def make(path: Path) -> None:
-    """Makes an empty file for a queue if there is none, for its owner alone. Raises QueueUnreadable."""
+    """Makes an empty file for a queue if there is none, for its owner alone: commands may hold secrets.
+
+    Raises QueueUnreadable for what is there and can't be a queue (``refuse_no_queue``).
+    """
     try:
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        refuse_no_queue(path)
     except OSError as problem:
-        raise QueueUnreadable(f"can't open the queue {path}: {problem}") from problem
+        raise CannotOpenQueue(f"can't open the queue {path}: {problem}") from problem
 
 
-def told(problem: sqlite3.Error) -> str:
+def may(access: int, path: Path) -> bool:
+    """Whether this user may do this with the file (``os.R_OK``, ``os.W_OK``)."""
+    return os.access(path, access, effective_ids=os.access in os.supports_effective_ids)
+
+
+def owner(path: Path) -> str:
+    """The name of the user whose file this is, or whose folder hides it."""
+    from gpuherd.gpus.lease_place import user_name  # here: who only submits asks no such thing
+
+    for each in (path, *path.parents):
+        with suppress(OSError):
+            return user_name(each.stat().st_uid)
+    return "another user"
+
+
+def _denied(path: Path) -> str:
+    """Begins a message where this user may not read and write the file; "" where that is not the reason."""
+    return "" if may(os.R_OK | os.W_OK, path) else f"permission denied, it is {owner(path)}'s: "
+
+
+def refuse_no_queue(path: Path) -> None:
+    """Raises QueueUnreadable for a file that can't be a queue: a folder, a FIFO, or an empty file where jobs have run.
+
+    An empty file is a new queue elsewhere; here it is what is left of one, and all its jobs would run again.
+    """
+    deadline = time.monotonic() + _FIRST_PAGE_WITHIN_S
+    while True:
+        try:
+            state = path.stat()
+        except OSError as problem:
+            raise CannotOpenQueue(f"can't open the queue {path}: {problem}") from problem
+        if not stat.S_ISREG(state.st_mode):
+            kind = "a folder" if stat.S_ISDIR(state.st_mode) else "no plain file"
+            raise QueueUnreadable(f"the queue {path} is {kind}; move it away, or name another folder")
+        run = RunDirectory(path.parent)
+        if state.st_size or path.absolute() != run.queue or not run.has_run():
+            return
+        if time.monotonic() > deadline:
+            raise damaged(path, "it is empty, and the files beside it show that jobs have run here")
+        time.sleep(0.02)
+
+
+def damaged(path: Path, what: str) -> QueueUnreadable:
+    """The error to raise for a queue's file that is damaged."""
+    return QueueUnreadable(
+        f"the queue {path} is damaged ({what}); it was left as it is. To keep it aside and start a new one:"
+        f" {keep_aside_command(path)}"
+    )
+
+
+def damage_behind(path: Path, problem: Exception) -> QueueUnreadable | None:
+    """The error to raise instead of one that came up while a queue was in use, if damage to its file explains that."""
+    if isinstance(problem, sqlite3.OperationalError) and may_pass(problem):
+        return None
+    try:
+        with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as connection:
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as worse:
+        return damaged(path, told(worse))
+    if found != "ok":
+        return damaged(path, found)
+    # A text that is no UTF-8 passes that check.
+    is_told = isinstance(problem, sqlite3.Error) and (
+        code_of(problem) & 0xFF in _DAMAGE or not hasattr(problem, "sqlite_errorcode")
+    )
+    return damaged(path, told(problem)) if is_told else None
+
+
+def told(problem: Exception) -> str:
     """SQLite's words for people: their last line, after the cause where we know it."""
     words = str(problem).splitlines()[-1]
     full = isinstance(problem, sqlite3.OperationalError) and is_full(problem)

@@ -8,7 +8,9 @@ GPUs; what the limits allow at some moment is ``gpuherd.jobs.allowance``'s part.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -128,11 +130,12 @@ def load() -> Settings:
 def _own_text(path: Path) -> str | None:
     """The user's file; None when there is none. It may name a command to run, so nobody else may have written it."""
     try:
-        with path.open(encoding="utf-8") as file:
+        # Not to wait for a writer, where it is a FIFO.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise UsageError(f"{path} is no plain file; remove it")
-            if state.st_uid not in (0, os.geteuid()) or state.st_mode & stat.S_IWOTH:
+            if state.st_uid not in (0, os.geteuid()) or _others_can_write(state):
                 raise UsageError(f"{path} could have been written by somebody else; run: chmod go-w {path}, and own it")
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -141,6 +144,20 @@ def _own_text(path: Path) -> str | None:
         raise UsageError(f"{path} is no UTF-8 text; save it in UTF-8") from None
     except OSError as problem:
         raise UsageError(f"{path} can't be read: {problem.strerror}") from None
+
+
+def _others_can_write(state: os.stat_result) -> bool:
+    """Whether the file's mode lets anybody but its owner write it.
+
+    Where umask is 002, users have a group of their own, with their name and without other members: it counts as them.
+    """
+    if state.st_mode & stat.S_IWOTH or not state.st_mode & stat.S_IWGRP:
+        return bool(state.st_mode & stat.S_IWOTH)
+    try:
+        user, group = pwd.getpwuid(state.st_uid).pw_name, grp.getgrgid(state.st_gid)
+    except KeyError:
+        return True
+    return group.gr_name != user or bool(set(group.gr_mem) - {user})
 
 
 # --- the tables -----------------------------------------------------------------------------------------------

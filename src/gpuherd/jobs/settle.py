@@ -32,7 +32,7 @@ class Blameless(StrEnum):
     NODE_LOST = "its node was lost; it waits again"
     NOT_BEGUN = "the cluster has ended it before it began; it waits again"
     NOT_TAKEN = "the cluster does not know of it, and it never began; it waits again"
-    REFUSED = "the cluster takes no more jobs now; it waits again"
+    TOO_EARLY = "the cluster began it before what it needs had succeeded; it waits again"
     STRANDED = "what it was to follow has not succeeded; it waits again"
 
 

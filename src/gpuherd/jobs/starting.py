@@ -182,6 +182,6 @@ class Starter:
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
         """A job fails without an attempt; later, where the disk is full."""
-        problem = give_up(self._queue, self._tell, queued, failure, reason)
+        problem = give_up(self._queue, self._tell, [queued], failure, reason)
         if problem is not None:
             self._later(problem)

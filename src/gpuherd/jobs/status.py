@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.engines.options import LOCAL
@@ -18,14 +20,16 @@ from gpuherd.engines.processes import boot_id, identify
 from gpuherd.jobs import clock, standing
 from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.jobstatus import attempt_status, job_status
+from gpuherd.jobs.jobstatus import attempt_status, job_statuses
+from gpuherd.jobs.leftout import read_left_out
 from gpuherd.jobs.pages import places, rows_of
 from gpuherd.jobs.queuefile import COSTS_WAITING
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.records import Counts
 from gpuherd.jobs.rows import handed_of, round_opened
 from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.runstatus import AttemptStatus, DispatcherStatus, Page, RunStatus
+from gpuherd.jobs.runstatus import PAGE, AttemptStatus, DispatcherStatus, JobStatus, Page, RunStatus
+from gpuherd.jobs.schema import damaged
 from gpuherd.jobs.waitreason import WaitFacts
 from gpuherd.jobs.whereabouts import InEngine
 
@@ -52,34 +56,105 @@ def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
 
 def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     """The same from a queue that is open already: for those who look again and again."""
+    with looking(run, reader, page) as look:
+        return replace(look.status, jobs=tuple(look.jobs()))
+
+
+def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus, Iterator[list[JobStatus]]]:
+    """The status without its jobs, and all jobs of the page, so many at a time: the first are there before the last are
+    read, and no more of them are in memory.
+
+    One snapshot fixes which jobs there are; each chunk has a snapshot of its own, so that no writer waits long. Raises
+    UsageError without a queue, and QueueUnreadable, also from the iterator.
+    """
+    chunks = _by_pages(run, page, each)
+    return next(chunks)[0], (jobs for _, jobs in chunks)
+
+
+def _by_pages(run: RunDirectory, page: Page, each: int) -> Iterator[tuple[RunStatus, list[JobStatus]]]:
+    with opened(run) as reader:
+        with looking(run, reader, page) as look:
+            numbers = array("q", look.numbers())
+        yield look.status, []
+        for first in range(0, len(numbers), each):
+            with reader.snapshot():
+                jobs = look.those(numbers[first : first + each])
+            yield look.status, jobs
+
+
+@contextmanager
+def looking(run: RunDirectory, reader: QueueReader, page: Page) -> Iterator[StatusSnapshot]:
+    """A look at the run at one moment, which lasts as long as the context: for pages that are too long to keep in
+    memory. Keep it short, as any ``snapshot``."""
     with reader.snapshot():
-        return _status_of(run, reader, page)
+        yield StatusSnapshot(run, reader, page)
 
 
-def _status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
-    now = clock.wall()
-    submission = _submission(reader)
-    counts = read_counts(reader)
-    dispatcher = _dispatcher(run, reader)
-    rows, matching = rows_of(reader, page, submission, counts, _longest_first(dispatcher))
-    facts = _wait_facts(reader, dispatcher)
-    place = places(page)
-    jobs = tuple(
-        job_status(run, reader, row, facts, now, next(place) if row["state"] == JobState.WAITING else None)
-        for row in rows
-    )
-    return RunStatus(
-        folder=run.root,
-        at=now,
-        counts=counts,
-        paused=_paused(reader, submission),
-        held=_held(reader, submission),
-        dispatcher=dispatcher,
-        in_engine=_in_engine(reader),
-        jobs=jobs,
-        matching=matching,
-        eta_s=_time_left(reader, counts, dispatcher),
-    )
+class StatusSnapshot:
+    """A run as it stands at one moment. Made by ``looking``.
+
+    Attributes:
+        status: how it stands, without its jobs.
+    """
+
+    def __init__(self, run: RunDirectory, reader: QueueReader, page: Page):
+        self._run, self._reader, self._page = run, reader, page
+        at = clock.wall()
+        self._submission = _submission(reader)
+        counts = read_counts(reader)
+        dispatcher = _dispatcher(run, reader)
+        labels = {} if dispatcher is None else _labels(dispatcher)
+        left_out = read_left_out(run, reader, at).items() if labels else ()
+        out = {uuid: each for uuid, each in left_out if uuid in labels}
+        self._longest_first = _longest_first(dispatcher)
+        self._places = places(page)
+        self._rows_of_page, matching = rows_of(reader, page, self._submission, counts, self._longest_first)
+        self.status = RunStatus(
+            folder=run.root,
+            at=at,
+            counts=counts,
+            paused=_paused(reader, self._submission),
+            held=_held(reader, self._submission),
+            dispatcher=dispatcher,
+            in_engine=_in_engine(reader),
+            jobs=(),
+            matching=matching,
+            eta_s=_time_left(reader, counts, dispatcher, [each.until - at for each in out.values()]),
+            left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
+        )
+
+    def jobs(self, states: Collection[JobState] = ()) -> Iterator[JobStatus]:
+        """The jobs of the page, once; or those of it in these states, where the page has no offset."""
+        page = self._only(states) if states else self._page
+        if page is None:
+            return iter(())
+        facts = _wait_facts(self._reader, self.status.dispatcher)
+        rows = self._rows(page, "*") if states else self._rows_of_page
+        return job_statuses(self._run, self._reader, facts, self.status.at, rows, places(page))
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the page's jobs, in their order; in place of ``jobs``."""
+        return (row["id"] for row in self._rows(self._page, "id"))
+
+    def those(self, numbers: Sequence[int]) -> list[JobStatus]:
+        """How the next jobs of ``numbers`` stand in a snapshot that is younger than this look."""
+        query = f"SELECT * FROM jobs WHERE id IN ({','.join('?' * len(numbers))})"  # noqa: S608 - our own words
+        rows = {row["id"]: row for row in self._reader.each(query, tuple(numbers))}
+        there = [rows[number] for number in numbers if number in rows]
+        facts = _wait_facts(self._reader, self.status.dispatcher)
+        return list(job_statuses(self._run, self._reader, facts, clock.wall(), there, self._places))
+
+    def columns(self, state: JobState, columns: str) -> Iterator[str]:
+        """The first of these columns of the rows of the page's jobs in this state."""
+        page = self._only((state,))
+        return iter(()) if page is None else (row[0] for row in self._rows(page, columns))
+
+    def _only(self, states: Collection[JobState]) -> Page | None:
+        both = [state for state in states if not self._page.states or state in self._page.states]
+        return replace(self._page, states=both) if both else None
+
+    def _rows(self, page: Page, columns: str) -> Iterator[sqlite3.Row]:
+        return rows_of(self._reader, page, self._submission, self.status.counts, self._longest_first, columns)[0]
 
 
 def read_counts(reader: QueueReader) -> Counts:
@@ -105,7 +180,9 @@ def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptStatus, ...]:
 
 def _submission(reader: QueueReader) -> int:
     row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
-    return 0 if row is None else int(row["value"])
+    if row is None:
+        raise damaged(reader.path, "its table meta has no submission")
+    return int(row["value"])
 
 
 def _paused(reader: QueueReader, submission: int) -> int:
@@ -195,14 +272,22 @@ def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> Wai
     )
 
 
-def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None) -> float | None:
+def _labels(dispatcher: DispatcherStatus) -> dict[str, str]:
+    return {} if dispatcher.standing is None else {gpu.uuid: gpu.label for gpu in dispatcher.standing.gpus}
+
+
+def _time_left(
+    reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None, back_in_s: Sequence[float]
+) -> float | None:
     """By the latest jobs that are done, and as many side by side as the dispatcher says, or else as run now."""
     if dispatcher is None or not counts.waiting + counts.running:
         return None
     cost = reader.column("jobs", "cost", "j")
+    paused = "a.paused_s" if reader.has("attempts", "paused_s") else "0"
     row = reader.one(
         "SELECT count(*), total(run_s), total(CASE WHEN cost > 0 THEN run_s END), total(cost) FROM"  # noqa: S608
-        f" (SELECT a.ended_mono - a.started_mono AS run_s, {cost} FROM attempts a JOIN jobs j ON j.id = a.job"
+        f" (SELECT a.ended_mono - a.started_mono - {paused} AS run_s, {cost} FROM attempts a"
+        " JOIN jobs j ON j.id = a.job"
         " WHERE a.state = 'done' AND a.ended_mono IS NOT NULL ORDER BY a.id DESC LIMIT ?)",
         (_LATEST,),
     )
@@ -216,12 +301,18 @@ def _time_left(reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus
     costs = reader.one(COSTS_WAITING, (_submission(reader),)) if pace.cost else None
     waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
     told = None if dispatcher.standing is None else dispatcher.standing.at_once
-    return time_left(pace, waiting, running, told or max(1, len(running)))
+    at_once = max(1, len(running)) if told is None else told
+    return time_left(pace, waiting, running, at_once, back_in_s)
 
 
 def _elapsed_s(attempt: sqlite3.Row) -> float:
     """How long a running attempt has run by now, as far as its row tells; 0 in an engine's line."""
     handed = handed_of(attempt)
     if handed is None:
-        return max(0.0, clock.mono() - float(attempt["started_mono"]))
+        # Without its pauses, in which it did nothing of what is left.
+        known = attempt.keys()
+        paused_s = float(attempt["paused_s"]) if "paused_s" in known else 0.0
+        if "paused_mono" in known and attempt["paused_mono"] is not None:
+            paused_s += clock.mono() - float(attempt["paused_mono"])
+        return max(0.0, clock.mono() - float(attempt["started_mono"]) - paused_s)
     return 0.0 if handed.node is None else max(0.0, clock.wall() - float(attempt["started_at"]))

@@ -1,4 +1,4 @@
-"""A run's status as people and as programs read it: pure functions of ``RunStatus``.
+"""A run's status as people read it: pure functions of ``RunStatus``.
 
 The table is for a terminal of 80 columns and more; where it is narrow the reasons get more lines, names are never cut.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from gpuherd.jobs.failures import clean
+from gpuherd.jobs.failures import clean, in_words
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, DispatcherStatus, JobStatus, RunStatus
+from gpuherd.jobs.runstatus import SHOWN_FIRST, AttemptStatus, JobStatus, RunStatus
 from gpuherd.jobs.whereabouts import there
 from gpuherd.jobs.wording import bar, counted, duration
 
@@ -28,44 +28,6 @@ COLOURS = {
 }
 PAUSED_COLOUR = "magenta"
 _BAR = 8
-
-
-def as_json(status: RunStatus) -> dict[str, Any]:
-    """The status as plain data; the schema is in docs/control.md."""
-    return {
-        "folder": str(status.folder),
-        "time": status.at,
-        "counts": {
-            **asdict(status.counts),
-            "total": status.counts.total,
-            "paused": status.paused,
-            "in_line": 0 if status.in_engine is None else status.in_engine.in_line,
-        },
-        "in_engine": None if status.in_engine is None else asdict(status.in_engine),
-        "eta_s": None if status.eta_s is None else round(status.eta_s, 1),
-        "dispatcher": None if status.dispatcher is None else _dispatcher_as_json(status.dispatcher),
-        "matching": status.matching,
-        "jobs": [_job_as_json(job) for job in status.jobs],
-    }
-
-
-def _dispatcher_as_json(dispatcher: DispatcherStatus) -> dict[str, Any]:
-    told = dispatcher.standing
-    return {
-        "pid": dispatcher.pid,
-        "since": dispatcher.since,
-        "mode": None if told is None else told.mode,
-        "closed": None if told is None else told.closed,
-        "away": None if told is None else told.away,
-        "settings": None if told is None else dict(told.settings),
-        "gpus": None if told is None else [asdict(gpu) for gpu in told.gpus],
-    }
-
-
-def _job_as_json(job: JobStatus) -> dict[str, Any]:
-    told = asdict(job)
-    told["command"] = list(job.command)
-    return told
 
 
 def headline(status: RunStatus) -> str:
@@ -94,13 +56,6 @@ def at_work(status: RunStatus) -> str:
     if told.away is not None:
         text += f"; {clean(told.away)}"
     return text if told.closed is None else f"{text}; nothing is started now: {clean(told.closed)}"
-
-
-def held(status: RunStatus) -> str:
-    """Which of the waiting jobs are paused, in one line; somebody may have forgotten them."""
-    waiting = status.paused - sum(job.paused and job.state is JobState.RUNNING for job in status.jobs)
-    others = " and others" if waiting > len(status.held) else ""
-    return f"paused: {', '.join(clean(name) for name in status.held)}{others} (gpuherd resume)"
 
 
 def state_word(job: JobStatus) -> str:
@@ -153,7 +108,7 @@ def what(job: JobStatus) -> str:
         return "" if attempt.run_s is None else f"in {duration(attempt.run_s)}"
     if job.state is JobState.FAILED and attempt.failure_class is not None:
         tries = "" if job.attempts < 2 else f", {job.attempts} attempts"
-        return f"{attempt.failure_class}{tries}: {reason}"
+        return in_words(f"{attempt.failure_class}{tries}", attempt.exit_code, reason)
     return reason
 
 
@@ -177,40 +132,69 @@ def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
     line, and the jobs that have no place are counted.
     """
     from rich.console import Group
-    from rich.table import Table
+
+    return Group(*as_tables(status, [status.jobs], height))
+
+
+def as_tables(
+    status: RunStatus, pages: Iterable[Sequence[JobStatus]], height: int | None = None
+) -> Iterator[RenderableType]:
+    """The same in parts, with a table for each page of its jobs, which is made when it is wanted."""
+    from rich.console import Group
     from rich.text import Text
 
-    lines: list[RenderableType] = [
+    rest = iter(pages)
+    jobs = next(rest, ())
+    head = [
         # In one line, to be copied; where that is wider than the terminal, it is the terminal that folds it.
         Text(f"{status.folder}", style="bold", no_wrap=True, overflow="ignore" if height is None else "ellipsis"),
         Text(headline(status)),
         Text(at_work(status), style="" if status.dispatcher else "yellow"),
     ]
     if status.held:
-        lines.append(Text(held(status), style=PAUSED_COLOUR))
+        head.append(Text(_held(status, jobs), style=PAUSED_COLOUR))
+    head += [Text(f"GPU {clean(label)} is {clean(told)}", style="yellow") for label, told in status.left_out.items()]
+    yield Group(*head)
     if height is not None:
         # Below: a blank line and the heading, what is left out, when it was made, and the cursor's own line.
-        status = replace(status, jobs=_that_fit(status.jobs, max(2, height - len(lines) - 6)))
-    if status.jobs:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("State", no_wrap=True)
-        table.add_column("Job", overflow="fold", min_width=12, max_width=40)
-        table.add_column("GPU", no_wrap=True)
-        table.add_column("What", overflow="fold", min_width=24, ratio=1)
-        for job in status.jobs:
-            told = Text(what(job))
-            title = Text(clean(job.title))
-            if job.state is JobState.RUNNING or height is not None:
-                told.no_wrap, told.overflow = True, "ellipsis"
-            if height is not None:
-                title.no_wrap, title.overflow = True, "ellipsis"
-            table.add_row(Text(state_word(job), style=colour(job)), title, gpus(job), told)
-        lines += [Text(), table]
-    lines += [Text(line, style="dim") for line in _left_out(status)]
-    return Group(*lines)
+        jobs = _that_fit(jobs, max(2, height - len(head) - 6))
+    shown: Counter[JobState] = Counter()
+    while jobs:
+        shown.update(job.state for job in jobs)
+        yield Group(Text(), _table(jobs, one_line=height is not None))
+        jobs = next(rest, ())
+    for line in _left_out(status, shown):
+        yield Text(line, style="dim")
 
 
-def _that_fit(jobs: tuple[JobStatus, ...], rows: int) -> tuple[JobStatus, ...]:
+def _held(status: RunStatus, jobs: Sequence[JobStatus]) -> str:
+    """Which of the waiting jobs are paused, in one line; somebody may have forgotten them."""
+    waiting = status.paused - sum(job.paused and job.state is JobState.RUNNING for job in jobs)
+    others = " and others" if waiting > len(status.held) else ""
+    return f"paused: {', '.join(clean(name) for name in status.held)}{others} (gpuherd resume)"
+
+
+def _table(jobs: Sequence[JobStatus], *, one_line: bool) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("State", no_wrap=True)
+    table.add_column("Job", overflow="fold", min_width=12, max_width=40)
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("What", overflow="fold", min_width=24, ratio=1)
+    for job in jobs:
+        told = Text(what(job))
+        title = Text(clean(job.title))
+        if job.state is JobState.RUNNING or one_line:
+            told.no_wrap, told.overflow = True, "ellipsis"
+        if one_line:
+            title.no_wrap, title.overflow = True, "ellipsis"
+        table.add_row(Text(state_word(job), style=colour(job)), title, gpus(job), told)
+    return table
+
+
+def _that_fit(jobs: Sequence[JobStatus], rows: int) -> Sequence[JobStatus]:
     """So many of the jobs: what runs gets half of the room, and more where the others leave some."""
     running = [job for job in jobs if job.state is JobState.RUNNING]
     others = [job for job in jobs if job.state is not JobState.RUNNING]
@@ -218,11 +202,10 @@ def _that_fit(jobs: tuple[JobStatus, ...], rows: int) -> tuple[JobStatus, ...]:
     return (*running[:of_running], *others[: rows - of_running])
 
 
-def _left_out(status: RunStatus) -> list[str]:
+def _left_out(status: RunStatus, shown: Counter[JobState]) -> list[str]:
     """How many of each state the table does not show."""
-    if len(status.jobs) == status.matching:
-        return [] if status.jobs or not status.counts.total else ["no job is like that"]
-    shown = Counter(job.state for job in status.jobs)
+    if shown.total() == status.matching:
+        return [] if shown or not status.counts.total else ["no job is like that"]
     left = {state: getattr(status.counts, state.value) - shown[state] for state in SHOWN_FIRST}
     told = ", ".join(f"{number} {state.value}" for state, number in left.items() if number > 0)
-    return [f"and {told} (gpuherd status --all, or --state STATE)"]
+    return [f"and {told} (gpuherd status --all, or --state STATE)"] if told else []

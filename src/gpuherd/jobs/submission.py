@@ -4,35 +4,97 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.jobs.failures import clean
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.needs import check_needs
 from gpuherd.jobs.order import rank
 from gpuherd.jobs.rows import job_of, spec_of
 
+# More need not be named: jobs of a remark, circles of needs.
+_MOST_NAMES = 8
+_MOST_CIRCULAR = 10
+ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 _INSERT = (
     "INSERT INTO jobs (name, spec, gpus, memory_mb, share, cost, round, priority, rank, submission, state, ready_at)"
     " VALUES (?,?,?,?,?,?,?,?,?,?,'waiting',?)"
 )
 
 
-def enter(db: sqlite3.Connection, jobs: Sequence[Job], again: Collection[str], submission: int, now: float) -> None:
+@dataclass(frozen=True, slots=True)
+class SubmissionChanges:
+    """How a submission changed jobs that were in the queue. ``revived``: names of jobs that had failed or were
+    cancelled and wait again; ``kept``: names of jobs that stay failed, cancelled or paused, by that state.
+    """
+
+    revived: tuple[str, ...] = ()
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences about these changes for users.
+
+        >>> SubmissionChanges(("a",), {"failed": ("b", "c"), "paused": ("d",)}).remarks[0]
+        'the last run was cut off and is continued: failed stay b, c; paused stay d (see gpuherd retry, gpuherd resume)'
+        >>> SubmissionChanges(("a",)).remarks
+        ('1 job that had failed or was cancelled waits again, with fresh tries: a',)
+        """
+        found = []
+        if self.kept:
+            told = "; ".join(f"{how} stay {_some(names)}" for how, names in self.kept.items())
+            found.append(f"the last run was cut off and is continued: {told} (see gpuherd retry, gpuherd resume)")
+        if self.revived:
+            many = len(self.revived)
+            how = "1 job that had failed or was cancelled waits"
+            if many > 1:
+                how = f"{many} jobs that had failed or were cancelled wait"
+            found.append(f"{how} again, with fresh tries: {_some(self.revived)}")
+        return tuple(found)
+
+
+def enter(
+    db: sqlite3.Connection,
+    jobs: Sequence[Job],
+    again: Collection[str],
+    submission: int,
+    now: float,
+    *,
+    continued: int | None = None,
+) -> SubmissionChanges:
     """Puts the jobs into the table, or changes what is there of the same name, and links their needs.
 
-    ``again``: names of jobs that are to run once more though they are done. Raises UsageError for needs that can't be
-    met; the caller then takes the transaction back.
+    Args:
+        again: names of jobs that are to run once more though they are done.
+        continued: the submission that never ended and is continued: what was decided of its jobs stays so, unless the
+            job itself is another now.
+
+    Raises UsageError for needs that can't be met; the caller then takes the transaction back.
     """
     known = _known(db, jobs)
     fresh = (job for job in jobs if job.name not in known)
     db.executemany(_INSERT, (_row(_anchored(job), submission, now) for job in fresh))
+    revived: list[str] = []
+    kept: dict[str, list[str]] = {}
     for job in jobs:
-        if job.name in known:
-            _go_on(db, _anchored(job), known[job.name], job.name in again, submission, now)
+        row = known.get(job.name)
+        if row is None:
+            continue
+        anchored, repeated = _anchored(job), job.name in again
+        if row["submission"] == continued and not repeated and _stands(row, anchored):
+            _leave(db, row, submission)
+            if row["held"] or row["state"] in ENDED_BADLY:
+                kept.setdefault("paused" if row["held"] else row["state"], []).append(job.name)
+            continue
+        if row["state"] in ENDED_BADLY and not row["doomed"]:
+            revived.append(job.name)
+        _go_on(db, anchored, row, repeated, submission, now)
     _link_needs(db, jobs, bool(known))
     _check_rounds(db)
+    return SubmissionChanges(tuple(revived), {how: tuple(names) for how, names in kept.items()})
 
 
 def check_added(db: sqlite3.Connection, jobs: Sequence[Job]) -> None:
@@ -48,19 +110,22 @@ def check_added(db: sqlite3.Connection, jobs: Sequence[Job]) -> None:
 
 
 def check_circles(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Raises UsageError when one of these jobs, linked by now, needs itself by way of others in the queue."""
-    for job in jobs:
-        if (
-            job.needs
-            and db.execute(
-                "WITH RECURSIVE needed (id) AS"
-                " (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
-                " UNION SELECT n.needed FROM needs n JOIN needed ON n.job = needed.id)"
-                " SELECT 1 FROM needed JOIN jobs j ON j.id = needed.id WHERE j.name = ?",
-                (job.name, job.name),
-            ).fetchone()
-        ):
-            raise UsageError(f"job {job.name!r} would need itself, by way of jobs that are in the queue")
+    """Raises UsageError when any of these jobs, linked by now, needs itself by way of others in the queue."""
+    circular = [
+        job.name
+        for job in jobs
+        if job.needs
+        and db.execute(
+            "WITH RECURSIVE needed (id) AS"
+            " (SELECT n.needed FROM needs n JOIN jobs j ON j.id = n.job WHERE j.name = ?"
+            " UNION SELECT n.needed FROM needs n JOIN needed ON n.job = needed.id)"
+            " SELECT 1 FROM needed JOIN jobs j ON j.id = needed.id WHERE j.name = ?",
+            (job.name, job.name),
+        ).fetchone()
+    ]
+    if circular:
+        told = [f"job {name!r} would need itself, by way of jobs that are in the queue" for name in circular]
+        raise UsageError("; ".join(told[:_MOST_CIRCULAR]))
 
 
 def lost_needs(db: sqlite3.Connection, job: Job) -> Sequence[sqlite3.Row]:
@@ -77,7 +142,8 @@ def lost_needs(db: sqlite3.Connection, job: Job) -> Sequence[sqlite3.Row]:
 def _known(db: sqlite3.Connection, jobs: Sequence[Job]) -> Mapping[str, sqlite3.Row]:
     if db.execute("SELECT 1 FROM jobs LIMIT 1").fetchone() is None:
         return {}
-    rows = (db.execute("SELECT id, name, spec, state FROM jobs WHERE name = ?", (job.name,)).fetchone() for job in jobs)
+    columns = "id, name, spec, state, submission, held, doomed"
+    rows = (db.execute(f"SELECT {columns} FROM jobs WHERE name = ?", (job.name,)).fetchone() for job in jobs)  # noqa: S608
     return {row["name"]: row for row in rows if row is not None}
 
 
@@ -95,6 +161,28 @@ def _row(job: Job, submission: int, now: float) -> tuple[object, ...]:
         submission,
         now,
     )
+
+
+def _stands(row: sqlite3.Row, job: Job) -> bool:
+    """Whether a job of a continued submission stays as it is. Not where it was cancelled because another failed, or is
+    done: other rules decide then. A changed priority or cost does not count: users set the one, the other is an
+    estimate."""
+    if row["state"] == JobState.DONE or row["doomed"]:
+        return False
+    old = job_of(row["spec"])
+    return replace(job, priority=old.priority, cost=old.cost) == old
+
+
+def _leave(db: sqlite3.Connection, row: sqlite3.Row, submission: int) -> None:
+    db.execute("UPDATE jobs SET submission = ? WHERE id = ?", (submission, row["id"]))
+    if row["state"] == JobState.RUNNING:
+        # Killed together with its dispatcher time and again, it must not fail for that. What an engine has is not.
+        retries = job_of(row["spec"]).retries
+        db.execute(
+            "UPDATE jobs SET tries = max(0, min(tries, ?)) WHERE id = ?"
+            " AND EXISTS (SELECT 1 FROM attempts WHERE job = jobs.id AND state = 'running' AND engine = ?)",
+            (retries - 1, row["id"], LOCAL),
+        )
 
 
 def _go_on(db: sqlite3.Connection, job: Job, known: sqlite3.Row, again: bool, submission: int, now: float) -> None:
@@ -152,6 +240,11 @@ def _check_rounds(db: sqlite3.Connection) -> None:
             f"job {found['name']!r} of round {found['round']} needs {found['needed']!r}, which is of the later round"
             f" {found['later']}"
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(clean(name) for name in names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def _same_work(old: Job, new: Job) -> bool:

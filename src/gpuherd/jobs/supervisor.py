@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.engines.local import Exit, Launch, LocalProcess, adopt, read_exit, start
-from gpuherd.engines.processes import boot_id
+from gpuherd.engines.processes import boot_id, locks_held
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
+from gpuherd.engines.tree import Traces
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
@@ -49,6 +50,10 @@ class Attempt:
     blameless: Blameless | None = None
     cancelled_by: str | None = None
     paused: frozenset[PauseReason] = frozenset()
+
+    def paused_s(self, now: float, /) -> float:
+        """Seconds for which we have paused it until now."""
+        return self.timer.paused_s(now)
 
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
@@ -197,10 +202,24 @@ class Supervisor:
         self.running[process.pidfd] = attempt
         self.set_paused(attempt, record.paused, now)
         self.enforce(attempt, record, now)
-        if not record.paused:
-            # Its dispatcher may have died between writing down that it goes on and letting it.
+        if not record.paused and record.paused_s:
+            # Its dispatcher may have died between writing down that it goes on and letting it. (One that was never
+            # paused by us, and stands still, was stopped by its owner, and is not ours to wake.)
             process.resume()
         return attempt
+
+    def traces(self, record: AttemptRecord) -> Traces | None:
+        """The traces that identify the processes of a running attempt, without following it; None when it has ended."""
+        process = record.process
+        if process is None or process.boot != boot_id() or not process.is_alive():
+            return None
+        return Traces(self._tag(record.id), process, locks_held(process.pid))
+
+    def close(self) -> None:
+        """Follows its attempts no more; they run on."""
+        for attempt in self.running.values():
+            attempt.process.release()
+        self.running.clear()
 
     def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
         """Takes out the attempt whose descriptor has become readable, and says how it ended."""

@@ -1,4 +1,5 @@
-"""The terminal while a live display is on it: Ctrl-C is heard as ever, but does not write ``^C`` into the picture.
+"""The terminal while a live display is on it: Ctrl-C is heard as ever, but does not write ``^C`` into the picture. And
+text on streams whose encoding lacks some of its characters: those are written as escapes.
 
 The characters that the terminal echoes for a control key move the cursor behind the display's back, so that old lines
 stay in the scrollback. Only the one flag (ECHOCTL) is changed, and given back at the end.
@@ -10,8 +11,18 @@ import os
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 
 _LOCAL_FLAGS = 3  # where tcgetattr has them
+
+
+def escape_what_encoding_lacks(stream: object) -> None:
+    """From now on a character that the stream's encoding lacks (an arrow in Latin-1) is written as an escape.
+
+    By default Python raises UnicodeEncodeError: one line of one job's log would end a run.
+    """
+    if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

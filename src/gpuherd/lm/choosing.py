@@ -118,14 +118,15 @@ def exponentials(keys: Sequence[Key], count: int, device: Any) -> torch.Tensor:
     device but for rounding.
 
     A counter-based generator (Salmon et al. 2011): a key and a number are mixed by 32-bit multiplications and shifts
-    (the constants are those of Wellons' hash prospector, low bias). 31 bits make a number, above 2e-10.
+    (the constants are those of Wellons' hash prospector, low bias). 31 bits make a number between 2e-10 and 17: float32
+    rounds the highest 64 of them to 1, whose time never comes, so that a token without any weight could win.
     """
     import torch
 
     mixed = _mixed(torch.arange(count, dtype=torch.int32, device=device))
     pairs = torch.tensor(keys, dtype=torch.int32, device=device)
     bits = _mixed(_mixed(mixed[None] ^ pairs[:, :1]) ^ pairs[:, 1:])
-    uniform = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
+    uniform = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()
 
 

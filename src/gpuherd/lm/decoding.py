@@ -64,7 +64,8 @@ class Row:
             self.broken.add(len(self.log_probs))
         self.log_probs.append(0.0 if log_prob is None else log_prob)
         self.growing.add(token_id)
-        self.stop_at = self.growing.find(how.stop)
+        # A token that no distribution gave makes no stop string.
+        self.stop_at = None if log_prob is None else self.growing.find(how.stop)
         # Behind logits that are no distribution there is nothing to go on with.
         self.ended = self.stop_at is not None or log_prob is None or len(self.log_probs) >= self.most
 

@@ -1,7 +1,8 @@
 """Which tokens end an answer: all that a model's configs and its tokenizer name, for one of them is often not enough.
 
 Llama-3.1 ends a turn by ``<|eot_id|>``, a text by ``<|end_of_text|>`` and a tool call by ``<|eom_id|>``; its tokenizer
-names only one of these. What follows the first of them is not the answer any more.
+names only one of these. What follows the first of them is not the answer any more. Gemma's chat template ends a turn by
+another token than its tokenizer names.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ ENDINGS = (
     "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<|eot|>", "<|return|>", "<turn|>", "<eos>", "</s>",
 )  # fmt: skip
 
+MARKER = "gpuherdmarkerofwords"  # one word that no template changes
+
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
     """The tokens that end an answer, ascending, and who named each: ``config``, ``generation_config``, ``tokenizer``,
-    or ``a token's name``."""
+    ``a token's name``, or, where none of them did, ``chat template``."""
 
     ids: tuple[int, ...]
     named_by: Mapping[int, tuple[str, ...]]
@@ -49,7 +52,30 @@ def end_tokens(
     name(_whole_numbers(getattr(tokenizer, "eos_token_id", None)), "tokenizer")
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     name((special[each] for each in ENDINGS if each in special), "a token's name")
+    if (end := template_end(tokenizer)) is not None and end not in found:
+        name((end,), "chat template")
     return EndTokens(tuple(sorted(found)), {each: tuple(found[each]) for each in sorted(found)})
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The token that ends a turn: by the chat template, else the tokenizer's end token; None where there is none."""
+    end = template_end(tokenizer)
+    return tokenizer.eos_token_id if end is None else end
+
+
+def template_end(tokenizer: Any) -> int | None:
+    """The special token that the chat template puts after an assistant message; None where there is none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    turns = [{"role": "user", "content": MARKER}, {"role": "assistant", "content": MARKER}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        behind = text.rpartition(MARKER)[2].strip()
+        ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
+    except Exception:  # a template raises what it likes
+        return None
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return int(ids[0]) if ids and ids[0] in special | {tokenizer.eos_token_id} else None
 
 
 def end_tokens_in(folder: Path, tokenizer: Any) -> EndTokens:

@@ -21,6 +21,7 @@ Shape = tuple[int, int]
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+_HEAD_SIZE = ("head_dim", "kv_channels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,9 @@ def _qkv(axis: int, groups: int, q: int, k: int, v: int) -> Layout:
     return Layout(axis, groups, (("_q", q), ("_k", k), ("_v", v)))
 
 
-def _row_thirds(_: Config, shape: Shape) -> Layout | None:
-    return None if shape[0] % 3 else _qkv(0, 1, *(shape[0] // 3,) * 3)
-
-
-def _square_thirds(config: Config, shape: Shape) -> Layout | None:
-    """As vision models store three square matrices (timm's, SAM, Qwen-VL); with fewer key heads the shape differs."""
-    return _row_thirds(config, shape) if shape[0] == 3 * shape[1] else None
+def _thirds(_: Config, shape: Shape) -> Layout | None:
+    """Three square matrices behind each other; with fewer key heads the shape differs, and shows no more than that."""
+    return _qkv(0, 1, *(shape[1],) * 3) if shape[0] == 3 * shape[1] else None
 
 
 def _columns(_: Config, shape: Shape) -> Layout | None:
@@ -111,72 +108,96 @@ def _columns(_: Config, shape: Shape) -> Layout | None:
     return Layout(1, 1, (("_k", rows), ("_v", rows))) if columns == 2 * rows else None
 
 
+def _heads(config: Config, shape: Shape) -> tuple[int, int] | None:
+    """How many query heads there are, and how many rows each has: the config says it, or they share the width.
+
+    The width makes a wrong number of key heads show: with it the parts don't fill the tensor.
+    """
+    heads, size = _whole_number(config, _HEADS), _whole_number(config, _HEAD_SIZE)
+    if heads is None or (size is None and shape[1] % heads):
+        return None
+    return heads, size or shape[1] // heads
+
+
+def _key_heads(config: Config) -> int | None:
+    """How many key heads the config gives; None where each query head has its own."""
+    inner = config.get("attn_config")
+    return _whole_number(config, _KV_HEADS) or (_whole_number(inner, _KV_HEADS) if isinstance(inner, Mapping) else None)
+
+
 def _by_head(config: Config, shape: Shape) -> Layout | None:
     """[heads, (q, k, v), head_dim]."""
-    heads = _whole_number(config, _HEADS)
-    if heads is None or shape[0] % (3 * heads):
+    found = _heads(config, shape)
+    return None if found is None else _qkv(0, found[0], *(found[1],) * 3)
+
+
+def _behind(config: Config, shape: Shape, key_heads: int | None) -> Layout | None:
+    """All query heads, then so many key heads, then as many value heads."""
+    found = _heads(config, shape)
+    if found is None:
         return None
-    return _qkv(0, heads, *(shape[0] // (3 * heads),) * 3)
+    heads, size = found
+    kept = (key_heads or heads) * size
+    return _qkv(0, 1, heads * size, kept, kept)
 
 
 def _grouped_query(config: Config, shape: Shape) -> Layout | None:
     """All query heads, then the (fewer) key heads, then the value heads."""
-    heads = _whole_number(config, _HEADS)
-    if heads is None:
-        return None
-    kv_heads = _whole_number(config, _KV_HEADS) or _kv_heads_of_attention(config) or heads
-    if shape[0] % (heads + 2 * kv_heads):
-        return None
-    size = shape[0] // (heads + 2 * kv_heads)
-    return _qkv(0, 1, heads * size, kv_heads * size, kv_heads * size)
-
-
-def _kv_heads_of_attention(config: Config) -> int | None:
-    attention = config.get("attn_config")
-    return _whole_number(attention, _KV_HEADS) if isinstance(attention, Mapping) else None
+    return _behind(config, shape, _key_heads(config))
 
 
 def _by_key_head(config: Config, shape: Shape) -> Layout | None:
     """[key heads, (its query heads, k, v), head_dim]."""
-    heads = _whole_number(config, _HEADS)
-    kv_heads = _whole_number(config, _KV_HEADS) or heads
-    if heads is None or kv_heads is None or heads % kv_heads or shape[0] % (heads + 2 * kv_heads):
+    found = _heads(config, shape)
+    if found is None:
         return None
-    size = shape[0] // (heads + 2 * kv_heads)
-    return _qkv(0, kv_heads, heads // kv_heads * size, size, size)
+    heads, size = found
+    key_heads = _key_heads(config) or heads
+    return None if heads % key_heads else _qkv(0, key_heads, heads // key_heads * size, size, size)
 
 
-def _one_key_head(config: Config, shape: Shape) -> Layout | None:
-    """All query heads, one key head, one value head (multi-query attention)."""
-    return _grouped_query({**{name: config.get(name) for name in _HEADS}, "num_kv_heads": 1}, shape)
+def _multi_query(config: Config, shape: Shape) -> Layout | None:
+    """All query heads, one key head, one value head; by head where ``multi_query``, on by default, is off."""
+    return _behind(config, shape, 1) if config.get("multi_query", True) else _by_head(config, shape)
 
 
 def _falcon(config: Config, shape: Shape) -> Layout | None:
-    if config.get("new_decoder_architecture") is True or config.get("model_type") == "RefinedWeb":
+    if config.get("new_decoder_architecture") or config.get("model_type") == "RefinedWeb":
         return _by_key_head(config, shape)
-    return _by_head(config, shape) if config.get("multi_query") is False else _one_key_head(config, shape)
+    return _multi_query(config, shape)
 
 
-def _gpt_bigcode(config: Config, shape: Shape) -> Layout | None:
-    return _by_head(config, shape) if config.get("multi_query") is False else _one_key_head(config, shape)
+def _mpt(config: Config, shape: Shape) -> Layout | None:
+    """Grouped as llm-foundry has it; by ``attn_type`` alone where each query head has its key head, or all have one."""
+    inner = config.get("attn_config")
+    kind = inner.get("attn_type") if isinstance(inner, Mapping) else None
+    if kind == "multiquery_attention":
+        return _behind(config, shape, 1)
+    return _behind(config, shape, _key_heads(config) if kind == "grouped_query_attention" else None)
 
 
 def _chatglm(config: Config, shape: Shape) -> Layout | None:
     """From ChatGLM2 on with grouped heads one behind the other; ChatGLM-6B by head."""
-    return _grouped_query(config, shape) if config.get("multi_query_attention") is True else _by_head(config, shape)
+    return _grouped_query(config, shape) if config.get("multi_query_attention") else _by_head(config, shape)
+
+
+def _chatglm_gate(config: Config, _: Shape) -> Layout | None:
+    """From ChatGLM2 on gate and up; ChatGLM-6B, whose config has an ``inner_hidden_size`` instead, has no gate."""
+    width = _whole_number(config, ("ffn_hidden_size",))
+    return None if width is None else Layout(0, 1, (("_gate", width), ("_up", width)))
 
 
 def _codegen(_: Config, shape: Shape) -> Layout | None:
     """Four groups (the four TPU cores it was trained on), each of q, v, k in that order."""
-    if shape[0] % 12:
+    if shape[0] != 3 * shape[1] or shape[1] % 4:
         return None
-    size = shape[0] // 12
+    size = shape[1] // 4
     return Layout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
 
 
 def _gguf_qkv(config: Config, _: Shape) -> Layout | None:
     """All query heads, then the key heads, then the value heads, of a size that the metadata tell."""
-    heads, size = _whole_number(config, _HEADS), _whole_number(config, ("head_dim",))
+    heads, size = _whole_number(config, _HEADS), _whole_number(config, _HEAD_SIZE)
     if heads is None or size is None:
         return None
     kv_heads = _whole_number(config, _KV_HEADS) or heads
@@ -200,27 +221,27 @@ def _row_halves(first: str, second: str) -> Rule:
 _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
     (frozenset(types.split()) if types else None, re.compile(rf"(?:.*\.)?(?:{name})"), rule)
     for types, name, rule in (
-        ("qwen", r"c_attn\.weight", _row_thirds),
-        ("gpt_bigcode", r"attn\.c_attn\.weight", _gpt_bigcode),
+        ("gpt_bigcode", r"attn\.c_attn\.weight", _multi_query),
         ("gpt_neox gpt_neox_japanese bloom persimmon fuyu", r"query_key_value\.weight", _by_head),
         ("falcon RefinedWeb RefinedWebModel", r"query_key_value\.weight", _falcon),
         ("chatglm", r"query_key_value\.weight", _chatglm),
-        ("chatglm", r"mlp\.dense_h_to_4h\.weight", _row_halves("_gate", "_up")),
-        ("phi3 phi3_v phi4_multimodal phi4mm phi3small", r"qkv_proj\.weight", _grouped_query),
+        ("chatglm", r"mlp\.dense_h_to_4h\.weight", _chatglm_gate),
+        ("phi3 phi3_v phi4_multimodal phi4mm", r"qkv_proj\.weight", _grouped_query),
+        ("minimax", r"qkv_proj\.weight", _by_head),
         ("codegen", r"qkv_proj\.weight", _codegen),
-        ("mpt", r"Wqkv\.weight", _row_thirds),
+        ("mpt", r"Wqkv\.weight", _mpt),
         ("dbrx", r"Wqkv\.weight", _grouped_query),
-        ("modernbert modernbert-decoder", r"Wqkv\.weight", _row_thirds),
+        ("modernbert", r"Wqkv\.weight", _thirds),
         ("modernbert modernbert-decoder", r"mlp\.Wi\.weight", _row_halves("_input", "_gate")),
         ("internlm2", r"wqkv\.weight", _by_key_head),
         ("deberta", r"attention\.self\.in_proj\.weight", _by_head),
         ("gguf", r"attn_qkv\.weight", _gguf_qkv),
         ("gguf", r"ffn_up\.weight", _gguf_up),
-        ("baichuan", r"W_pack\.weight", _row_thirds),
+        ("qwen", r"c_attn\.weight", _thirds),
         (None, r"c_attn\.weight", _columns),
-        (None, r"in_proj_weight", _row_thirds),
-        (None, r"W_pack\.weight", _row_thirds),
-        (None, r"(?:attn|attention|self_attn)\.qkv\.weight", _square_thirds),
+        (None, r"in_proj_weight", _thirds),
+        (None, r"W_pack\.weight", _thirds),
+        (None, r"(?:attn|attention|self_attn)\.qkv\.weight", _thirds),
         (None, r"(?:mlp|feed_forward|shared_expert|shared_experts)\.gate_up_proj\.weight", _row_halves("_gate", "_up")),
     )
 )

@@ -27,7 +27,6 @@ from gpuherd.jobs.durable import atomic_write, replacing
 from gpuherd.models.adapter import WEIGHT_FILES, is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space
-from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.merge_companions import companions, config_text, merged_config
 from gpuherd.models.merge_plan import MergePlan, Written, plan_merge, quantised_base
 from gpuherd.models.merge_staging import Staging, already_there, final_folder
@@ -36,7 +35,7 @@ from gpuherd.models.merged import Merged
 from gpuherd.models.names import shown
 from gpuherd.models.quantised import quantised_as
 from gpuherd.models.safetensors_writing import header, in_order, index
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.source import HeadersOnly, TensorInfo
 from gpuherd.models.stored import FileStamp, StoredTensor, opened
 
 if TYPE_CHECKING:
@@ -137,20 +136,6 @@ def _folder(base: Path) -> Path:
     return base if base.is_dir() else base.parent
 
 
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    """A base that is known by its headers only: nothing of it can be read."""
-
-    config: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
-
-    def read(self, name: str) -> FloatArray:
-        raise ValueError(f"{name} is not on this machine")
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        raise ValueError(f"{start} to {stop} of {name} are not on this machine")
-
-
 def look_over_headers(
     config: Mapping[str, Any],
     tensors: Mapping[str, TensorInfo],
@@ -171,7 +156,7 @@ def look_over_headers(
         raise quantised_base(form)
     nowhere = FileStamp(Path("not-here"), 0, 0, 0)
     stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
-    merged = with_head(merge(_Headers(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    merged = with_head(merge(HeadersOnly(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
     plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
     return MergeResult(
         output, tuple(plan.files) if shard_bytes else (), len(plan.tensors), tuple(plan.changed), plan.params,

@@ -1,20 +1,23 @@
 """Looks a model over before any GPU is taken: is it there, whole, and of a kind that can be analysed?
 
-Reads headers and configs only, so that it takes milliseconds even for a model of a terabyte. For a Hugging Face id it
-checks the form of the id and nothing more: the job downloads the model.
+Reads headers and configs only, so that it takes milliseconds even for a model of a terabyte. A model of the Hub, which
+its job downloads, is known by its headers where the caller can read them from afar.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import BadModel
 from gpuherd.models.adapter import check_adapter, is_adapter
-from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.checkpoint import open_checkpoint
+from gpuherd.models.matrices import WeightMatrix, matrices
 from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.quantised import quantised_as
+from gpuherd.models.source import HeadersOnly, TensorSource
 from gpuherd.models.subject import (
     SpectraOf,
     Subject,
@@ -25,6 +28,9 @@ from gpuherd.models.subject import (
     why_not,
 )
 
+if TYPE_CHECKING:
+    from gpuherd.models.remote_headers import RemoteModel
+
 ADAPTER_RELATIONS = frozenset({"adapter", "lora", "peft", "qlora"})
 
 
@@ -34,7 +40,7 @@ class Preflight:
 
     Attributes:
         kind: ``model``, or ``adapter`` of ``base``.
-        where: ``hub`` (nothing else is known then) or ``local``.
+        where: ``hub`` (nothing else is known where its headers can't be had) or ``local``.
         base: the base model of an adapter, as the list or its own config names it; of a model only where it is
             compared with that, else None.
         total_bytes: all weights that are read, as stored: the base's too where it is needed; None when unknown.
@@ -59,6 +65,8 @@ class Preflight:
         return self.params_analysed / self.params if self.params and self.params_analysed is not None else None
 
 
+# Reads config and headers of a Hub model; None where they are not available.
+ReadHub = Callable[[ModelRef], "RemoteModel | None"]
 # Picks the matrices to analyse: of all, and the names of all tensors. Raises BadModel where the choice does not fit.
 Choice = Callable[[Sequence[WeightMatrix], Iterable[str]], list[WeightMatrix]]
 
@@ -66,6 +74,11 @@ Choice = Callable[[Sequence[WeightMatrix], Iterable[str]], list[WeightMatrix]]
 def everything(matrices: Sequence[WeightMatrix], tensors: Iterable[str]) -> list[WeightMatrix]:  # noqa: ARG001
     """The choice that leaves nothing out."""
     return list(matrices)
+
+
+def unseen(ref: ModelRef) -> RemoteModel | None:  # noqa: ARG001
+    """Reads nothing: for callers that may not use the network."""
+    return None
 
 
 def examine(
@@ -76,6 +89,7 @@ def examine(
     embeddings: bool = False,
     spectra_of: SpectraOf = "weights",
     choose: Choice = everything,
+    read_hub: ReadHub = unseen,
 ) -> Preflight:
     """The facts of a model, or of an adapter with its base.
 
@@ -86,13 +100,14 @@ def examine(
         embeddings: count embedding matrices in.
         spectra_of: what is analysed; for ``delta`` the base counts too.
         choose: which matrices are to be analysed.
+        read_hub: reads headers of models of the Hub.
 
     Raises:
         BadModel, MissingModel: with a one-line reason.
     """
     ref = parse_model(model)
     wanted = (relation or "").strip().lower() in ADAPTER_RELATIONS
-    look = _Look(base or None, spectra_of, embeddings, choose)
+    look = _Look(base or None, spectra_of, embeddings, choose, read_hub)
     if ref.path is None:
         return _examine_hub(ref, look, wanted, relation is not None)
     if is_adapter(ref.path):
@@ -116,18 +131,52 @@ class _Look:
     spectra_of: SpectraOf
     embeddings: bool
     choose: Choice
+    read_hub: ReadHub
 
 
 def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Preflight:
-    """Of a model of the Hub only what the list says is known. ``said``: whether it says what the model is."""
+    """Examines a Hub model by the list's columns and its headers. ``said``: whether the list names its kind."""
     # An adapter of the Hub may name its base in its own config.
     reason = None if adapter else why_not(look.spectra_of, adapter=False, base=look.base)
     if reason is not None and said:
         raise BadModel(f"model {shown(ref.text)}: {reason}")
     needed = look.base is not None and (adapter or look.spectra_of == "delta")
-    if look.base is not None and needed:
-        parse_model(look.base)
-    return Preflight("adapter" if adapter else "model", "hub", base=look.base if needed else None)
+    base = parse_model(look.base) if look.base is not None and needed else None
+    plain = Preflight("adapter" if adapter else "model", "hub", base=look.base if needed else None)
+    if adapter:
+        return plain if base is None else replace(plain, largest_side=_side_with(base, look))
+    source = _headers(ref, look)
+    if source is None or look.spectra_of == "ba":
+        return plain
+    found = list(matrices(source, embeddings=look.embeddings))
+    return replace(_counted("model", ref, plain.base, Subject(source, found), look), where="hub")
+
+
+def _side_with(base: ModelRef, look: _Look) -> int | None:
+    """The largest side of the base's matrices, which an adapter does not change; None where it is unknown."""
+    if look.spectra_of == "ba":
+        return None
+    try:
+        source = _headers(base, look) if base.path is None else open_checkpoint(base.path)
+        found = [] if source is None else look.choose([*matrices(source, embeddings=look.embeddings)], source.tensors)
+    except BadModel:
+        return None
+    return max((min(matrix.shape) for matrix in found if matrix.skip is None), default=None)
+
+
+def _headers(ref: ModelRef, look: _Look) -> TensorSource | None:
+    """A Hub model's headers, from the Hub or the cache; None where there are none, or the weights are quantised."""
+    remote = look.read_hub(ref)
+    if remote is not None:
+        codes = quantised_as(remote.config, remote.tensors.values()) is not None
+        return HeadersOnly(remote.config, remote.tensors) if remote.tensors and not codes else None
+    from gpuherd.models.locate import cached_copy
+
+    try:
+        folder = cached_copy(ref)
+        return None if folder is None else open_checkpoint(folder)
+    except (BadModel, OSError, ModuleNotFoundError):
+        return None
 
 
 def _examine_adapter(ref: ModelRef, path: Path, look: _Look) -> Preflight:
@@ -144,7 +193,7 @@ def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: s
     try:
         base_path = None if base is None else parse_model(base).path
         if base is not None and base_path is None:
-            return Preflight(kind, "local", base=base)
+            return Preflight(kind, "local", base=base, largest_side=_side_with(parse_model(base), look))
         subject = open_subject(path, base_path, look.spectra_of, embeddings=look.embeddings)
         return _counted(kind, ref, base, subject, look)
     except BadModel as problem:

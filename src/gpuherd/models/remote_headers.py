@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.settings_place import user_cache
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
 from gpuherd.models.hub import (
     WAITS,
@@ -31,6 +32,7 @@ from gpuherd.models.hub import (
     is_offline,
     list_repo,
     missing,
+    no_answer,
     patiently,
     read_range,
     repo_of,
@@ -112,6 +114,51 @@ def read_remote(
         return model
     except NoNetwork as problem:
         return _remembered(ref, kept, str(problem))
+
+
+class HubHeaders:
+    """Reads config and headers of many Hub models before they are downloaded, several at a time, in the background.
+
+    Where the Hub can't be reached, that costs one short attempt, and the cache is used. After any error a model counts
+    as unknown: the job that downloads it reports the error.
+    """
+
+    def __init__(self, refs: Iterable[ModelRef]) -> None:
+        self._reachable: bool | None = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._asked = {ref: self._pool.submit(self._ask, ref) for ref in dict.fromkeys(refs) if ref.path is None}
+
+    def __enter__(self) -> HubHeaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, ref: ModelRef) -> RemoteModel | None:
+        """The model's config and headers; None where they are not available."""
+        if ref not in self._asked:
+            self._asked[ref] = self._pool.submit(self._ask, ref)
+        return self._asked[ref].result()
+
+    def _ask(self, ref: ModelRef) -> RemoteModel | None:
+        try:
+            if not self._is_reachable():
+                return _remembered(ref, _Kept(ref), None)
+            return read_remote(ref, waits=(1.0,))
+        except BadModel as problem:
+            _log.debug("%s: %s", shown(ref.text), problem)
+            self._is_reachable(again=True)
+        except ModuleNotFoundError:
+            _log.debug("%s: huggingface_hub is not installed", shown(ref.text))
+        return None
+
+    def _is_reachable(self, *, again: bool = False) -> bool:
+        """Whether the Hub answers. Checked once, and ``again`` after a failure that the network may have caused."""
+        with self._lock:
+            if self._reachable is None or (self._reachable and again):
+                self._reachable = not is_offline() and no_answer() is None
+            return self._reachable
 
 
 def _remembered(ref: ModelRef, kept: _Kept, problem: str | None) -> RemoteModel:
@@ -251,7 +298,7 @@ class _Kept:
     """
 
     def __init__(self, ref: ModelRef) -> None:
-        self._folder = _cache_folder() / safe_filename(repo_of(ref))
+        self._folder = user_cache("headers") / safe_filename(repo_of(ref))
         self._revision = self._folder / f"revision-{safe_filename(ref.revision or 'main')}.json"
 
     def commit(self) -> str | None:
@@ -294,9 +341,3 @@ class _Kept:
             atomic_write(path, json.dumps(record, separators=(",", ":")).encode())
         except OSError as problem:
             _log.debug("headers are not kept in %s: %s", self._folder, problem.strerror)
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    # expanduser of a user without a home leaves the ~, where Path's would raise.
-    return Path(os.path.expanduser(base or "~/.cache")) / "gpuherd" / "headers"  # noqa: PTH111

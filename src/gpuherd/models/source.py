@@ -9,6 +9,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.errors import BadModel
+from gpuherd.models.names import shown
+
 # First index and index after the last.
 Run = tuple[int, int]
 
@@ -61,6 +64,22 @@ class TensorSource(Protocol):
         So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersOnly:
+    """A ``TensorSource`` of a model that is not downloaded: names, shapes and types, but no numbers."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def read(self, name: str) -> npt.NDArray[np.floating[Any]]:
+        """Raises BadModel."""
+        raise BadModel(f"tensor {shown(name)} is not downloaded")
+
+    def read_part(self, name: str, start: int, stop: int) -> npt.NDArray[np.floating[Any]]:
+        """Raises BadModel."""
+        raise BadModel(f"entries {start} to {stop} of tensor {shown(name)} are not downloaded")
 
 
 @runtime_checkable

@@ -102,6 +102,8 @@ class Training:
         value_model: what a classifier starts from, for the guided algorithms.
         folder: where the trained model or classifier goes (``folder/model``); ``folder/checkpoints`` while at work.
         steps: ``posttrain.training.options.StepOptions``: micro-batches, gradient checkpointing, and so on.
+        root: the run's folder, where that is not ``folder``. Checkpoints name paths below it relative to it, so that a
+            moved run can be resumed.
     """
 
     task: Task | None
@@ -118,7 +120,12 @@ class Training:
     seed: int = 0
     steps: Any = None
     reward_batch_size: int = 32
+    root: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def named(self, policy: Policy) -> dict[str, Any]:
+        """The policy as JSON values that identify it, independent of where the run's folder is now."""
+        return policy.to_dict(self.folder if self.root is None else self.root)
 
 
 class Algorithm(Protocol):

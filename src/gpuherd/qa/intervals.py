@@ -159,6 +159,27 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
+def holm_divisors(p_values: Sequence[float | None], level: float) -> list[int | None]:
+    """By how many comparisons the level is divided for each p value in Holm's steps: those that are left at its step;
+    behind the first step that finds nothing, as many as were left there. None for None.
+
+    An interval of confidence 1 - level / divisor then leaves out what its p value rejects, and nothing else.
+
+    >>> holm_divisors([0.01, 0.04, None, 0.03], 0.05)
+    [3, 2, None, 2]
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    divisors: list[int | None] = [None] * len(p_values)
+    left = len(known)
+    for p, place in known:
+        divisors[place] = left
+        if left * p <= level:
+            left -= 1
+        else:
+            level = -1.0  # from here on nothing is found
+    return divisors
+
+
 def hanley_mcneil(auroc: float, wrong: int, right: int) -> float:
     """Standard error of an AUROC by Hanley and McNeil (1982, eq. 1 with the exponential Q1 and Q2).
 

@@ -15,6 +15,7 @@ class Finish(StrEnum):
     EOS = "eos"  # one of the model's end-of-sequence tokens; it is ``Generation.end_id``
     STOP = "stop"  # a stop string: the text ends before it
     LENGTH = "length"  # as many new tokens as were allowed
+    NAN = "nan"  # the model gave no finite numbers (NaN, infinity): this is no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Generation:
         end_id: the end-of-sequence token, where ``finish`` is EOS, else None.
         end_log_prob: its log-prob, in the same way; None where there is none or it was not finite.
         guided: of an answer that a classifier guided; None where none did.
+        in_thought: the prompt ended with an open thought, so that the text begins inside it (``span``).
     """
 
     token_ids: tuple[int, ...]
@@ -76,6 +78,14 @@ class Generation:
     end_id: int | None = None
     end_log_prob: float | None = None
     guided: Guided | None = None
+    in_thought: bool = False
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether the model's numbers broke down: then it is no answer. Runs of versions before ``Finish.NAN`` tell
+        it by a log-prob that is missing alone."""
+        without_end = self.end_id is not None and self.end_log_prob is None
+        return self.finish is Finish.NAN or None in self.log_probs or without_end
 
     @property
     def pieces(self) -> tuple[str, ...]:

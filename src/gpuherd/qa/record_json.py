@@ -79,6 +79,7 @@ def _generation_values(generation: Generation) -> dict[str, Any]:
         "end_id": generation.end_id,
         "end_log_prob": _shortest(generation.end_log_prob),
         **({} if generation.guided is None else {"guided": _guided_values(generation.guided)}),
+        **({"in_thought": True} if generation.in_thought else {}),
     }
 
 
@@ -121,6 +122,7 @@ def _generation_of(value: Mapping[str, Any]) -> Generation:
         end_id,
         _float32(value["end_log_prob"]),
         _guided_of(value.get("guided"), len(token_ids)),
+        in_thought=value.get("in_thought") is True,
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.record import Answered
-from gpuherd.qa.record_json import BadRecord, answered_of
+from gpuherd.qa.record import Answered, Question
+from gpuherd.qa.record_json import BadRecord, answered_of, question_of
 
 _CHUNK = 1 << 20
 _MOST_NAMED = 3
@@ -83,6 +83,21 @@ class Run:
     def questions(self) -> int:
         """How many questions were answered."""
         return int(self.done["questions"])
+
+    def check(self) -> None:
+        """Compares the digest of each file that was finished with the file. Raises DamagedRun."""
+        if _sha256(self.folder.answers) != self.answers_sha256:
+            raise _changed(self)
+        for path, name in (
+            (self.folder.answers_table, "table_sha256"),
+            (self.folder.questions, "questions_sha256"),
+            (self.folder.prompts, "prompts_sha256"),
+        ):
+            if name in self.done and _sha256(path) != self.done[name]:
+                raise DamagedRun(
+                    f"{path} is damaged: it was changed after it had been finished; bring back the file as it was, or "
+                    "generate the run anew"
+                )
 
     def answers(self) -> Iterator[Answered]:
         """All answers, in the order of the questions. Raises DamagedRun; before the first if the file was changed."""
@@ -155,6 +170,15 @@ def run_of_path(path: str | Path) -> Run:
     return run
 
 
+def _sha256(path: Path) -> str:
+    """A file's digest, in hex. Raises DamagedRun where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise DamagedRun(f"{path} can't be read: {problem.strerror}; generate the run anew") from None
+
+
 def _parsed(lines: Iterator[bytes], path: Path) -> Iterator[Answered]:
     for number, line in enumerate(lines):
         try:
@@ -191,6 +215,16 @@ def record_of(folder: QADirectory) -> Mapping[str, Any]:
     if not isinstance(record.get("config"), dict) or not isinstance(record.get("identity"), dict):
         raise DamagedRun(f"{folder.run_json} doesn't say what was asked")
     return record
+
+
+def questions_in(folder: QADirectory) -> Iterator[Question]:
+    """The questions of a run in their order, as they were prepared. Raises DamagedRun."""
+    try:
+        with folder.questions.open("rb") as file:
+            for line in file:
+                yield question_of(json.loads(line))
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise DamagedRun(f"{folder.questions} can't be read: {problem}") from None
 
 
 def _refuse_newer(folder: QADirectory, values: Mapping[str, Any]) -> None:
@@ -255,7 +289,8 @@ class RunLine:
 
 
 def list_runs(runs_dir: str | Path) -> list[RunLine]:
-    """All runs of answers in a folder, the latest first; those of other commands are left out. Raises NoSuchRun where
+    """All runs of answers in a folder, the latest first; those of other commands are left out. The files of complete
+    ones are read, to see that they are as they were written. Raises NoSuchRun where
     there is no such folder."""
     root = Path(runs_dir)
     if not root.is_dir():
@@ -275,7 +310,7 @@ def _line(folder: QADirectory) -> RunLine | None:
     state, problem, record = RunState.COMPLETE, None, {}
     try:
         record = dict(record_of(folder))
-        run_of_path(folder.root)
+        run_of_path(folder.root).check()
     except NoSuchRun:
         return None
     except UnfinishedRun:

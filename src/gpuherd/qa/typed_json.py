@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from math import isfinite
@@ -64,7 +64,9 @@ def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
         parts = _of(list, value)
         return kind(*(read(hints[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True)))
     parts = _of(dict, value)
-    return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in fields(kind)})
+    # A field with a default may be missing: files of versions before the field lack it.
+    there = [each for each in fields(kind) if each.name in parts or each.default is MISSING]
+    return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in there})
 
 
 @cache

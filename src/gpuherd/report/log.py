@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.jobs.terminal import escape_what_encoding_lacks
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_warned: set[tuple[str, str]] = set()  # sources and kinds of exceptions that ``warn_once`` has logged
 
 
 def configure_console() -> None:
-    """Sends records of the level that LOG_LEVEL names (default WARNING), and above, to standard error."""
+    """Sends records of the level that LOG_LEVEL names (default WARNING), and above, to standard error.
+
+    Characters that the encoding of standard output lacks are printed as escapes.
+    """
+    escape_what_encoding_lacks(sys.stdout)
     logging.basicConfig(format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.setLevel(chosen_level())
     logging.getLogger("gpuherd").setLevel(chosen_level())
+
+
+def warn_once(logger: logging.Logger, source: str, problem: Exception, message: str, *values: object) -> None:
+    """Logs a warning with the exception's traceback, once for each kind of exception and ``source`` of it."""
+    kind = (source, type(problem).__name__)
+    if kind not in _warned:
+        _warned.add(kind)
+        logger.warning(message, *values, exc_info=problem)
 
 
 def chosen_level() -> int:

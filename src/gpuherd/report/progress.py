@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 T = TypeVar("T")
 
@@ -30,4 +40,36 @@ def track(console: Console, items: Sequence[T], title: str, clock: Callable[[], 
             yield item
     finally:
         if bar is not None:
+            bar.stop()
+
+
+@contextmanager
+def of_bytes(
+    console: Console, total: int, title: str, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
+    """A function to call, from any thread, with how many more bytes are done.
+
+    Past two seconds ``console`` shows a bar with an ETA; where it is no terminal, one line that names the work.
+    """
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)
+    task = bar.add_task(title, total=total)
+    started, shown, lock = clock(), False, threading.Lock()
+
+    def advance(count: int) -> None:
+        nonlocal shown
+        bar.update(task, advance=count)
+        with lock:
+            if shown or clock() - started <= SHOW_AFTER_S:
+                return
+            shown = True
+        if console.is_terminal:
+            bar.start()
+        else:
+            console.print(f"{title} ({total / 1e9:.1f} GB)", markup=False, highlight=False)
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
             bar.stop()

@@ -9,12 +9,12 @@ same history. The machines of a cluster take their jobs from one common queue; a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from gpuherd.gpus.choose import choose
-from gpuherd.gpus.idle import IdleRule
+from gpuherd.gpus.idle import CHECKS_ALONE, MAX_CHECKS, IdleRule
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import quarantine, quiet_hours
 from gpuherd.jobs.allowance import allowance
@@ -72,7 +72,8 @@ class Simulation:
         self._machines = machines
         self._works = works
         self._rules = rules
-        self._quiet = Quiet(IdleRule(max_checks=rules.max_checks, check_interval_s=rules.check_interval))
+        checks = rules.max_checks or (MAX_CHECKS if background is not None else CHECKS_ALONE)
+        self._quiet = Quiet(IdleRule(max_checks=checks, check_interval_s=rules.check_interval))
         self._floor = Floor(machines, self._quiet)
         self._limits = Limits(
             rules.max_gpus or _NO_LIMIT,
@@ -84,7 +85,7 @@ class Simulation:
         self._backlog = Backlog(works, self._limits, share=rules.share, timeout=rules.timeout)
         self._settings = rules.settings()
         self._begin = begin
-        self._healths: quarantine.Healths = {}
+        self._healths: dict[str, quarantine.Health] = {}
         self._left_out: set[str] = set()
         self._uuids = tuple(slot.gpu.uuid for slot in self._floor.slots)
         self._largest_mb = max(slot.gpu.total_mb for slot in self._floor.slots)
@@ -289,10 +290,12 @@ class Simulation:
             self._fails(attempt, attempt.failure)
             return
         self._finish(attempt, Ending.DONE)
-        if self._healths:
-            uuids = [slot.gpu.uuid for slot in attempt.slots]
-            self._healths = quarantine.after_success(self._healths, uuids, started_at=attempt.started)
-            self._leave_out()
+        uuids, job = [slot.gpu.uuid for slot in attempt.slots], attempt.standing.job
+        self._note_health(
+            quarantine.after_success(
+                self._healths, uuids, job.name, job.family, started_at=attempt.started, now=self._now
+            )
+        )
         self._backlog.succeeded(attempt.standing.number, self._now)
 
     def _fails(self, attempt: Attempt, failure: FailureClass) -> None:
@@ -300,27 +303,44 @@ class Simulation:
         uuids = tuple(slot.gpu.uuid for slot in attempt.slots)
         total_mb = min((slot.gpu.total_mb for slot in attempt.slots), default=None)
         larger = total_mb is not None and total_mb < self._largest_mb
-        again = next_try(standing, told, Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger), self._now)
+        on_trial = any(self._healths[uuid].is_on_trial(self._now) for uuid in uuids if uuid in self._healths)
+        seen = Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger, on_trial=on_trial)
+        again = next_try(standing, told, seen, self._now)
         self._finish(attempt, Ending.FAILED, failure)
-        if uuids:
-            self._healths = quarantine.after_failure(
-                self._healths, uuids, standing.job.name, failure, told.reason, now=self._now, machine=self._uuids
+        self._note_health(
+            quarantine.after_failure(
+                self._healths,
+                uuids,
+                standing.job.name,
+                standing.job.family,
+                failure,
+                told.reason,
+                now=self._now,
+                machine=self._uuids,
+                in_use=lambda uuid: bool(self._floor.slot(uuid).attempts),
             )
-            self._leave_out()
+        )
         if again is None:
             self._backlog.gave_up(standing.number, self._now)
         else:
             self._agenda.at(again.not_before, self._backlog.back, standing.for_next(again))
 
-    def _leave_out(self) -> None:
+    def _note_health(self, changed: Mapping[str, quarantine.Health]) -> None:
         """Nothing is started on the GPUs that are left out now, and again on those that were."""
-        out = set(quarantine.excluded(self._healths, self._now))
-        for uuid in sorted(out ^ self._left_out):
-            self._floor.leave_out(self._floor.slot(uuid), uuid in out)
-        self._left_out = out
-        back_at = quarantine.next_return(self._healths, self._now)
-        if back_at is not None:
-            self._agenda.at(back_at, self._leave_out)
+        self._healths.update(changed)
+        for uuid, health in changed.items():
+            out = health.is_out(self._now)
+            self._leave_out(uuid, out)
+            if out and health.until is not None:
+                self._agenda.at(health.until, self._comes_back, uuid)
+
+    def _comes_back(self, uuid: str) -> None:
+        self._leave_out(uuid, self._healths[uuid].is_out(self._now))
+
+    def _leave_out(self, uuid: str, out: bool) -> None:
+        if out is not (uuid in self._left_out):
+            self._floor.leave_out(self._floor.slot(uuid), out)
+            self._left_out ^= {uuid}
 
     def _finish(self, attempt: Attempt, ending: Ending, failure: FailureClass | None = None) -> None:
         attempt.over = True

@@ -5,7 +5,6 @@ Reads only, and may read while a dispatcher works on the folder.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
@@ -13,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
-from urllib.parse import quote
 
-from gpuherd.errors import QueueUnreadable, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.rows import job_of
-from gpuherd.jobs.schema import VERSION
 from gpuherd.simulate.workload import Recipe, Trial, Work, listed
 
 
@@ -32,22 +30,17 @@ class Recorded:
 
 
 def read_queue(path: Path) -> Recorded:
-    """The jobs of the latest submission of a queue. Raises QueueUnreadable."""
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30.0)) as database:
-            version = int(database.execute("PRAGMA user_version").fetchone()[0])
-            if version > VERSION:
-                raise QueueUnreadable(f"the queue {path} is of a newer gpuherd; use that one")
-            latest = database.execute("SELECT value FROM meta WHERE key = 'submission'").fetchone()[0]
-            rows = database.execute("SELECT spec FROM jobs WHERE submission = ? ORDER BY id", (latest,)).fetchall()
-            paused = "a.paused_s" if version >= 2 else "0"
-            attempts = database.execute(
-                f"SELECT j.name, a.state, a.class, a.ended_mono - a.started_mono - {paused}"  # noqa: S608
-                " FROM attempts a JOIN jobs j ON j.id = a.job"
-                " WHERE a.state IN ('done', 'failed') AND a.ended_mono IS NOT NULL ORDER BY a.id"
-            ).fetchall()
-    except sqlite3.Error as problem:
-        raise QueueUnreadable(f"can't read the queue {path}: {problem}") from None
+    """The jobs of the latest submission of a queue. Raises QueueUnreadable, UsageError where there is none."""
+    with closing(QueueReader(path)) as reader, reader.snapshot():
+        rows = reader.rows(
+            "SELECT spec FROM jobs WHERE submission = (SELECT value FROM meta WHERE key = 'submission') ORDER BY id"
+        )
+        paused = "a.paused_s" if reader.has("attempts", "paused_s") else "0"
+        attempts = reader.rows(
+            f"SELECT j.name, a.state, a.class, a.ended_mono - a.started_mono - {paused}"  # noqa: S608
+            " FROM attempts a JOIN jobs j ON j.id = a.job"
+            " WHERE a.state IN ('done', 'failed') AND a.ended_mono IS NOT NULL ORDER BY a.id"
+        )
     jobs = tuple(job_of(spec) for (spec,) in rows)
     names = {job.name for job in jobs}
     # What earlier submissions left is not part of this one, nor are needs that only they had.

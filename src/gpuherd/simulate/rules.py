@@ -52,14 +52,8 @@ class Rules:
         choices=POLICIES,
         group="rules",
     )
-    max_gpus: int | None = option(
-        None,
-        help="most GPUs to use at once (default: all)",
-        parse=positive_int,
-        metavar="N",
-        group="rules",
-    )
-    max_checks: int = _as_real("max_checks")
+    max_gpus: int | None = _as_real("max_gpus")
+    max_checks: int | None = _as_real("max_checks")
     check_interval: float = _as_real("check_interval")
     cpu_jobs: int = option(4, help="jobs without a GPU at once", parse=positive_int, metavar="N", group="rules")
     max_concurrent: int | None = _as_real("max_concurrent")
@@ -78,14 +72,14 @@ class Rules:
     array_limit: int | None = _as_real("array_limit")
     look: float = option(
         2.0,
-        help="hand-over: time between two looks at what has ended; others are handed over then (default: 2)",
+        help="hand-over: time between two looks at what has ended; others are handed over then",
         parse=duration_s,
         metavar="TIME",
         group="engine",
     )
     engine_cycle: float = option(
         1.0,
-        help="hand-over: the cluster's scheduler goes over its queue at most so often (default: 1)",
+        help="hand-over: the cluster's scheduler goes over its queue at most so often",
         parse=duration_s,
         metavar="TIME",
         group="engine",
@@ -99,7 +93,7 @@ class Rules:
     )
     start_up: float = option(
         0.5,
-        help="hand-over: time from a job's start in the cluster until its own program runs (default: 0.5)",
+        help="hand-over: time from a job's start in the cluster until its own program runs",
         parse=duration_s,
         metavar="TIME",
         group="engine",
@@ -107,7 +101,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         DispatchOptions(
-            max_gpus=self.max_gpus or 1,
+            max_gpus=self.max_gpus,
             max_checks=self.max_checks,
             check_interval=self.check_interval,
             max_concurrent=self.max_concurrent,
@@ -117,8 +111,8 @@ class Rules:
         )
         if self.policy not in POLICIES:
             raise UsageError(f"policy={self.policy!r}; possible: {', '.join(POLICIES)}")
-        if self.cpu_jobs < 1 or (self.max_gpus is not None and self.max_gpus < 1):
-            raise UsageError("max_gpus and cpu_jobs are 1 or more")
+        if self.cpu_jobs < 1:
+            raise UsageError(f"cpu_jobs={self.cpu_jobs}; the least is 1")
         for name in ("look", "engine_cycle", "start_up"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name}={getattr(self, name)}; it is a length of time above 0")

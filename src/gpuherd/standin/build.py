@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,15 @@ def library_folder() -> Path:
             f"can't keep the simulated driver in {cache}: {problem.strerror}; set XDG_CACHE_HOME to a folder of yours"
         ) from problem
     return folder
+
+
+def entry_points() -> tuple[str, ...]:
+    """The functions of the stand-in NVML that can be made to fail, under the newest of their names."""
+    defined = re.findall(
+        r"^(?:API int |FIGURE\(|TEXT\(|NOT_HERE\()(nvml\w+)", _source("nvml.c").read_text(), re.MULTILINE
+    )
+    # All ways to initialise are one, and so many names of it.
+    return tuple(name for name in defined if name not in ("nvmlInit", "nvmlInitWithFlags"))
 
 
 def _cache_folder() -> Path:

@@ -11,6 +11,7 @@ import secrets
 import uuid
 from collections.abc import Sequence
 
+from gpuherd.gpus.state import SIMULATED
 from gpuherd.standin.layout import FOLLOWS_USE, LAYOUT_VERSION, MAGIC, Device, State
 
 _MB = 1 << 20
@@ -37,9 +38,9 @@ def initial_state(memory_mb: Sequence[int], attribute: bool, creator: tuple[int,
 
 
 def _identity(seed: bytes, *numbers: int) -> str:
-    """A UUID that no other simulated machine has: leases on GPUs go by it."""
+    """A UUID that no other simulated machine has (leases on GPUs go by it), and no GPU that is none."""
     digest = hashlib.sha256(seed + repr(numbers).encode()).digest()
-    return str(uuid.UUID(bytes=digest[:16], version=4))
+    return str(uuid.UUID(bytes=digest[:10] + bytes.fromhex(SIMULATED), version=4))
 
 
 def _node(index: int, count: int) -> int:

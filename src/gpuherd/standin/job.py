@@ -66,7 +66,7 @@ def _work(args: argparse.Namespace, machine: Machine, gpus: tuple[str, ...]) -> 
     for occupation in held:
         occupation.release()
     if args.result and args.exit == 0:
-        Path(args.result).write_text(f"{args.name}\n")
+        Path(args.result).write_text(f"{args.name}\n", encoding="utf-8")
     return int(args.exit)
 
 

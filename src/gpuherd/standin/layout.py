@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ctypes import Array, Structure, c_char, c_int64, c_uint8, c_uint32, c_uint64
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = b"gpuherd standin"
 MAX_GPUS = 32
 MAX_DEVICES = 128
@@ -111,7 +111,9 @@ class State(Structure):
     attribute: int  # 1: tagged jobs show with their own memory
     hide_pids: int  # 1: as in a container: memory is in use, but nobody is listed
     hide_memory: int  # 1: processes are listed without their memory
-    fail_code: int  # the NVML code that every call answers, if not 0
+    fail_name: bytes  # the only function that fails; empty: all do
+    fail_device: int  # 1 + the only device whose calls fail; 0: calls about any, and those about none
+    fail_code: int  # the NVML code that these calls answer, if not 0
     fail_calls: int  # how many calls more; 0: until it is changed
     latency: int  # microseconds that every call takes
     cuda_version: int
@@ -134,6 +136,8 @@ class State(Structure):
         ("attribute", c_uint32),
         ("hide_pids", c_uint32),
         ("hide_memory", c_uint32),
+        ("fail_name", c_char * 60),
+        ("fail_device", c_uint32),
         ("fail_code", c_uint32),
         ("fail_calls", c_uint32),
         ("latency", c_uint32),

@@ -8,6 +8,7 @@ see it whole. Knows the state file; which processes live is told by ``alive``, h
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -18,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.standin import driver
+from gpuherd.exclusive import put_first
+from gpuherd.standin import build, driver
 from gpuherd.standin.alive import counts, start_of
 from gpuherd.standin.layout import (
     FOLLOWS_USE,
@@ -94,10 +96,10 @@ class Machine:
             for busy in wanted.busy:
                 for gpu in busy.gpus:
                     machine.occupy(gpu, wanted.memory_mb[gpu] // 2, until_s=busy.seconds)
-            # A link, not a rename: it fails when somebody else's machine is there already.
-            os.link(temporary, target)
+            if not put_first(temporary, target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         machine.path = target
         return machine
 
@@ -287,9 +289,25 @@ class Machine:
         with self.change() as state:
             state.device[self.number(gpu)].lost = 0
 
-    def fail(self, code: int | None, *, calls: int | None = None) -> None:
-        """Every driver call answers this NVML error code, the next ``calls`` only or until changed; None ends it."""
+    def fail(
+        self, code: int | None, *, function: str | None = None, gpu: GpuId | None = None, calls: int | None = None
+    ) -> None:
+        """Driver calls answer this NVML error code from now on; None ends it. A new order replaces the one before.
+
+        Args:
+            function: only this entry point fails, one of ``build.entry_points``; None: all do.
+            gpu: only calls about this GPU or MIG instance fail; None: calls about any of them, and about none.
+            calls: so many calls fail; None: until the order is changed.
+
+        Raises UsageError for an entry point that the library does not have.
+        """
+        if function is not None and function not in build.entry_points():
+            raise UsageError(f"the simulated driver has no entry point {function!r}")
+        number = None if gpu is None else self.number(gpu)
         with self.change() as state:
+            state.fail_code = 0
+            state.fail_name = (function or "").encode()
+            state.fail_device = 0 if number is None else number + 1
             state.fail_calls = calls or 0
             state.fail_code = code or 0
 

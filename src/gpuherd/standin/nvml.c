@@ -26,11 +26,11 @@ API void gpuherd_standin_layout(uint32_t out[8])
 /* Opens every function about one device: declares `gpu`, and returns at once when the call can't go on. */
 #define FOR_DEVICE(kind) \
     struct device *gpu = NULL; \
-    int refused = enter_device(handle, kind, &gpu); \
+    int refused = enter_device(__func__, handle, kind, &gpu); \
     if (refused != SUCCESS) return refused
 
 #define OPEN_CALL() \
-    int refused = enter(); \
+    int refused = enter(__func__, 0); \
     if (refused != SUCCESS) return refused
 
 static int give_text(char *out, unsigned length, const char *text)
@@ -97,11 +97,12 @@ API int nvmlInitWithFlags(unsigned flags)
     attributed_count = 0;
     if (!state) {
         memset(event_sets, 0, sizeof event_sets);
-        code = path && *path ? open_state(path) : DRIVER_NOT_LOADED;
+        /* Without a machine it is as where no driver is installed. */
+        code = path && *path ? open_state(path) : LIBRARY_NOT_FOUND;
     }
     if (code == SUCCESS) {
         __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
-        code = ordered_failure();
+        code = ordered_failure("nvmlInit_v2", 0);
         if (code == SUCCESS) initialisations++;
         else if (!initialisations) close_state();
     }
@@ -114,8 +115,8 @@ API int nvmlInit(void) { return nvmlInitWithFlags(0); }
 API int nvmlShutdown(void)
 {
     pthread_mutex_lock(&mutex);
-    int code = state ? SUCCESS : UNINITIALIZED;
-    if (state && --initialisations == 0) close_state();
+    int code = state ? ordered_failure(__func__, 0) : UNINITIALIZED;
+    if (state && code == SUCCESS && --initialisations == 0) close_state();
     pthread_mutex_unlock(&mutex);
     return code;
 }
@@ -179,9 +180,11 @@ API int nvmlDeviceGetCount_v2(unsigned *out)
 }
 SAME_AS(nvmlDeviceGetCount_v2) int nvmlDeviceGetCount(unsigned *out);
 
-static int give_handle(nvmlDevice_t *out, const struct device *gpu)
+static int give_handle(const char *function, nvmlDevice_t *out, const struct device *gpu)
 {
     if (!out) return INVALID_ARGUMENT;
+    int code = state->fail_device ? ordered_failure(function, number_of(gpu) + 1) : SUCCESS;
+    if (code != SUCCESS) return code;
     if (whole(gpu)->lost) return GPU_IS_LOST;
     *out = handle_of(gpu);
     return SUCCESS;
@@ -190,7 +193,7 @@ static int give_handle(nvmlDevice_t *out, const struct device *gpu)
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
 {
     OPEN_CALL();
-    return leave(index < state->gpus ? give_handle(out, &state->device[index]) : INVALID_ARGUMENT);
+    return leave(index < state->gpus ? give_handle(__func__, out, &state->device[index]) : INVALID_ARGUMENT);
 }
 SAME_AS(nvmlDeviceGetHandleByIndex_v2) int nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out);
 
@@ -199,7 +202,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
     OPEN_CALL();
     if (!uuid) return leave(INVALID_ARGUMENT);
     for (uint32_t i = 0; i < state->devices; i++)
-        if (!strcmp(uuid, state->device[i].uuid)) return leave(give_handle(out, &state->device[i]));
+        if (!strcmp(uuid, state->device[i].uuid)) return leave(give_handle(__func__, out, &state->device[i]));
     return leave(NOT_FOUND);
 }
 
@@ -208,7 +211,7 @@ API int nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
     OPEN_CALL();
     if (!serial) return leave(INVALID_ARGUMENT);
     for (uint32_t i = 0; i < state->gpus; i++)
-        if (!strcmp(serial, state->device[i].serial)) return leave(give_handle(out, &state->device[i]));
+        if (!strcmp(serial, state->device[i].serial)) return leave(give_handle(__func__, out, &state->device[i]));
     return leave(NOT_FOUND);
 }
 
@@ -219,7 +222,7 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *out)
     if (!bus_id || sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) != 3) return leave(INVALID_ARGUMENT);
     for (uint32_t i = 0; i < state->gpus; i++)
         if (domain == 0 && bus == state->device[i].pci_bus && slot == 0)
-            return leave(give_handle(out, &state->device[i]));
+            return leave(give_handle(__func__, out, &state->device[i]));
     return leave(NOT_FOUND);
 }
 SAME_AS(nvmlDeviceGetHandleByPciBusId_v2) int nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *out);
@@ -538,11 +541,11 @@ API int nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned words, unsigne
 
 FIGURE(nvmlDeviceGetNumaNodeId, WHOLE_GPU, gpu->numa_node)
 
-/* The other device of a call about two: NULL if it is no usable whole GPU. */
+/* The other device of a call about two: NULL if it is no whole GPU. */
 static const struct device *other_gpu(nvmlDevice_t handle)
 {
     uintptr_t number = (uintptr_t)handle - 1;
-    return number < state->gpus && !state->device[number].lost ? &state->device[number] : NULL;
+    return number < state->gpus ? &state->device[number] : NULL;
 }
 
 API int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t handle, nvmlDevice_t second, unsigned *out)
@@ -550,6 +553,7 @@ API int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t handle, nvmlDevice_t se
     FOR_DEVICE(WHOLE_GPU);
     const struct device *other = other_gpu(second);
     if (!other) return leave(INVALID_ARGUMENT);
+    if (other->lost) return leave(GPU_IS_LOST);
     return leave(give(out, other == gpu ? 0 : state->proximity[number_of(gpu)][number_of(other)]));
 }
 
@@ -595,6 +599,7 @@ API int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t handle, unsigned link, 
     const struct device *peer = NULL;
     int code = find_link(gpu, link, &peer);
     if (code != SUCCESS) return leave(code);
+    if (peer && peer->lost) return leave(GPU_IS_LOST); /* as its neighbours are answered by real drivers */
     return leave(peer ? give_pci(out, peer) : NOT_SUPPORTED);
 }
 
@@ -612,6 +617,7 @@ API int nvmlDeviceGetP2PStatus(nvmlDevice_t handle, nvmlDevice_t second, unsigne
     FOR_DEVICE(WHOLE_GPU);
     const struct device *other = other_gpu(second);
     if (!other) return leave(INVALID_ARGUMENT);
+    if (other->lost) return leave(GPU_IS_LOST);
     int linked = state->nvlinks[number_of(gpu)][number_of(other)] > 0;
     return leave(give(out, capability == 2 && !linked ? 5 : 0)); /* 2: by NVLink; 5: not supported; 0: yes */
 }
@@ -635,14 +641,14 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index,
     if (!gpu->mig_mode) return leave(NOT_SUPPORTED);
     for (uint32_t i = state->gpus; i < state->devices; i++)
         if (state->device[i].parent == number_of(gpu) + 1 && state->device[i].position == index)
-            return leave(give_handle(out, &state->device[i]));
+            return leave(give_handle(__func__, out, &state->device[i]));
     return leave(index < MAX_MIG_INSTANCES ? NOT_FOUND : INVALID_ARGUMENT);
 }
 
 API int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t handle, nvmlDevice_t *out)
 {
     FOR_DEVICE(MIG_INSTANCE);
-    return leave(give_handle(out, whole(gpu)));
+    return leave(give_handle(__func__, out, whole(gpu)));
 }
 
 FIGURE(nvmlDeviceGetGpuInstanceId, MIG_INSTANCE, gpu->position + 1)
@@ -666,9 +672,12 @@ SAME_AS(nvmlDeviceGetAttributes_v2) int nvmlDeviceGetAttributes(nvmlDevice_t han
 
 /* ---- what there is, but not here: tools take this answer more calmly than a missing entry point ---- */
 
-static int not_supported(void) { return NOT_SUPPORTED; }
-
-#define NOT_HERE(name) SAME_AS(not_supported) int name(void);
+#define NOT_HERE(name) \
+    API int name(nvmlDevice_t handle) \
+    { \
+        FOR_DEVICE(ANY); \
+        return leave(NOT_SUPPORTED); \
+    }
 
 NOT_HERE(nvmlDeviceGetConfComputeMemSizeInfo)
 NOT_HERE(nvmlDeviceGetDecoderUtilization)

@@ -26,11 +26,11 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
 
 /* ---- the state file; gpuherd/standin/layout.py mirrors it field by field ---- */
 
-enum { LAYOUT_VERSION = 2, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
+enum { LAYOUT_VERSION = 3, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
        MAX_MIG_INSTANCES = 7 };
 #define SMALLEST_JOB (4u << 20) /* bytes; less has a shell around a job, which would never start CUDA */
 #define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
@@ -83,7 +83,9 @@ struct state {
     uint32_t attribute;   /* 1: tagged jobs show with their own memory */
     uint32_t hide_pids;   /* 1: as in a container: memory is in use, but nobody is listed */
     uint32_t hide_memory; /* 1: processes are listed without their memory */
-    uint32_t fail_code;   /* the code that every call answers, if not 0 */
+    char fail_name[60];   /* the only function that fails; empty: all do */
+    uint32_t fail_device; /* 1 + the only device whose calls fail; 0: calls about any, and those about none */
+    uint32_t fail_code;   /* the code that these calls answer, if not 0 */
     uint32_t fail_calls;  /* how many calls more; 0: until it is changed */
     uint32_t latency;     /* microseconds that every call takes */
     uint32_t cuda_version;
@@ -98,7 +100,7 @@ struct state {
 
 typedef char device_has_no_padding[sizeof(struct device) == 248 ? 1 : -1];
 typedef char process_has_no_padding[sizeof(struct process) == 48 ? 1 : -1];
-typedef char state_has_no_padding[sizeof(struct state) == 2224 + 128 * 248 + 512 * 48 ? 1 : -1];
+typedef char state_has_no_padding[sizeof(struct state) == 2288 + 128 * 248 + 512 * 48 ? 1 : -1];
 
 /* ---- opening, and the lock around each call ---- */
 
@@ -170,18 +172,22 @@ static int64_t now(void)
 
 static void refresh_attributed(void);
 
-/* The code that this call shall fail with, by order of the state file; counts orders that are for some calls only. */
-static int ordered_failure(void)
+/* The code that this call of a function, about a device (1 + its number) or none (0), shall fail with, by order of the
+ * state file; counts orders that are for some calls only. */
+static int ordered_failure(const char *function, uint32_t device)
 {
     int code = (int)__atomic_load_n(&state->fail_code, __ATOMIC_RELAXED);
+    if (code == SUCCESS || (state->fail_device && state->fail_device != device)) return SUCCESS;
+    if (*state->fail_name && strcmp(state->fail_name, function)) return SUCCESS;
     uint32_t left = __atomic_load_n(&state->fail_calls, __ATOMIC_RELAXED);
-    if (code == SUCCESS || left == 0) return code;
+    if (left == 0) return code;
     if (__atomic_sub_fetch(&state->fail_calls, 1, __ATOMIC_RELAXED) == 0) state->fail_code = SUCCESS;
     return code;
 }
 
-/* Begins a call. On SUCCESS the mutex and a shared lock on the file are held, and leave() must follow. */
-static int enter(void)
+/* Begins a call about a device (1 + its number) or none (0). On SUCCESS the mutex and a shared lock on the file are held,
+ * and leave() must follow. */
+static int enter(const char *function, uintptr_t device)
 {
     pthread_mutex_lock(&mutex);
     const char *path = getenv("GPUHERD_STANDIN");
@@ -195,7 +201,7 @@ static int enter(void)
             struct timespec wait = {latency / 1000000, (long)(latency % 1000000) * 1000};
             nanosleep(&wait, NULL);
         }
-        code = ordered_failure();
+        code = ordered_failure(function, (uint32_t)device);
     }
     if (code != SUCCESS) {
         pthread_mutex_unlock(&mutex);
@@ -220,9 +226,9 @@ static const struct device *whole(const struct device *gpu) { return gpu->parent
 enum kind { ANY, WHOLE_GPU, MIG_INSTANCE };
 
 /* Begins a call about one device: enter(), then the device, or the code that says why there is none. */
-static int enter_device(nvmlDevice_t handle, enum kind kind, struct device **gpu)
+static int enter_device(const char *function, nvmlDevice_t handle, enum kind kind, struct device **gpu)
 {
-    int code = enter();
+    int code = enter(function, (uintptr_t)handle);
     if (code != SUCCESS) return code;
     uintptr_t number = (uintptr_t)handle - 1;
     if (number >= state->devices) return leave(INVALID_ARGUMENT);

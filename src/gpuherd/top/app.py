@@ -104,6 +104,10 @@ class TopApp(App[None]):
         self.look_now()
         self.set_interval(self._every_s, self.look_now)
 
+    def on_unmount(self) -> None:
+        """Closes what was read from."""
+        self._looker.close()
+
     def on_resize(self) -> None:
         """Draws what was seen anew in the new size."""
         if self.seen is not None:

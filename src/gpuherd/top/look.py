@@ -6,25 +6,27 @@ thread of its own; what comes out is frozen data. Nothing here changes the run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpuherd.errors import CannotWrite, GpuherdError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import Machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.joblog import log_of
 from gpuherd.jobs.logtail import shown, tail
+from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.runstatus import JobStatus, Page, RunStatus
-from gpuherd.jobs.status import opened, status_of
+from gpuherd.jobs.status import looking, status_of
 
 if TYPE_CHECKING:
     from gpuherd.gpus.lease import Holder
 
-PAGE = 500
+PAGE = 200
 _LOG_LINES = 200
 
 
@@ -63,20 +65,42 @@ class Looker:
     def __init__(self, run: RunDirectory):
         self._run = run
         self._driver = Nvml()
+        # A look that takes long is still on its way when the next begins, in another thread.
+        self._one_at_a_time = threading.Lock()
+        self._reader: QueueReader | None = None
+        self._inode: int | None = None
+        # The jobs of the last page, and of which version of the queue and which filter they are.
+        self._page: tuple[int | None, str] = (None, "")
+        self._jobs: tuple[JobStatus, ...] = ()
+
+    def close(self) -> None:
+        """Closes the queue, after the look that is on its way."""
+        with self._one_at_a_time:
+            self._close()
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def look(self, text: str = "", chosen: str | None = None) -> Look:
         """What there is now. ``text``: only jobs with it in their name; ``chosen``: whose log is wanted, by default
         that of the first job of the page.
         """
+        with self._one_at_a_time:
+            return self._look(text, chosen)
+
+    def _look(self, text: str, chosen: str | None) -> Look:
         machine = self._driver.snapshot()
         holders = self._holders(machine)
         try:
-            with opened(self._run) as reader:
-                status = status_of(self._run, reader, Page(text=text, limit=PAGE))
-                running = status.jobs
-                if text:
-                    running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
+            reader = self._opened()
+            status = self._status(reader, text)
+            running = status.jobs
+            if text:
+                running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
         except GpuherdError as problem:
+            self._close()
             return Look(at=clock.wall(), machine=machine, holders=holders, problem=str(problem))
         job = next((job for job in status.jobs if job.name == chosen), None)
         if job is None and status.jobs:
@@ -91,12 +115,37 @@ class Looker:
             log=() if job is None else _log(self._run, job),
         )
 
+    def _opened(self) -> QueueReader:
+        """The queue, which is opened again when another file has taken its place."""
+        try:
+            inode: int | None = self._run.queue.stat().st_ino
+        except OSError:
+            inode = None
+        if self._reader is None or self._reader.version() is None or inode != self._inode:
+            self._close()
+            self._reader, self._inode, self._jobs = QueueReader(self._run.queue), inode, ()
+            self._page = (None, "")
+        return self._reader
+
+    def _status(self, reader: QueueReader, text: str) -> RunStatus:
+        """The status of the run. Of a page that was read before only jobs that have not ended are read again: while the
+        queue's file has not changed, no other job has."""
+        page = (reader.version(), text)
+        with looking(self._run, reader, Page(text=text, limit=PAGE)) as look:
+            if page == self._page and page[0] is not None:
+                changed = {job.id: job for job in look.jobs((JobState.RUNNING, JobState.WAITING))}
+                self._jobs = tuple(changed.get(job.id, job) for job in self._jobs)
+            else:
+                self._jobs = tuple(look.jobs())
+            self._page = page
+            return replace(look.status, jobs=self._jobs)
+
     def _holders(self, machine: Machine) -> dict[str, Holder]:
         from gpuherd.gpus.lease import LeaseFolder
 
         try:
             folder = LeaseFolder.existing()
-        except CannotWrite:
+        except (CannotWrite, UsageError):  # UsageError: the policy, which may name the folder, is wrong
             return {}
         if folder is None:
             return {}

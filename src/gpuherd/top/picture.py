@@ -121,6 +121,8 @@ def _who(gpu: Gpu, look: Look) -> Text:
         for i, job in enumerate(ours):
             text.append(", " if i else "").append(clean(job.title), style=colour(job))
         return text
+    if look.status is not None and gpu.label in look.status.left_out:
+        return Text(clean(look.status.left_out[gpu.label]), style="yellow")
     holder = look.holders.get(gpu.uuid)
     if holder is not None:
         told = f"gpuherd of {holder.user or 'someone'}" + (f": {clean(holder.job)}" if holder.job else "")

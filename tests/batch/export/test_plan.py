@@ -86,3 +86,5 @@ def test_a_jobs_own_words_come_first() -> None:
 def test_groups_are_named_for_people() -> None:
     names = [group.name for group in groups_of([job("train/a 1"), job("train/a 2"), job("é", gpus=1)], SLURM)]
     assert names == ["01-train-a", "02"]
+    # Where names have nothing in common the first stands for all: people look for it in squeue.
+    assert [group.name for group in groups_of([job("lr"), job("seed")], SLURM)] == ["01-lr"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,10 +61,11 @@ def test_every_line_runs_its_job_whatever_its_words_hold(tmp_path: Path) -> None
     ]
     made = files(jobs)
     write(folder, made, force=False)
-    assert sorted(made) == ["01.commands", "01.sbatch", "submit.sh"]
-    assert made["01.commands"].count("\n") == len(jobs)
+    first = next(name for name in made if name.endswith(".sbatch")).removesuffix(".sbatch")
+    assert sorted(made) == [f"{first}.commands", f"{first}.sbatch", "submit.sh"]
+    assert made[f"{first}.commands"].count("\n") == len(jobs)
     for number, each in enumerate(jobs):
-        asked = as_slurm_would(folder, "01", number)
+        asked = as_slurm_would(folder, first, number)
         with asked["stdin"]:
             subprocess.run(**asked, check=True)
         words, cwd, variable, gpus = json.loads(Path(each.argv[3]).read_bytes())
@@ -146,6 +148,9 @@ def submitted(folder: Path, tmp_path: Path, refuse: str = "") -> tuple[subproces
     program.parent.mkdir()
     program.write_text(NOTES)
     program.chmod(0o755)
+    release = program.with_name("scontrol")
+    release.write_text('#!/bin/sh\necho "$*" >>"$NOTES"\n')
+    release.chmod(0o755)
     notes = tmp_path / "notes"
     path = f"{program.parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -172,11 +177,20 @@ def test_submit_hands_over_what_is_needed_first(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["01-data: 101", "02-train: 102", "03-look: 103", "04-later: 104"]
     assert notes == [
-        "HERE: --parsable 01-data.sbatch",
-        "HERE: --parsable --dependency=afterok:101 02-train.sbatch",
+        "HERE: --parsable --hold 01-data.sbatch",
+        "HERE: --parsable --dependency=afterok:101 --hold 02-train.sbatch",
         "HERE: --parsable --dependency=afterok:102:101_1 03-look.sbatch",
         "HERE: --parsable --dependency=afterany:101:102:103 04-later.sbatch",
+        "release 101 102",
     ]
+
+
+def test_what_was_handed_over_begins_also_where_slurm_refuses_the_rest(tmp_path: Path) -> None:
+    """Held is only what others need: it must not end, and be forgotten, before those are known to SLURM."""
+    write(tmp_path / "x", files([job("a"), job("b", gpus=1, needs=("a",)), job("c", gpus=2)]), force=False)
+    done, notes = submitted(tmp_path / "x", tmp_path, refuse="103")
+    assert done.returncode == 1
+    assert notes[-1] == "release 101" and sum("--hold" in note for note in notes) == 1
 
 
 def test_submit_stops_where_slurm_refuses(tmp_path: Path) -> None:
@@ -215,7 +229,10 @@ def test_over_several_nodes_each_process_knows_its_place(tmp_path: Path) -> None
     """srun and scontrol are played by scripts that do on one machine what SLURM does on two."""
     (tmp_path / "bin").mkdir()
     programs = {
-        "srun": 'while [ "$1" != bash ]; do shift; done; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
+        "srun": 'echo "$@" >srun; while [ "$1" != bash ]; do shift; done; export SLURM_STEP_NODELIST=n[1-2]; '
+        "export SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1; "
+        'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
+        "getent": "exit 2",
         "scontrol": "printf 'n1\\nn2\\n'",
     }
     for name, text in programs.items():
@@ -229,14 +246,22 @@ def test_over_several_nodes_each_process_knows_its_place(tmp_path: Path) -> None
     write(tmp_path / "x", made, force=False)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     asked = as_slurm_would(tmp_path / "x", "01-wide", PATH=path, SLURM_JOB_ID="123456", SLURM_JOB_NODELIST="n[1-2]")
-    with asked["stdin"]:
-        subprocess.run(**asked, check=True)
-    assert (tmp_path / "told").read_text() == "n1 23456 2 0 2 0 23456\nn1 23456 2 1 2 1 23456\n"
+    port = 20_000 + 123_456 % 12_000
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", port))
+        listener.listen()
+        with asked["stdin"]:
+            subprocess.run(**asked, check=True)
+    # The name means nothing on the nodes, and somebody else is at the first port.
+    told = [f"10.0.0.1 {port + 1} 2 {rank} 2 {rank} {port + 1}\n" for rank in (0, 1)]
+    assert (tmp_path / "told").read_text() == "".join(told)
+    assert "--kill-on-bad-exit=1" in (tmp_path / "x" / "srun").read_text()
 
 
 def test_a_line_that_is_not_there_is_told(tmp_path: Path) -> None:
     write(tmp_path, files([job("a"), job("b")]), force=False)
-    asked = as_slurm_would(tmp_path, "01", 7)
+    asked = as_slurm_would(tmp_path, "01-a", 7)
     with asked["stdin"]:
         done = subprocess.run(**asked, check=False, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (2, "01.commands has no such line\n")
+    assert (done.returncode, done.stderr) == (2, "01-a.commands has no such line\n")

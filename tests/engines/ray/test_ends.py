@@ -127,3 +127,29 @@ def test_what_ray_alone_has_written_into_a_log_is_nothing() -> None:
         ends().said("2026-01-01 INFO job_manager.py:581 -- Runtime env\nRunning entrypoint for job x: exec y\n") == ""
     )
     assert ends().said("Running entrypoint for job x: exec y\n\x1b[31mno such file\x1b[0m\n") == "no such file"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (exceptions.RaySystemError("The head is gone. Look into the logs.\nmore"), "System error: The head is gone"),
+        (
+            RuntimeError(
+                "Request failed with status code 500: Traceback (most recent call last):\n"
+                '  File "job_head.py", line 5, in submit\n    x()\nValueError: no such node.'
+            ),
+            "Request failed with status code 500: ValueError: no such node.",
+        ),
+        (in_task(ValueError("bad")), "ValueError: bad"),
+        (ConnectionError(), "ConnectionError"),
+    ],
+)
+def test_messages_have_no_stack_frames(error: Exception, told: str) -> None:
+    assert ends().in_short(error) == told
+
+
+def test_a_bug_beside_ray_is_told_by_its_last_line() -> None:
+    from gpuherd.engines.ray.messages import Problem, error_of
+
+    text = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nKeyError: 5\n'
+    assert str(error_of(Problem("bug", text))) == "the process beside Ray has failed: KeyError: 5"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from gpuherd.engines.cluster import Batch, Parcel, Placement
+from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.commands import Programs
+from gpuherd.engines.slurm.engine import SlurmEngine
 
 
 @pytest.fixture
@@ -37,3 +42,23 @@ def test_jobs_find_modules_from_the_folder_that_they_are_handed_over_in(
     assert (here / "sbatch.path").read_text().strip() == found.format(here=here, above=here.parent)
     Programs().squeue(["a"])
     assert (here / "squeue.path").read_text().strip() == (given or "none")
+
+
+def test_the_script_that_is_kept_is_for_its_owner_alone(here: Path) -> None:
+    """Lines of --setup may hold secrets; also where an earlier gpuherd has left a script of that name."""
+    program = here / "bin" / "scontrol"
+    program.write_text("#!/bin/sh\necho MaxArraySize = 1001\n")
+    program.chmod(0o755)
+    parcels = (Parcel(attempt=1, title="a"),)
+    batch = Batch(name="b-1", placement=Placement(gpus=1), parcels=parcels, command=("run", "x"), folder=here)
+    mask = os.umask(0)
+    try:
+        for old in (False, True):
+            if old:
+                (here / "b-1.sh").chmod(0o644)
+            engine = SlurmEngine(EngineOptions(engine="slurm", setup=("export TOKEN=secret",)))
+            assert engine.submit(batch) == ["7"]
+            assert "TOKEN=secret" in (here / "b-1.sh").read_text()
+            assert stat.S_IMODE((here / "b-1.sh").stat().st_mode) == 0o600
+    finally:
+        os.umask(mask)

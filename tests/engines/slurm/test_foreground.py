@@ -29,8 +29,20 @@ def test_it_asks_for_what_is_asked() -> None:
     assert ours == [
         "srun", "--job-name=mine", "--export=ALL", "--gres=gpu:a100:2", "--nodes=3", "--ntasks-per-node=1",
         "--cpus-per-task=8", "--mem=4096M", "--time=90", "--partition=gpu", "--account=lab", "--quit-on-interrupt",
-        "--exclude=n3",
+        "--exclude=n3", "--mpi=none", "--wait=0",
     ]  # fmt: skip
+
+
+def test_of_several_processes_the_first_starts_all_as_a_batch_does() -> None:
+    found = words(Placement(gpus=2, nodes=3, tasks=4, cpus=8), mpi="pmix")
+    assert "--ntasks-per-node=4" in found and "--cpus-per-task=2" in found
+    inner = found[found.index("srun", 1) :]
+    assert inner[: inner.index("/bin/sh")] == [
+        "srun", "--nodes=3", "--ntasks=12", "--ntasks-per-node=4", "--kill-on-bad-exit=1", "--overlap", "--mem=0",
+        "--quit-on-interrupt", "--export=ALL", "--mpi=pmix", "--cpus-per-task=2",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="7 CPU cores on each node can't be shared out among 4 processes"):
+        words(Placement(gpus=0, tasks=4, cpus=7))
 
 
 def test_the_command_stays_a_list_of_words() -> None:

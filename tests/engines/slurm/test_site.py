@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.slurm.site import Site, chosen, gpus_of, impossible, names, partitions, seconds_of, settings
+from gpuherd.engines.slurm.site import (
+    Site,
+    allocation,
+    chosen,
+    gpus_of,
+    impossible,
+    names,
+    partitions,
+    seconds_of,
+    settings,
+)
 from gpuherd.errors import UsageError
 
 NODES = """\
@@ -114,7 +127,9 @@ def test_settings_of_the_controller() -> None:
     assert found.accounting
     assert "associations" in found.enforced
     bare = settings("AccountingStorageType = accounting_storage/none\nAccountingStorageEnforce = none")
-    assert (bare.array_size, bare.accounting) == (1001, False)
+    assert (bare.array_size, bare.accounting, bare.remembers_s) == (1001, False, 300)
+    assert settings("MinJobAge               = 20 sec").remembers_s == 20
+    assert settings("MinJobAge               = 0 sec").remembers_s == math.inf  # it forgets none
 
 
 def test_names_are_the_first_fields() -> None:
@@ -128,3 +143,60 @@ def test_nothing_that_is_printed_breaks_it(nodes: str, listed: str) -> None:
     gpus_of(nodes)
     seconds_of(nodes)
     settings(nodes)
+
+
+JOB = """\
+JobId=105 JobName=mine
+   UserId=ann(7) GroupId=ann(7) MCS_label=N/A
+   Priority=4294901655 Nice=0 Account=lab QOS=short
+   JobState=RUNNING Reason=None Dependency=(null)
+   RunTime=00:10:00 TimeLimit=01:00:00 TimeMin=N/A
+   Partition=main AllocNode:Sid=login:6829
+   NumNodes=3 NumCPUs=20 NumTasks=3 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   JOB_GRES=gpu:a100:8
+     Nodes=n[1-2] CPU_IDs=0-3,8-11 Mem=8000 GRES=gpu:a100:4(IDX:0-3)
+     Nodes=n3 CPU_IDs=5-6 Mem=500 GRES=
+"""
+
+
+def test_a_job_as_a_place_for_steps() -> None:
+    found = allocation(JOB)
+    assert found is not None and (found.job, found.left_s) == ("105", 3000.0)
+    assert [(node.name, node.cpus, node.memory_mb, dict(node.gpus)) for node in found.nodes] == [
+        ("n1", 8, 8000, {"a100": 4}),
+        ("n2", 8, 8000, {"a100": 4}),
+        ("n3", 2, 500, {}),
+    ]
+    assert allocation(JOB.replace("RUNNING", "COMPLETED")) is None and allocation("") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "lacks"),
+    [
+        (Placement(gpus=4, nodes=2, cpus=8, memory_mb=8000, time_s=3000.0), {}, None),
+        (Placement(gpus=1), {"partition": "main", "account": "lab", "qos": "short", "gpu_type": "a100"}, None),
+        (Placement(gpus=1, nodes=3), {}, "too few of its nodes"),
+        (Placement(gpus=0, nodes=4), {}, "4 nodes are asked for, and it has 3"),
+        (Placement(gpus=5), {}, "n1 gives it 4 GPUs, 8 CPUs and 8000 MB"),
+        (Placement(gpus=1, tasks=9), {}, "too few"),
+        (Placement(gpus=1), {"gpu_type": "h100"}, "0 GPUs of type h100"),
+        (Placement(gpus=1, time_s=3600.0), {}, "60 minutes are asked for, and 50 are left"),
+        (Placement(gpus=1), {"partition": "brief"}, "--partition brief is not the job's"),
+        (Placement(gpus=1), {"constraint": "ib"}, "--constraint ib is not the job's"),
+    ],
+)
+def test_what_fits_in_a_job(asked: Placement, said: dict[str, Any], lacks: str | None) -> None:
+    found = allocation(JOB)
+    assert found is not None
+    told = found.lacks(asked, EngineOptions(engine="slurm", **said))
+    assert told is None if lacks is None else told is not None and lacks in told
+
+
+def test_a_step_gets_what_goes_with_its_gpus() -> None:
+    found = allocation(JOB)
+    assert found is not None
+    assert found.share(Placement(gpus=1), None) == Placement(gpus=1, cpus=2, memory_mb=2000)
+    assert found.share(Placement(gpus=4, tasks=3), None) == Placement(gpus=4, tasks=3, cpus=6, memory_mb=8000)
+    assert found.share(Placement(gpus=0), None) == Placement(gpus=0, cpus=1, memory_mb=250)
+    own = Placement(gpus=2, cpus=1, memory_mb=10)
+    assert found.share(own, None) == own

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tests.esd.look.runs import AddModel, heavy
+from tests.jobs.attempts import SIMULATED_GPU, queue_that_ran_on
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.look import contents
@@ -16,6 +17,7 @@ from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.stats import read_table, table_text
+from gpuherd.jobs.reader import SIMULATED_GPUS
 
 
 def test_the_docstrings_examples() -> None:
@@ -25,6 +27,12 @@ def test_the_docstrings_examples() -> None:
 def test_the_index_is_plain_json(small_run: RunResults) -> None:
     index = Contents(small_run).index()
     assert json.loads(json.dumps(index, allow_nan=False)) == index
+
+
+def test_simulated_gpus_are_told(small_run: RunResults) -> None:
+    assert Contents(small_run).warnings == []
+    queue_that_ran_on(small_run.directory.queue, SIMULATED_GPU)
+    assert SIMULATED_GPUS in Contents(read_results(small_run.directory.root)).warnings
 
 
 def test_models_of_one_architecture_share_a_layout(small_run: RunResults) -> None:

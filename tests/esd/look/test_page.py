@@ -110,7 +110,8 @@ def test_with_little_room_the_page_says_what_it_leaves_out(small_run: RunResults
     assert (tight.with_figures, tight.with_spectra) == (0, 0)
     assert len(tight.html) < len(whole.html)
     text = tight.html.decode()
-    assert "4 of 4 models show alpha and D only" in text
+    assert "To limit the size of this page, 4 of 4 models show alpha and D only" in text
+    assert "10 MB" not in text.partition("<script")[0], "what such a page may be larger than"
     assert "Spectra of 4 models were left out" in text
     assert all(model["left_out"] for model in index_of(text)["models"])
     assert "left out" not in whole.html.decode().partition("<nav")[0]

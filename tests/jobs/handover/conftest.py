@@ -129,6 +129,19 @@ class Run:
         with Queue(self.directory.queue, check=False) as queue:
             return {name: str(state) for name, state in queue.states().items()}
 
+    def handle(self, job: str) -> str | None:
+        """The engine's word for a job that it has, as the queue knows it."""
+        if not self.directory.queue.exists():
+            return None
+        with Queue(self.directory.queue, check=False) as queue:
+            found = [each.handed for each in queue.running() if each.queued.job.name == job]
+        return found[0].handle if found and found[0] is not None else None
+
+    def attempts(self, job: str) -> list[int]:
+        """The numbers of the attempts of a job."""
+        with Queue(self.directory.queue, check=False) as queue:
+            return [attempt.number for attempt in queue.attempts() if attempt.job == job]
+
     def metrics(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.directory.gpu_metrics.read_text())
         return found
@@ -165,6 +178,7 @@ class Follower:
             "cluster": str(self._cluster.root),
             "jobs": [asdict(job) for job in jobs],
             "options": {"engine": engine, **options},
+            "engine": self._cluster.settings,
             "grace_s": self._grace_s,
         }
         self._plan.write_text(json.dumps(plan))

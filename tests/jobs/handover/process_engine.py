@@ -51,6 +51,9 @@ class State:
             return self.parcel(handle).get("end")
         return None
 
+    def knows(self, handle: str) -> bool:
+        return (self.parcels / handle).exists() and not (self.root / f"forgotten.{handle}").exists()
+
     def note(self, handle: str, **values: Any) -> None:
         write(self.parcels / handle, json.dumps(values))
 
@@ -77,6 +80,11 @@ class Orders:
             (self.state.root / f"released.{title}").touch()
         else:
             (self.state.root / "hold").unlink()
+
+    def begin_early(self, title: str, *, early: bool = True) -> None:
+        """What has this title begins before what it is to come after, as where a controller has lost that."""
+        mark = self.state.root / f"early.{title}"
+        mark.touch() if early else mark.unlink()
 
     def away(self) -> None:
         """It does not answer from now on; what runs goes on."""
@@ -135,8 +143,18 @@ class ProcessEngine:
     chains = True
     look_s = 0.05
 
-    def __init__(self, state: Path, name: str = "slurm", *, gpus: int = 4, slots: int = 8, kill_wait_s: float = 5.0):
+    def __init__(
+        self,
+        state: Path,
+        name: str = "slurm",
+        *,
+        gpus: int = 4,
+        slots: int = 8,
+        kill_wait_s: float = 5.0,
+        remembers_s: float = 300.0,
+    ):
         self.name = name
+        self.remembers_s = remembers_s
         self._state = State(state)
         self._gpus = gpus
         self._slots = slots
@@ -215,12 +233,9 @@ class ProcessEngine:
         found = {}
         for ticket in tickets:
             handle = ticket.handle or f"{ticket.batch}_{ticket.index}"
-            if (self._state.root / f"forgotten.{handle}").exists():
+            if not self._state.knows(handle):
                 continue
-            try:
-                told = self._state.parcel(handle)
-            except OSError:
-                continue
+            told = self._state.parcel(handle)
             found[ticket.attempt] = Sighting(
                 handle=handle,
                 phase=Phase(told["phase"]),
@@ -289,7 +304,7 @@ class Scheduler:
         if order is not None:
             self.state.note(parcel.handle, phase="ended", end=order["how"], by=order["by"])
             return True
-        ends = [self.state.end(handle) for handle in self.batch["after"]]
+        ends = [self.state.end(handle) for handle in self._followed()]
         if any(end is not None and end != "ok" for end in ends):
             self.state.note(parcel.handle, phase="ended", end="never", reason="DependencyNeverSatisfied")
             return True
@@ -301,7 +316,13 @@ class Scheduler:
             return False
         if self.batch["at_once"] is not None and running >= self.batch["at_once"]:
             return False
-        return all(self.state.end(handle) == "ok" for handle in self.batch["after"])
+        return all(self.state.end(handle) == "ok" for handle in self._followed())
+
+    def _followed(self) -> list[str]:
+        """What it is to come after, as far as that is known: as SLURM does, what is forgotten counts as succeeded."""
+        if any((self.state.root / f"early.{title}").exists() for title in self.batch["titles"]):
+            return []
+        return [each for each in self.batch["after"] if self.state.knows(each)]
 
     def _begin(self, parcel: Parcel) -> bool:
         slot = self._take("slot", range(self.batch["slots"]), 1)

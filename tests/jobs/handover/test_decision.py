@@ -11,12 +11,14 @@ from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Decision, Limits, decide, placement_of
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.records import QueuedJob, Request
+from gpuherd.jobs.records import Predecessor, QueuedJob, Request
 from gpuherd.jobs.timelimits import Limits as TimeLimits
+
+ONE, TWO = Predecessor(1, "1"), Predecessor(2, "2")
 
 
 def candidate(
-    number: int, gpus: int = 1, priority: int = 0, after: tuple[str, ...] = (), rank: float = 0.0
+    number: int, gpus: int = 1, priority: int = 0, after: tuple[Predecessor, ...] = (), rank: float = 0.0
 ) -> Candidate:
     job = Job(name=f"j{number}", argv=("true",), gpus=gpus, priority=priority)
     queued = QueuedJob(
@@ -39,7 +41,7 @@ candidates = st.lists(
         st.integers(1, 10_000),
         st.integers(0, 3),
         st.integers(-1, 1),
-        st.sampled_from([(), ("1",), ("1", "2")]),
+        st.sampled_from([(), (ONE,), (ONE, TWO)]),
         st.floats(0, 9),
     ),
     max_size=30,
@@ -76,7 +78,7 @@ def test_every_job_has_one_answer_and_no_limit_is_passed(
 
 
 def test_followers_go_after_those_that_could_run_at_once_and_never_above_their_priority() -> None:
-    waiting = [candidate(1, after=("7",)), candidate(2), candidate(3, after=("7",), priority=1)]
+    waiting = [candidate(1, after=(ONE,)), candidate(2), candidate(3, after=(ONE,), priority=1)]
     assert order(decide(waiting, asks, {}, Limits(at_most=2, open=0))) == [3, 2]
 
 

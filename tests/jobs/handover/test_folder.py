@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.engines.cluster import Phase, Sighting
+from gpuherd.jobs import clock
 from gpuherd.jobs.handover import folder as module
 from gpuherd.jobs.handover.folder import Folder
 from gpuherd.jobs.handover.followed import Followed
@@ -73,7 +75,8 @@ def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: 
 def test_what_is_cleared_away(run: RunDirectory) -> None:
     ours, gone, strange = f"gpuherd-{TAG}-7", f"gpuherd-{TAG}-70", f"gpuherd-{OTHER}-7"
     old = [
-        *("engine.json", f"{ours}.json", f"{ours}.0.out", f"{ours}+1000.sh", "00000007.claim", "00000008.claim"),
+        *("engine.json", "gone.json", f"{ours}.json", f"{ours}.0.out", f"{ours}+1000.sh"),
+        *("00000007.claim", "00000008.claim"),
         *(f"{gone}.json", f"{gone}.sh", "00000070.claim", ".00000070.claim.1.ab.tmp", f"{gone}.0.out"),
     ]
     fresh = [f"gpuherd-{TAG}-80.json", "00000080.claim", f"{strange}.json", "00000090.claim"]
@@ -86,7 +89,7 @@ def test_what_is_cleared_away(run: RunDirectory) -> None:
     watch.opened(ours, (7, 8), (8,))
     watch.sweep((run.handover / "00000090.claim").stat().st_mtime, lambda batch: batch.startswith(f"gpuherd-{TAG}-"))
     # All of what is out stays; of the rest what is new, but nothing by which a leader of another queue could begin.
-    kept = {*old[:6], f"{gone}.0.out", *fresh} - {f"{strange}.json"}
+    kept = {*old[:7], f"{gone}.0.out", *fresh} - {f"{strange}.json"}
     assert {path.name for path in run.handover.iterdir()} == kept
 
 
@@ -125,3 +128,102 @@ def test_the_number_of_a_batch_is_taken_too(run: RunDirectory) -> None:
 
 def test_the_highest_number_of_no_folder(tmp_path: Path) -> None:
     assert Folder(RunDirectory(tmp_path)).highest() == 0
+
+
+def test_the_report_of_a_success_stays_for_as_long_as_one_that_follows_is_out(run: RunDirectory) -> None:
+    """It is what that one's leader begins by, also after another follower has taken over."""
+    for watch in (Folder(run), Folder(run)):
+        write_ended(run.attempt_ended(1), Ended(at=2.0, ran_s=1.0, code=0))
+        watch.opened("first", [1], [1])
+        watch.opened("second", [2], [2], after=[1])
+        watch.opened("third", [3], [3], after=[2])
+        watch.closed("first", 1)
+        assert run.attempt_ended(1).exists()
+    again = Folder(run)
+    again.opened("first", [1], [])
+    again.opened("second", [2], [2], after=[1])
+    again.opened("third", [3], [3], after=[2])
+    os.utime(run.attempt_ended(1), (0.0, 0.0))
+    again.sweep(1e9, lambda _: True)
+    assert run.attempt_ended(1).exists()
+    write_ended(run.attempt_ended(2), Ended(at=2.0, ran_s=1.0, code=0))
+    again.closed("second", 2)
+    assert (run.attempt_ended(1).exists(), run.attempt_ended(2).exists()) == (False, True)
+    again.closed("third", 3)
+    assert not run.attempt_ended(2).exists()
+
+
+class Clocks:
+    """Both clocks, as a test sets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.wall, self.mono, self.boot = 10_000.0, 500.0, "first"
+        monkeypatch.setattr(clock, "wall", lambda: self.wall)
+        monkeypatch.setattr(clock, "mono", lambda: self.mono)
+        monkeypatch.setattr(module, "boot_id", lambda: self.boot)
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall += seconds
+        self.mono += seconds
+
+
+def a_look(run: RunDirectory, clocks: Clocks, sighting: Sighting | None = None) -> bool:
+    """A follower that looks once and is killed; whether its patience of 15 s is at an end then."""
+    each = followed(run, 1)
+    folder = Folder(run)
+    folder.recall_gone({1: each})
+    assert not each.known("SLURM", clocks.mono, 15.0).late  # the engine has not been heard yet
+    each.seen(sighting, clocks.mono, clocks.mono)
+    folder.keep_gone([each])
+    return each.known("SLURM", clocks.mono, 15.0).late
+
+
+def test_patience_goes_on_with_the_next_follower(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    late = []
+    for _ in range(4):
+        late.append(a_look(run, clocks))
+        clocks.pass_by(5.0)
+    assert late == [False, False, False, True]
+
+
+def test_patience_begins_anew_when_the_engine_has_it_again(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for sighting in (None, None, Sighting(handle="1", phase=Phase.RUNNING), None, None, None):
+        assert not a_look(run, clocks, sighting)
+        clocks.pass_by(7.0)
+    assert a_look(run, clocks)
+
+
+def test_a_clock_that_is_set_costs_no_attempt_its_patience(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for step in (3600.0, -7200.0, 3600.0, 0.0):
+        assert not a_look(run, clocks)
+        clocks.wall += step
+    clocks.pass_by(15.0)
+    assert a_look(run, clocks)
+
+
+@pytest.mark.parametrize("back_s", [0.0, 3600.0])
+def test_patience_outlives_a_reboot(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, back_s: float) -> None:
+    """Also where the clock was set back meanwhile: it is then waited once more, and not for ever."""
+    clocks = Clocks(monkeypatch)
+    assert not any(a_look(run, clocks) for _ in range(3))
+    clocks.pass_by(8.0)
+    clocks.boot, clocks.mono, clocks.wall = "second", 20.0, clocks.wall - back_s
+    assert not a_look(run, clocks)
+    clocks.pass_by(8.0)
+    assert a_look(run, clocks) is (back_s == 0)
+    clocks.pass_by(8.0)
+    assert a_look(run, clocks)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"boot": "first", "attempts": [1]}', '{"boot": "first", "attempts": {"1": [1e999, 0, 3]}}',
+     '{"boot": "first", "attempts": {"1": [0, 0, 99]}}', '{"boot": 1, "attempts": {"1": ["a", null, 3]}}'],
+)  # fmt: skip
+def test_a_file_that_can_not_be_right_is_none(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    clocks = Clocks(monkeypatch)
+    run.gone.write_text(text)
+    assert not a_look(run, clocks)

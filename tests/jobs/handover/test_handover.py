@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,62 @@ def test_what_followed_a_failure_that_is_tried_again_follows_the_next_try(
     assert [batch["titles"] for batch in cluster.orders.batches()] == [["a"], ["b"], ["a"], ["b"]]
 
 
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_the_engine_has_forgotten_meanwhile_is_followed_by_none(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, death: signal.Signals
+) -> None:
+    """Somebody cancelled it while nobody followed, or while the follower's machine slept; and what is forgotten counts
+    as succeeded there."""
+    cluster.settings = {"remembers_s": 1.0}
+    cluster.orders.hold()
+    jobs = [sh("a", f"echo a >>{tmp_path}/ran"), sh("x"), sh("b", f"echo b >>{tmp_path}/ran", needs=("a",))]
+    follower = Follower(run, cluster, tmp_path)
+    follower.start(jobs, at_most=2)
+    wait_until(lambda: run.handle("a") is not None)
+    follower.signal(death)
+    cluster.orders.end(cluster.handle("a"), "cancelled", by="root")
+    wait_until(lambda: cluster.told("a").get("end") == "cancelled")
+    cluster.orders.forget(cluster.handle("a"))
+    cluster.orders.release()
+    wait_until(lambda: cluster.told("x").get("end") == "ok")
+    if death is signal.SIGSTOP:
+        time.sleep(1.1)
+        follower.signal(signal.SIGCONT)
+    else:
+        follower.join()
+        follower.start(jobs, at_most=2)
+    assert follower.join() == 0
+    assert (tmp_path / "ran").read_text() == "a\nb\n"
+    assert run.states() == {"a": "done", "x": "done", "b": "done"}
+    titles = [title for batch in cluster.orders.batches() for title in batch["titles"]]
+    assert titles.count("b") == 1, "it went over behind what nobody knew any more"
+
+
+def test_what_a_cluster_begins_too_early_does_not_run_and_costs_no_try(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    cluster.orders.begin_early("b")
+    run.start(
+        [
+            sh("a", f"{gate.wait}; echo a >>{tmp_path}/ran"),
+            sh("b", f"echo b >>{tmp_path}/ran", needs=("a",), retries=0),
+            sh("c", f"echo c >>{tmp_path}/ran", needs=("b",), retries=0),
+        ]
+    )
+    run.wait_for(EventKind.REQUEUED, 2)
+    cluster.orders.begin_early("b", early=False)
+    gate.open()
+    outcome = run.join()
+    assert (outcome.done, outcome.exit_code) == (3, 0)
+    assert (tmp_path / "ran").read_text() == "a\nb\nc\n"
+    assert set(run.told(EventKind.REQUEUED)) == {
+        "b: the cluster began it before what it needs had succeeded; it waits again",
+        "c: what it was to follow has not succeeded; it waits again",
+    }
+    assert [text.partition(":")[0] for text in run.told(EventKind.STARTED)] == ["a", "b", "c"]
+
+
 # --- what a cluster does to jobs -------------------------------------------------------------------------------------
 
 
@@ -168,6 +225,29 @@ def test_a_lost_node_takes_nothing_with_it(run: Run, cluster: Cluster, sh: MakeJ
     cluster.orders.end(cluster.handle("a"), "node_lost", kill=True)
     assert run.join().done == 2
     assert run.told(EventKind.REQUEUED) == ["a: its node was lost; it waits again"]
+
+
+def test_many_jobs_that_a_cluster_has_lost_are_told_in_one_line(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    again = f"[ -e {tmp_path}/up.$0 ] || {{ touch {tmp_path}/up.$0; sleep 60; }}"
+    names = [f"j{number}" for number in range(8)]
+    run.start([sh(name, again.replace("$0", name), retries=0) for name in names])
+    wait_until(lambda: len(list(tmp_path.glob("up.*"))) == len(names))
+    handles = [cluster.handle(name) for name in names]
+    cluster.orders.away()
+    for name in names:
+        lose(cluster.told(name)["pid"])
+    for handle in handles:
+        cluster.orders.forget(handle)
+    time.sleep(1.0)  # what their nodes might still tell is waited for no longer than that
+    cluster.orders.back()
+    assert run.join().done == len(names)
+    assert len(run.told(EventKind.REQUEUED)) <= 3
+    assert any(
+        "jobs, j" in text and text.endswith("its node was lost; it waits again")
+        for text in run.told(EventKind.REQUEUED)
+    )
 
 
 def test_out_of_main_memory_is_a_failure_and_says_so(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path) -> None:
@@ -287,8 +367,30 @@ def test_a_refusal_that_may_pass_is_waited_for(run: Run, cluster: Cluster, sh: M
     cluster.orders.refuse("Job violates accounting/QOS policy (job submit limit)", may_pass=True)
     run.start([sh("a"), sh("b")])
     wait_until(lambda: any("takes no more jobs now" in text for text in run.told(EventKind.NOTICE)))
+    wait_until(lambda: len({path.name for path in run.directory.handover.glob("*.json")}) <= 2)
     cluster.orders.accept()
     assert run.join().done == 2
+    # What was not taken is no attempt, and each of them would be a line.
+    assert run.told(EventKind.REQUEUED) == [] and len(run.told(EventKind.NOTICE)) == 1
+    with Queue(run.directory.queue) as queue:
+        assert [(attempt.job, attempt.number) for attempt in queue.attempts()] == [("a", 1), ("b", 1)]
+
+
+def test_refusals_that_go_on_are_told_as_a_count(
+    run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(sending, "back_off_s", lambda _: 0.05)
+    cluster.orders.refuse("job submit limit", may_pass=True)
+    run.start([sh("a")])
+    run.wait_for(EventKind.NOTICE, 3)
+    cluster.orders.accept()
+    assert run.join().done == 1
+    assert run.told(EventKind.NOTICE)[:3] == [
+        "SLURM takes no more jobs now, and is asked again and again: job submit limit",
+        "SLURM takes no more jobs now (2 times so far): job submit limit",
+        "SLURM takes no more jobs now (3 times so far): job submit limit",
+    ]
 
 
 def test_what_is_too_much_at_once_goes_in_smaller_batches(run: Run, cluster: Cluster, sh: MakeJob) -> None:
@@ -300,12 +402,47 @@ def test_what_is_too_much_at_once_goes_in_smaller_batches(run: Run, cluster: Clu
     assert sum("takes no more jobs now" in text for text in run.told(EventKind.NOTICE)) == 1
 
 
-def test_a_refusal_for_good_fails_the_jobs_with_the_engines_words(run: Run, cluster: Cluster, sh: MakeJob) -> None:
+def test_a_refusal_for_good_is_told_once_a_batch_in_the_engines_words(run: Run, cluster: Cluster, sh: MakeJob) -> None:
     cluster.engine()
     cluster.orders.refuse("Requested node configuration is not available", may_pass=False)
-    outcome = run([sh("a"), sh("b", needs=("a",))])
-    assert (outcome.failed, outcome.cancelled) == (1, 1)
-    assert "SLURM refuses it: Requested node configuration" in outcome.failures[0].reason
+    outcome = run([sh("a"), sh("b", needs=("a",)), sh("c"), sh("d", cpus=2)])
+    assert (outcome.failed, outcome.cancelled) == (3, 1)
+    words = "SLURM refuses it: Requested node configuration is not available"
+    assert {(each.job, each.reason) for each in outcome.failures} == {(name, words) for name in "acd"}
+    assert run.told(EventKind.FAILED) == [f"2 jobs, a to c: {words}", f"d: {words}"]
+    assert run.told(EventKind.REQUEUED) == [] and run.told(EventKind.NOTICE) == []
+    with Queue(run.directory.queue) as queue:
+        assert list(queue.attempts()) == []
+    cluster.orders.accept()
+    assert run([sh("a"), sh("b", needs=("a",)), sh("c"), sh("d", cpus=2)]).done == 4
+    assert run.directory.attempt_log("a", 1).exists()
+
+
+def test_decisions_outlive_a_killed_follower(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path) -> None:
+    """Of gpuherd's user and of an administrator; and no job gets more tries than it was given."""
+    gate = Gate(tmp_path / "gate")
+    jobs = [sh("here", gate.wait), sh("there", gate.wait), sh("bad", f"{gate.wait}; exit 3", retries=2), sh("paused")]
+    follower = Follower(run, cluster, tmp_path)
+    follower.start(jobs, at_most=3)
+    wait_until(lambda: all(run.handle(name) is not None for name in ("here", "there", "bad")))
+    assert run.ask(ControlKind.PAUSE, "paused").ok
+    follower.kill()
+    assert run.ask(ControlKind.CANCEL, "here").ok
+    cluster.orders.end(cluster.handle("there"), "cancelled", by="root")
+    wait_until(lambda: cluster.told("there").get("end") == "cancelled")  # else the gate may end it first
+    gate.open()
+    for tries in (2, 3, 3):
+        follower.start(jobs, at_most=3)
+        wait_until(lambda tries=tries: run.attempts("bad") == list(range(1, tries + 1)))  # type: ignore[misc]
+        follower.kill()
+    follower.start(jobs, at_most=3).wait_for("is continued")
+    assert run.ask(ControlKind.RESUME, "paused").ok
+    assert follower.join() == 1
+    assert run.states() == {"here": "cancelled", "there": "cancelled", "bad": "failed", "paused": "done"}
+    assert run.attempts("bad") == [1, 2, 3]
+    follower.start([*jobs[:3], sh("paused")])
+    follower.wait_for("3 jobs that had failed or were cancelled wait again, with fresh tries: here, there, bad")
+    assert follower.join() == 1
 
 
 # --- what people ask -------------------------------------------------------------------------------------------------
@@ -528,6 +665,34 @@ def test_jobs_go_on_without_their_follower_and_are_followed_again(
     assert sorted((tmp_path / "ran").read_text().split()) == ["long", "next", "short", "waits"]
     with Queue(run.directory.queue) as queue:
         assert all(attempt.number == 1 for attempt in queue.attempts())
+
+
+def test_followers_that_are_killed_again_and_again_give_a_lost_job_up_in_the_end(
+    run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path
+) -> None:
+    grace_s = 2.5
+    patience_s = grace_s + 0.5
+    job = sh("a", f"[ -e {tmp_path}/up ] || {{ touch {tmp_path}/up; sleep 60; }}")
+    follower = Follower(run, cluster, tmp_path, grace_s=grace_s)
+    follower.start([job])
+    wait_until((tmp_path / "up").exists)
+    follower.kill()
+    lose(cluster.told("a")["pid"])
+    cluster.orders.forget(cluster.handle("a"))
+    missing_since = time.monotonic()
+    for _ in range(20):
+        follower.start([job])
+        follower.wait_for("from before")
+        time.sleep(0.8)
+        if "its node was lost" in follower.out():
+            break
+        follower.kill()
+    assert "its node was lost" in follower.out()
+    assert time.monotonic() >= missing_since + patience_s
+    assert follower.join() == 0
+    assert run.states() == {"a": "done"}
+    assert run.attempts("a") == [1, 2]
+    assert not run.directory.gone.exists()
 
 
 def test_what_was_called_back_by_a_dead_follower_is_nobody_elses_doing(

@@ -46,7 +46,9 @@ reports = st.builds(
     limit_s=st.sampled_from([None, 5.0]),
     interrupted=st.booleans(),
 )
-claims = st.builds(Claim, at=st.just(1.0), void=st.booleans(), why=st.sampled_from(["", "STOPPED", "nonsense"]))
+claims = st.builds(
+    Claim, at=st.just(1.0), void=st.booleans(), why=st.sampled_from(["", "STOPPED", "TOO_EARLY", "nonsense"])
+)
 sightings = st.sampled_from([WAITS, RUNS, *(ended(end) for end in End)])
 everything = st.builds(
     Known,
@@ -217,3 +219,15 @@ def test_one_that_was_killed_and_that_the_engine_knows_no_more_was_lost_with_its
     forgotten, there = meaning(replace(known, unknown=True)), meaning(known)
     assert isinstance(forgotten, Over) and forgotten.blameless is Blameless.NODE_LOST
     assert isinstance(there, Over) and there.blameless is None
+
+
+def test_what_its_leader_did_not_begin_waits_again_at_no_cost() -> None:
+    """Whatever SLURM calls the end of that leader. It rests: what began it too early may do so again at once."""
+    claim = Claim(at=1.0, void=True, node="n1", why="TOO_EARLY")
+    for sighting in (None, RUNS, ended(End.FAILED), ended(End.CANCELLED, by="root")):
+        found = meaning(Known(engine="SLURM", claim=claim, sighting=sighting))
+        assert isinstance(found, Over) and found.rests and found.blameless is Blameless.TOO_EARLY
+        settled = settle(QUEUED, Facts(exit=found.exit, blameless=found.blameless), 1.0)
+        assert (settled.job, settled.diagnosis) == (JobState.WAITING, None)
+    mine = meaning(Known(engine="SLURM", claim=claim, cancelled_by="me"))
+    assert isinstance(mine, Over) and mine.cancelled_by == "me"

@@ -28,6 +28,7 @@ from gpuherd.jobs.handover.node import environment, lead
 from gpuherd.jobs.handover.peak import most
 from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take, write_ended
 from gpuherd.jobs.handover.telling import INTERRUPTED
+from gpuherd.jobs.settle import Blameless
 
 
 def alive(job: Order) -> bool:
@@ -412,3 +413,49 @@ def test_a_claim_that_comes_when_all_is_over_begins_nothing(tmp_path: Path, monk
     monkeypatch.setattr(node, "take", late)
     assert lead(str(manifest), 0) == INTERRUPTED
     assert not (tmp_path / "ran").exists() and not Path(job.ended).exists()
+
+
+# --- what it follows --------------------------------------------------------------------------------------------------
+
+
+def test_it_begins_once_all_that_it_follows_tell_of_a_success(tmp_path: Path) -> None:
+    """A report that comes late over the network is waited for, and read as soon as it is there."""
+    first, second = tmp_path / "first.ended", tmp_path / "second.ended"
+    write_ended(first, Ended(at=1.0, ran_s=1.0, code=0))
+    job = shell(tmp_path, f"cp {second} {tmp_path}/seen", after=(str(first), str(second)), delay_s=60.0)
+    with leader(written(tmp_path, job)) as child:
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.5)
+        assert not Path(job.claim).exists()
+        write_ended(second, Ended(at=1.0, ran_s=1.0, code=0))
+        assert child.wait(30) == 0
+    assert (tmp_path / "seen").exists() and end(job).well
+
+
+@pytest.mark.parametrize(
+    "before", [None, Ended(at=1.0, ran_s=1.0, code=1), Ended(at=1.0, ran_s=1.0, code=0, has_result=False)]
+)
+def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path, before: Ended | None) -> None:
+    """Whatever the engine says. Its own claim keeps others from beginning it, and says why."""
+    first = tmp_path / "first.ended"
+    if before is not None:
+        write_ended(first, before)
+    job = shell(tmp_path, f"touch {tmp_path}/ran", after=(str(first),), delay_s=0.3)
+    manifest = written(tmp_path, job)
+    assert lead(manifest, 0) == INTERRUPTED
+    claim = read_claim(Path(job.claim))
+    assert claim is not None and claim.void and claim.node == os.uname().nodename
+    assert Blameless[claim.why] is Blameless.TOO_EARLY
+    write_ended(first, Ended(at=1.0, ran_s=1.0, code=0))
+    assert lead(manifest, 0) == INTERRUPTED  # it is not to run any more
+    assert not (tmp_path / "ran").exists() and read_ended(Path(job.ended)) is None
+
+
+def test_who_is_asked_to_make_room_waits_for_no_report(tmp_path: Path) -> None:
+    job = shell(tmp_path, f"touch {tmp_path}/ran", after=(str(tmp_path / "first.ended"),), delay_s=60.0)
+    with Stop() as stop:
+        asking = threading.Timer(0.3, stop.ask)
+        asking.start()
+        assert lead(written(tmp_path, job), 0, stop) == INTERRUPTED
+        asking.join()
+    assert not (tmp_path / "ran").exists()

@@ -54,6 +54,9 @@ def test_a_line_of_the_display_has_the_node() -> None:
 def test_gpu_time_counts_on_all_nodes() -> None:
     """As many labels as GPUs, each its own; also where the engine does not say which they are."""
     assert len(set(gpu_labels(Claim(at=0.0, node="n1", gpus=("0", "1")), 2, 3))) == 6
+    two = Claim(at=0.0, node="n1", gpus=("0", "1"), others=("n2",))
+    assert gpu_labels(two, 2, 2) == ("n1:0", "n1:1", "n2:0", "n2:1")
+    assert gpu_labels(two, 2, 1) == ("n1:0", "n1:1")
     assert gpu_labels(Claim(at=0.0, node="n1"), 2, 1) == ("n1:0", "n1:1")
     assert gpu_labels(Claim(at=0.0, node="n1", gpus=("0",)), 0, 1) == ()
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -75,8 +75,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
 
 
-def test_words_of_srun() -> None:
-    assert srun(2, 20001, Path("/f/1.first"), ("a", "b c"), None) == [
+def test_words_of_srun(tmp_path: Path) -> None:
+    two = replace(order(tmp_path, ("true",), nodes=2), argv=("a", "b c"), ended="/f/1.ended")
+    assert srun(two, 20001, None) == [
         "srun",
         "--nodes=2",
         "--ntasks=2",
@@ -93,6 +94,9 @@ def test_words_of_srun() -> None:
         "a",
         "b c",
     ]
+    several = srun(replace(two, nodes=3, tasks=4, mpi="pmix"), 20001, "2")
+    assert several[1:4] == ["--nodes=3", "--ntasks=12", "--ntasks-per-node=4"]
+    assert several[7:9] == ["--mpi=pmix", "--cpus-per-task=2"]
 
 
 @pytest.mark.usefixtures("slurm")
@@ -162,6 +166,7 @@ class Nodes:
     nodes: int = 2
     lost: bool = False
     address: str = "127.0.0.1"
+    names: tuple[str, ...] = ("here", "n2")
     told: list[Failure | None] = field(default_factory=list)
     ended: int = 0
     _stops: list[Stop] = field(default_factory=list)

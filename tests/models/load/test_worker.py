@@ -14,7 +14,7 @@ from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.models.load.asked import read_device_map
-from gpuherd.models.load.worker import is_out_of_memory, main
+from gpuherd.models.load.worker import main
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -105,13 +105,6 @@ def test_files_that_are_no_device_map(content: str, tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text(content)
     with pytest.raises(UsageError, match="--device-map"):
         read_device_map(str(tmp_path / "map.json"))
-
-
-def test_memory_that_ran_out_is_told_from_other_failures() -> None:
-    import torch
-
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")) and is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("something else"))
 
 
 def test_nothing_heavy_is_imported_for_help() -> None:

@@ -145,13 +145,13 @@ def test_what_was_said_of_gpus_counts_without_any_too() -> None:
 def test_what_fits_on_gpus_of_unequal_size_alone_is_refused_with_that_reason() -> None:
     cards = parse_cards("1x40GB+1x24GB")
     fourteen = read_architecture("qwen2.5-14b")
-    told = r"; it fits on 2 GPUs of 24\.0 to 40\.0 GiB, .* on each .*: --num-gpus 2 without --model is given these"
+    told = r"; it fits on 2 GPUs of 24\.0 to 40\.0 GiB, .* on each .*: --num-gpus 2 without naming the model is given"
     with pytest.raises(JobCannotFit, match=told):
         demand_of(fourteen, Precision.FP32, Workload(), cards)
     # Of three GPUs a job for two may be given the small ones.
     with pytest.raises(JobCannotFit, match="it fits on 2 GPUs") as no:
         demand_of(LARGE, Precision.INT8, Workload(), parse_cards("1x60GB+2x24GB"))
-    assert "without --model" not in str(no.value)
+    assert "without naming" not in str(no.value)
     for others, most in (("2x24GB", None), ("1x40GB+1x24GB", 1)):
         with pytest.raises(JobCannotFit) as no:
             demand_of(fourteen, Precision.FP32, Workload(), parse_cards(others), most=most)

@@ -7,6 +7,7 @@ import pytest
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.training import TrainingJob, TrainingPrecision, training_usage
 from gpuherd.models.plan.workload import Reserve
+from gpuherd.posttrain.training.strategies import enable_checkpointing
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -29,7 +30,7 @@ def test_the_peak_of_two_steps(precision: TrainingPrecision, checkpointing: bool
     dtype = torch.bfloat16 if precision is TrainingPrecision.BF16 else torch.float32
     model = model_of(config, dtype).cuda().train()
     if checkpointing:
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(0, 32_000, (4, 512), device="cuda")
     mask = torch.ones_like(ids)

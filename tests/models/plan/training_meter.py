@@ -17,6 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gpuherd.posttrain.training.strategies import enable_checkpointing
+
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts live storages; ``peak`` is the most since it was last set."""
@@ -92,7 +94,7 @@ def measure(
     """One forward and backward pass of a causal model on its own text; ``local`` for parameters that are divided."""
     model.train()
     if checkpointing:
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model)
     with Meter() as meter:
         parameters = [part._local_tensor if local else part for part in model.parameters()]
         for tensor in (*parameters, *model.buffers(), ids):

@@ -21,6 +21,7 @@ from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
+from gpuherd.posttrain.training.checkpoints import Checkpoints
 from gpuherd.posttrain.training.options import Lora, Scheduler
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.trainee import NotFinite
@@ -63,6 +64,13 @@ def test_it_learns_from_groups_that_share_their_prompt(policy_model: Path, tmp_p
     assert sum(rewards) / len(rewards) > 0.6
 
 
+def test_figures_of_an_evaluation_are_logged_whenever_they_are_made(policy_model: Path, tmp_path: Path) -> None:
+    hooks = Hooks(evaluate=lambda _, step: {"test_correct": float(step)}, evaluate_every=2, log_every=3)
+    GRPO(replace(FAST, samples_per_prompt=2)).train(work(policy_model, tmp_path, hooks=hooks))
+    told = [(line["step"], line.get("test_correct")) for line in curves(tmp_path)]
+    assert told == [(2, 2.0), (3, None), (4, 4.0), (6, 6.0)]
+
+
 def test_a_training_that_was_stopped_goes_on_exactly(policy_model: Path, tmp_path: Path) -> None:
     options = replace(
         FAST,
@@ -85,6 +93,29 @@ def test_a_training_that_was_stopped_goes_on_exactly(policy_model: Path, tmp_pat
     before = (broken / "curves.jsonl").read_bytes()
     assert GRPO(options).train(work(policy_model, broken)) == Policy(str(broken / "model"))  # nothing is left to do
     assert (broken / "curves.jsonl").read_bytes() == before
+
+
+def test_checkpoints_come_as_often_as_the_options_say(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(Checkpoints, "save", lambda _, step, *rest: steps.append(step))
+    for every, name in ((4, "by options"), (2, "by the caller")):
+        hooks = Hooks(save_every=every) if name == "by the caller" else None
+        GRPO(replace(FAST, max_steps=6, epochs=99, save_every=4)).train(
+            work(policy_model, tmp_path / name, hooks=hooks)
+        )
+    assert steps == [4, 6, 2, 4, 6]
+
+
+def test_a_checkpoint_goes_on_with_other_batches_of_draws_and_saved_less_often(
+    policy_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        GRPO(FAST).train(work(policy_model, tmp_path, hooks=Hooks(stopping=lambda: True)))
+    told = work(policy_model, tmp_path, sampling=replace(SAMPLING, batch_size=3))
+    GRPO(replace(FAST, save_every=3)).train(told)
+    assert (tmp_path / "model").exists()
 
 
 def test_a_checkpoint_of_another_training_is_refused(policy_model: Path, tmp_path: Path) -> None:

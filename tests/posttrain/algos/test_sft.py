@@ -88,7 +88,7 @@ def test_what_is_learnt_from() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"samples_per_example": 0}, "samples_per_example=0"),
-        ({"bc_weight": -1.0}, "bc_weight and world_model_weight are 0 or above"),
+        ({"bc_weight": -1.0}, "bc_weight=-1.*; it is 0 or above"),
         ({"mode": "combined", "bc_weight": 0.0, "world_model_weight": 0.0}, "nothing is learnt from"),
     ],
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpuherd.posttrain.evaluation.equal_kl import SweepPoint, at_equal_kl, common_kls
+from gpuherd.posttrain.evaluation.equal_kl import SweepPoint, at_equal_kl, shared_kls, unmoved
 from gpuherd.posttrain.evaluation.metrics import Ratio
 from gpuherd.posttrain.evaluation.over_seeds import drawn_means, over_seeds
 from gpuherd.posttrain.evaluation.paired import Run, differences
@@ -54,9 +58,14 @@ def point(kl: float, metric: float) -> SweepPoint:
     return SweepPoint([ratio(np.full(50, kl))], [ratio(np.full(50, metric))])
 
 
+def at(sweeps: Mapping[str, Sequence[SweepPoint]], kls: Sequence[float], plan: Plan = PLAN) -> Any:
+    """Every two methods at the same values of KL."""
+    return at_equal_kl(sweeps, dict.fromkeys(combinations(sweeps, 2), kls), plan)
+
+
 def test_curves_are_read_between_their_points_and_never_beyond() -> None:
     sweeps = {"a": [point(0, 0.2), point(2, 0.6), point(4, 0.7)], "b": [point(0, 0.2), point(1, 0.6)]}
-    figures, apart = at_equal_kl(sweeps, [0.5, 1.0, 3.0], PLAN)
+    figures, apart = at(sweeps, [0.5, 1.0, 3.0])
     read = {(each.method, each.kl): each.metric.value for each in figures}
     assert read == {
         ("a", 0.5): pytest.approx(0.3),
@@ -72,7 +81,7 @@ def test_curves_are_read_between_their_points_and_never_beyond() -> None:
 
 def test_a_sweep_may_turn_back_in_kl() -> None:
     order = [point(2, 0.6), point(0, 0.2), point(1, 0.5)]
-    figures, _ = at_equal_kl({"a": order}, [0.5], PLAN)
+    figures, _ = at({"a": order, "b": order}, [0.5])
     assert figures[0].metric.value == pytest.approx(0.35)
 
 
@@ -89,7 +98,7 @@ def test_at_equal_kl_the_better_method_is_found_and_an_equal_one_not() -> None:
         ]
 
     sweeps = {"good": sweep(0.2, 0.1), "poor": sweep(0.1, 0.1), "same": sweep(0.1, 0.1)}
-    _, apart = at_equal_kl(sweeps, [2.0], PLAN)
+    _, apart = at(sweeps, [2.0])
     found = {(each.one, each.other): each for each in apart}
     better = found["good", "poor"]
     assert better.p_holm is not None and better.p_holm < 0.05
@@ -100,13 +109,33 @@ def test_at_equal_kl_the_better_method_is_found_and_an_equal_one_not() -> None:
     assert same.difference.interval is not None and 0 in same.difference.interval
 
 
-def test_common_values_of_kl_are_reached_by_all() -> None:
+def test_values_of_kl_are_those_that_both_methods_reach() -> None:
     sweeps = {"a": [point(0, 0), point(4.37, 1)], "b": [point(0, 0), point(2.58, 1)]}
-    found = common_kls(sweeps, PLAN)
-    assert found == (0.64, 1.2, 1.9, 2.5)
-    assert common_kls({}, PLAN) == () and common_kls({"a": [point(1, 0)]}, PLAN) == ()
+    found = shared_kls(sweeps, PLAN)
+    assert found == {("a", "b"): (0.64, 1.2, 1.9, 2.5)}
+    assert shared_kls({}, PLAN) == {} and shared_kls({"a": [point(1, 0)]}, PLAN) == {}
     figures, _ = at_equal_kl(sweeps, found, PLAN)
     assert all(each.metric.value is not None for each in figures)
+
+
+def test_a_method_that_did_not_move_hides_no_difference_of_the_others() -> None:
+    def sweep(end: float, gain: float) -> list[SweepPoint]:
+        spread = np.linspace(-0.1, 0.1, 50)
+        return [point(0, 0), SweepPoint([ratio(np.full(50, end))], [ratio(gain + spread * gain)])]
+
+    sweeps = {"far": sweep(8, 0.8), "still": sweep(2e-6, 0.0), "short": sweep(0.2, 0.1), "other": sweep(6, 0.3)}
+    kls = shared_kls(sweeps, PLAN)
+    assert all(some == () for pair, some in kls.items() if "still" in pair)
+    assert max(kls["far", "other"]) == 6 and 0.1 < max(kls["far", "short"]) == max(kls["short", "other"]) <= 0.2
+    figures, apart = at_equal_kl(sweeps, kls, PLAN)
+    clear = {(each.one, each.other) for each in apart if each.p_holm is not None and each.p_holm < 0.05}
+    assert ("far", "other") in clear
+    assert {each.method for each in figures} == {"far", "short", "other"}
+    assert len({each.kl for each in figures}) <= 8  # two ranges of four values
+    assert unmoved(sweeps, PLAN) == {"still": pytest.approx(2e-6)}
+    # Ranges that are nearly as long are read at the same values.
+    near = {name: [point(0, 0), point(end, 1)] for name, end in (("a", 3.0), ("b", 4.0), ("c", 5.0))}
+    assert len({kl for some in shared_kls(near, PLAN).values() for kl in some}) == 4
 
 
 def noisy(draw: np.random.Generator, kl: float, metric: float, runs: int, spread: float) -> SweepPoint:
@@ -124,12 +153,12 @@ def test_at_equal_kl_runs_are_the_unit_where_there_are_several() -> None:
     draw, called, plan = np.random.default_rng(0), 0, Plan(100, 0.95, "percentile")
     for _ in range(60):
         sweeps = {name: [point(0, 0), noisy(draw, 2, 0.5, 3, 0.1)] for name in "ab"}
-        (only,) = at_equal_kl(sweeps, [1.0], plan)[1]
+        (only,) = at(sweeps, [1.0], plan)[1]
         assert only.unit == "seeds" and only.p is not None
         called += only.p < 0.05
     assert called <= 7  # by resamples of the runs it was a quarter of them
     alone = {name: [point(0, 0), noisy(draw, 2, height, 1, 0.0)] for name, height in (("a", 0.3), ("b", 0.6))}
-    (only,) = at_equal_kl(alone, [1.0], plan)[1]
+    (only,) = at(alone, [1.0], plan)[1]
     assert only.unit == "problems" and only.p == pytest.approx(0.01)  # the least that 100 resamples can say
 
 
@@ -138,7 +167,7 @@ def test_runs_of_other_seeds_are_not_paired_by_their_places() -> None:
     mine = SweepPoint([ratio(np.full(50, 2.0))] * 3, runs, (0, 1, 2))
     for seeds, unit in (((0, 1, 2), None), ((5, 6, 7), 1.0)):
         theirs = SweepPoint(mine.kl, runs, seeds)
-        _, (only,) = at_equal_kl({"a": [point(0, 0), mine], "b": [point(0, 0), theirs]}, [2.0], PLAN)
+        _, (only,) = at({"a": [point(0, 0), mine], "b": [point(0, 0), theirs]}, [2.0])
         assert only.difference.value == 0 and only.p == unit
         assert (only.difference.interval is None) is (unit is None)  # equal runs resampled alike never differ
 
@@ -146,20 +175,21 @@ def test_runs_of_other_seeds_are_not_paired_by_their_places() -> None:
 def test_where_curves_are_read_nearly_all_resamples_reach() -> None:
     draw = np.random.default_rng(3)
     sweeps = {name: [point(0, 0.2), noisy(draw, 3, 0.5, 1, 0.0)] for name in "ab"}
-    kls = common_kls(sweeps, PLAN)
+    kls = shared_kls(sweeps, PLAN)["a", "b"]
     end = min(points[1].kl[0].value for points in sweeps.values())
     assert len(kls) == 4 and 0.7 * end < kls[-1] < end
-    figures, apart = at_equal_kl(sweeps, kls, PLAN)
+    figures, apart = at(sweeps, kls)
     assert all(each.metric.dropped <= 0.05 * PLAN.resamples for each in figures)
     assert all(each.difference.dropped <= 0.1 * PLAN.resamples for each in apart)
 
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.floats(0, 50), min_size=1, max_size=5), min_size=1, max_size=4))
-def test_common_values_lie_within_every_sweep(kls: list[list[float]]) -> None:
-    sweeps = {str(at): [point(kl, 0) for kl in row] for at, row in enumerate(kls)}
-    for found in common_kls(sweeps, PLAN):
-        assert all(min(row) <= found <= max(row) for row in kls)
+def test_shared_values_lie_within_both_sweeps(kls: list[list[float]]) -> None:
+    sweeps = {str(place): [point(kl, 0) for kl in row] for place, row in enumerate(kls)}
+    for pair, found in shared_kls(sweeps, PLAN).items():
+        for row in (kls[int(place)] for place in pair):
+            assert all(min(row) <= kl <= max(row) for kl in found)
 
 
 def test_one_run_each_is_the_paired_t_test_over_problems() -> None:

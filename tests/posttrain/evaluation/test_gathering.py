@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ from tests.posttrain.evaluation.made import made_experiment, made_result
 from gpuherd.posttrain.evaluation.files import BadResult, read_result, read_scores, write_result
 from gpuherd.posttrain.evaluation.gathering import Gathered, gather
 from gpuherd.posttrain.evaluation.result import REFERENCE, About
-from gpuherd.posttrain.evaluation.telling import clear_differences, headline, json_values, summary_table
+from gpuherd.posttrain.evaluation.telling import (
+    clear_differences,
+    headline,
+    json_values,
+    summary_table,
+    unmoved_lines,
+)
+from gpuherd.posttrain.look.contents import LEVELS, Chunks, index_values
+from gpuherd.posttrain.look.shown import Shown
 from gpuherd.qa.intervals import Figure, Interval
 
 
@@ -149,6 +158,38 @@ def test_divergences_of_unlike_laws_are_not_compared(tmp_path: Path) -> None:
     (comparison,) = gather(tmp_path).comparisons
     assert comparison.note is not None and "temperature 1" in comparison.note
     assert comparison.at_equal_kl == () and len(comparison.differences) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "greedy": False}, "; KL is exact"),
+        (
+            {"temperature": 0.8, "top_p": 0.9},
+            "along completions drawn at temperature 0.8, top-p 0.9: not the divergence",
+        ),
+        ({"temperature": 1.0, "top_k": 5}, "along completions drawn at top-k 5: not the divergence"),
+        ({"greedy": True}, "along completions of the most probable tokens: not the divergence"),
+    ],
+)
+def test_the_divergence_is_called_exact_only_where_it_is(tmp_path: Path, sampling: dict[str, Any], told: str) -> None:
+    made_result(tmp_path / "b", About("DPO", "star", "star", "tiny", 0), {None: (0.7, 2.0)}, own=None)
+    changed(tmp_path / "b", sampling=sampling)
+    tables = gather(tmp_path)
+    line = headline(replace(tables, rows=tuple(replace(each, own=True) for each in tables.rows)))
+    assert told in line and ("KL is exact" in line) == (told == "; KL is exact")
+
+
+def test_a_method_that_has_not_moved_is_named(tmp_path: Path) -> None:
+    made_result(tmp_path / "r", About(REFERENCE, "star", "star", "tiny", None), {None: (0.3, 0.0)})
+    for name, rate, kl in (("DPO", 0.3, 1e-7), ("GRPO", 0.8, 2.0), ("PPO", 0.5, 3.0)):
+        made_result(tmp_path / name, About(name, "star", "star", "tiny", 0), {None: (rate, kl)})
+    tables = gather(tmp_path)
+    (line,) = unmoved_lines(tables)
+    assert line.startswith("tiny, star: DPO has hardly moved from the reference (KL at most ")
+    (comparison,) = tables.comparisons
+    assert {(each.one, each.other) for each in comparison.differences_at_kl} == {("GRPO", "PPO")}
+    assert index_values(Shown("", (), (), tables), Chunks((), LEVELS[0]))["comparisons"][0]["unmoved"][0][0] == "DPO"
 
 
 def test_one_seed_twice_is_no_two_seeds(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from gpuherd.models.plan.training_job import Method, TrainingPrecision
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.foresight import check_data
-from gpuherd.posttrain.learning.lengths import Texts, lengths_of
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
+from gpuherd.posttrain.sampling.lengths import Texts, lengths_of
 from gpuherd.standin.machine import Machine
 
 GIB = 1 << 30
@@ -100,7 +100,8 @@ def test_jobs_in_the_planner_s_words() -> None:
     told = config(training={"algorithm": "grpo", "use_bf16": True}, grpo={"kl_coef": 0.1})
     job = job_of(told, Precision.FP32, 1)
     assert (job.method, job.precision, job.keeps_reference) == (Method.GRPO, TrainingPrecision.MIXED, True)
-    assert not job_of(config(training={"algorithm": "grpo"}), Precision.BF16, 1).keeps_reference
+    alone = config(training={"algorithm": "grpo"}, grpo={"kl_coef": 0})
+    assert not job_of(alone, Precision.BF16, 1).keeps_reference
     lora = config(model={"use_lora": True, "load_in_4bit": True, "lora_r": 5})
     job = job_of(lora, Precision.NF4, 1)
     assert job.lora is not None and (job.lora.rank, job.base) == (5, Precision.NF4)

@@ -22,7 +22,11 @@ def test_a_folder_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "new" / "run")
     prepare(folder, CONFIG, resume=False)
     assert read_config(folder.config) == CONFIG
-    assert json.loads(folder.run_json.read_text())["kind"] == "train"
+    about = json.loads(folder.run_json.read_text())
+    assert (about["kind"], about["simulated"]) == ("train", False)
+    other = TrainDirectory(tmp_path / "simulated")
+    prepare(other, CONFIG, resume=False, simulate=True)
+    assert json.loads(other.run_json.read_text())["simulated"] is True
     folder.stop.touch()
     prepare(folder, CONFIG, resume=True)
     assert folder.stop.exists()  # it may be meant for the start that is being made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.config.composing import compose
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import GRPOBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import discounted
 from gpuherd.posttrain.learning.translating import cut, model_of, options_of, precision_of, sampling_of, steps_of
 from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.training.options import Sharding, Strategy
+from gpuherd.posttrain.rounds.settings import settings_of
+from gpuherd.posttrain.training.options import Lora, Sharding, Strategy
 
 NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 
@@ -34,7 +36,7 @@ def test_every_algorithm_takes_its_options(algorithm: str) -> None:
         model={"use_lora": True, "lora_r": 3, "lora_target_modules": ["c_attn"]},
     )
     options: Any = read(algorithm_class(NAMES[algorithm]).Options, options_of(told, 500), algorithm)
-    assert (options.lr, options.max_steps, options.scheduler, options.grad_clip) == (1e-4, 7, "linear", 0.5)
+    assert (options.lr, options.max_steps, options.scheduler, options.grad_clip) == (1e-4, 7, "linear", 1.0)
     assert (options.lora.r, options.lora.target_modules) == (3, ("c_attn",))
 
 
@@ -112,11 +114,36 @@ def test_later_turns_are_discounted() -> None:
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
+def test_defaults_are_those_of_rounds(algorithm: str) -> None:
+    """But for how much is done in a step, ``train`` and ``posttrain`` do the same where nothing is said."""
+    kind = algorithm_class(NAMES[algorithm])
+    told = config(training={"algorithm": algorithm, **({"data_file": "x"} if algorithm == "sft" else {})})
+    found = read(kind.Options, options_of(told, 1000), algorithm)
+    sizes = {"batch_size", "minibatch_size", "epochs", "max_steps"}
+    sizes |= {"samples_per_prompt"} if algorithm == "ppo" else {"samples_per_example"} if algorithm == "sft" else set()
+    assert {**asdict(found), **dict.fromkeys(sizes)} == {**asdict(kind.Options()), **dict.fromkeys(sizes)}
+    shipped = settings_of(compose([f"algos=[{NAMES[algorithm]}]", "experiment.name=x"]))
+    (choice,) = shipped.choices()
+    assert choice.options == kind.Options()
+    one, other = sampling_of(told), shipped.generation.sampling(0)
+    for name in ("temperature", "top_p", "top_k", "use_chat_template"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert (other.top_p, other.top_k) == (1.0, 0)
+    lora = config(training={"algorithm": algorithm, "data_file": "x"}, model={"use_lora": True})
+    assert asdict(read(kind.Options, options_of(lora, 1000), algorithm))["lora"] == asdict(Lora())
+
+
+def test_answers_drawn_at_once_can_be_said() -> None:
+    assert sampling_of(config(model={"generation_batch_size": 96})).batch_size == 96
+    assert sampling_of(config()).batch_size == 32
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_draws_are_of_the_law_that_is_learnt_by_unless_told_otherwise(algorithm: str) -> None:
     draws = algorithm in ("ppo", "grpo")
     told = config(training={"algorithm": algorithm})
     how = sampling_of(told)
-    assert (how.top_p, how.top_k) == ((1.0, 0) if draws else (0.9, 50)) and cut(told) is None
+    assert (how.top_p, how.top_k) == (1.0, 0) and cut(told) is None
     as_the_guide = config(training={"algorithm": algorithm}, model={"top_p": 0.9, "top_k": 50})
     how = sampling_of(as_the_guide)
     assert (how.top_p, how.top_k) == (0.9, 50)

@@ -161,6 +161,18 @@ def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Pat
         assert (folder.model / kind).exists(), name
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
+def test_sft_learns_from_rows_of_text_and_says_of_how_many(tmp_path: Path, policy_model: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    rows = [{"text": f"{n}+1={n + 1}"} for n in range(9)] + [{"prompt": "9+1=", "completion": "10"}]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    training = {"data_file": str(file), "num_iterations": 2}
+    assert main(written(tmp_path, policy_model, "sft", training=training)) == ExitCode.OK
+    folder = TrainDirectory(tmp_path / "sft")
+    assert [line["step"] for line in read_curves(folder.root)] == [1, 2]
+    assert f"learning from {file}: 10 answers of 10 of 10 rows" in folder.run_log.read_text()
+
+
 def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_model: Path) -> None:
     words = written(tmp_path, policy_model, policy_env=ENV)
     folder = TrainDirectory(tmp_path / "run")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.jobs.attempts import SIMULATED_GPU, queue_that_ran_on
 from tests.posttrain.look.made_runs import made_curves, made_run, made_training
 
 from gpuherd.errors import UsageError
+from gpuherd.jobs.reader import SIMULATED_GPUS
 from gpuherd.posttrain.look.jobs_seen import gpu_hours, hours_by, read_timeline
 from gpuherd.posttrain.look.kinds import Made, made_by
 from gpuherd.posttrain.look.reading import SHOWN_PROBLEMS, read_run
@@ -111,6 +113,18 @@ def test_an_output_of_train(tmp_path: Path) -> None:
     (folder / "done.json").unlink()
     assert read_run(folder).notes == ["This training was not finished when this page was made."]
     assert ("training.algorithm", "ppo") in shown.settings and ("ended with.last.reward", "0.9") in shown.settings
+
+
+def test_simulated_gpus_are_told(tmp_path: Path) -> None:
+    root = made_run(tmp_path / "run")
+    assert SIMULATED_GPUS not in read_run(root).notes
+    (root / "queue.sqlite").unlink()
+    queue_that_ran_on(root / "queue.sqlite", SIMULATED_GPU)
+    assert read_run(root).notes[0] == SIMULATED_GPUS
+    folder = made_training(tmp_path / "out")
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**about, "simulated": True}))
+    assert read_run(folder).notes == [SIMULATED_GPUS]
 
 
 def test_what_is_none_of_ours_or_empty(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def test_spreads_of_the_batch_of_all_that_was_seen_and_none() -> None:
     moments = RunningMoments().after([10.0, 20.0]).after(rewards)
     seen = statistics.stdev([10.0, 20.0, *rewards]) + 1e-4
     assert grouped_advantages(rewards, groups, Normalization.RUNNING, moments)[0] == pytest.approx(0.5 / seen)
+    # What was seen before counts with no other normalization, though a training has it at hand always.
+    for each in (Normalization.BATCH, Normalization.GROUP, Normalization.NONE):
+        assert grouped_advantages(rewards, groups, each, moments) == grouped_advantages(rewards, groups, each)
     with pytest.raises(UsageError, match="running"):
         grouped_advantages(rewards, groups, Normalization.RUNNING)
 

@@ -33,7 +33,7 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
     assert [each.id for each in found.pairs] == ["line 1", "seven", "8"]
     assert found.pairs[0] == Preference("line 1", "p", "yes", "no")
     assert found.refused == ()
-    assert found.told() is None
+    assert found.refusals() is None
     assert read_preferences(path, limit=1).pairs == found.pairs[:1]
 
 
@@ -109,7 +109,7 @@ def test_bad_rows_harm_no_other(tmp_path: Path) -> None:
     assert len(found.pairs) == 2
     assert [each.place for each in found.refused] == ["line 2", "line 3", "line 5", "line 6"]
     assert "its id 'x' is that of line 4 too" in found.refused[2].reason
-    told = found.told()
+    told = found.refusals()
     assert told is not None
     assert "4 rows are no preferences" in told
     assert "line 2: no JSON" in told
@@ -117,7 +117,7 @@ def test_bad_rows_harm_no_other(tmp_path: Path) -> None:
 
 def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
     found = read_preferences(write(tmp_path / "a.jsonl", GOOD, *["{"] * 9))
-    assert str(found.told()).endswith("; and 4 more")
+    assert str(found.refusals()).endswith("; and 4 more")
     with pytest.raises(BadQuestions, match="3 rows are no preferences: line 1"):
         read_preferences(write(tmp_path / "b.jsonl", *["{"] * 3))
     with pytest.raises(BadQuestions, match="it has no rows"):
@@ -130,5 +130,5 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingQuestions, match="no such file"):
         read_preferences("no such thing")
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(UsageError, match="a file of them ends in"):
+    with pytest.raises(UsageError, match="a file of rows ends in"):
         read_preferences(tmp_path / "a.txt")

@@ -123,4 +123,9 @@ def test_conversations_need_a_template(writing: Writing, policy_model: Path, cha
     with pytest.raises(UsageError, match="no chat template"):
         Writing(load_tokenizer(str(policy_model)), chat=True)
     chat = Writing(load_tokenizer(str(chatting)), chat=True)
+    # As gemma: the template ends a turn by a token that is not the tokenizer's end of a text.
+    tokenizer = load_tokenizer(str(chatting))
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert chat.completion("right")[-1] == end != tokenizer.eos_token_id
+    assert Writing(tokenizer, chat=False).completion("right")[-1] == tokenizer.eos_token_id
     assert chat.comparison(talk).prompt_ids == chat.comparison(replace(talk, prompt="hello")).prompt_ids

@@ -90,18 +90,25 @@ def test_values_and_messages_that_mean_harm_harm_nobody() -> None:
     said = [
         "import sys\nsys.set_int_max_str_digits(0)\ndef f(): return 10**5000",
         "def f(): raise ValueError('\\ud800')",
+        "def f():\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     ]
     rewards = CodeRewards(limits=Limits(seconds=20))
     tested = rewards.tested([asked] * len(said), said)
     assert [each.passed for each in tested] == [0] * len(said)
-    assert tested[0].problems == ("f returned a value that can't be read",)
+    assert tested[0].problems[0].startswith("ValueError: Exceeds the limit (4300 digits)")
+    assert tested[2].problems[0].startswith("RecursionError")
     for each in tested:
         " ".join(each.notes).encode()
-    forged = "import sys\nframe = sys._getframe()\nwhile 'dumps' not in frame.f_locals: frame = frame.f_back\n"
-    forged += "write, reports, nonce = (frame.f_locals[each] for each in ('write', 'reports', 'nonce'))\n"
-    forged += "deep = '[' * 60000\ndef f():\n    write(reports, f'{nonce} 0 value \"{deep}\"\\n'.encode())\n"
-    forged += "    import os; os._exit(0)"
-    assert rewards.tested([asked], [forged])[0].problems == ("f returned a value that can't be read",)
+
+
+def test_a_whole_number_larger_than_any_with_a_point_is_a_wrong_answer() -> None:
+    asked = problem({"call": "half", "args": [3], "result": 1.5})
+    tested = CodeRewards(limits=Limits(seconds=20)).tested([asked], ["def half(n): return 10**400"])[0]
+    assert (tested.passed, tested.total, tested.error) == (0, 1, False)
+    assert same(10**400, 10**400)
+    for other in (1.5, float("inf")):
+        assert not same(10**400, other)
+        assert not same([other], [-(10**400)])
 
 
 CHEATS = (

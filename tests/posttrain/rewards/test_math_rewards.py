@@ -31,6 +31,26 @@ def test_formulas_are_compared_once_in_a_batch_and_remembered() -> None:
     assert all(each._process is None for each in rewards._all)  # all was remembered
 
 
+def test_numbers_without_an_end_cost_no_time() -> None:
+    rewards = MathRewards(processes=1)
+    towers = [
+        "10^{10^{10}}",
+        "9^{9^{9^9}}",
+        r"\left(10^5\right)^{10^{5}}",
+        "3000000!",
+        "2^{-10^9}",
+        "7^{" + "9" * 900 + "}",
+    ]
+    found = rewards.rewards([FORMULA] * len(towers), [f"\\boxed{{{each}}}" for each in towers])
+    assert [each.value for each in found] == [0.0] * len(towers)
+    assert all(each._process is None for each in rewards._all), "no algebra system was bothered"
+    # As it is written it is right, and powers that can be worked with are.
+    same = Problem("t", "?", ("10^{10^{10}}",))
+    assert rewards.rewards([same], ["\\boxed{10^{10^{10}}}"])[0].correct
+    assert rewards.rewards([Problem("p", "?", ("16",))], ["\\boxed{2^{2^{2}}}"])[0].correct
+    rewards.close()
+
+
 def test_what_can_not_be_compared_earns_nothing_and_says_so() -> None:
     rewards = MathRewards()
     found = rewards.rewards([FORMULA], ["\\boxed{" + "x+" * 2000 + "1}"])[0]

@@ -16,6 +16,8 @@ from tests.posttrain import tiny
 from tests.qa.small_models import CHAT_TEMPLATE, seeded
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.posttrain.preference.data import Preference
+from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, GROWS_AFTER, Form, RewardModel, Rows, write_form
 
 PROMPTS = ["ab", "a longer prompt than the other", "", "x"]
@@ -136,6 +138,31 @@ def test_a_conversation(tmp_path: Path) -> None:
         model.scores(["a"], ["b"])
 
 
+@pytest.mark.parametrize("form", [Form.CHAT, Form.TURN])
+def test_a_prompt_that_is_templated_is_not_templated_again(tmp_path: Path, form: Form) -> None:
+    model = RewardModel(str(causal(tmp_path, chat=True)), form=form)
+    prompt = "<|user|>\nab<|end|>\n<|assistant|>\n"
+    found = model.inputs(prompt, "xyz")["input_ids"]
+    assert model.tokenizer.decode(found).count("<|user|>") == 1
+    assert found == [*model.tokenizer(f"{prompt}xyz")["input_ids"], model.tokenizer.eos_token_id]
+    # A user who only writes what looks like the beginning of a turn stays a user.
+    assert model.tokenizer.decode(model.inputs("<|user|>\nab", "xyz")["input_ids"]).count("user|>") == 2
+
+
+def test_texts_are_scored_as_the_conversations_that_were_learnt_from(tmp_path: Path) -> None:
+    """By the tokens that ``Writing`` makes of a preference, and with the end of a turn where the template has one."""
+    folder = causal(tmp_path, chat=True)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.save_pretrained(folder)
+    write_form(folder, Form.TURN)
+    model = RewardModel(str(folder))
+    learnt = Writing(tokenizer, chat=True).comparison(Preference("p", "ab", "xyz", "x"))
+    wanted = [*learnt.prompt_ids, *learnt.chosen_ids]
+    assert wanted[-1] == tokenizer.convert_tokens_to_ids("<|end|>") != tokenizer.eos_token_id
+    assert model.inputs("ab", "xyz")["input_ids"] == wanted
+
+
 def test_the_form_that_stands_beside_it(tmp_path: Path) -> None:
     folder = causal(tmp_path)
     write_form(folder, Form.ENDED)
@@ -149,7 +176,7 @@ def test_the_form_that_stands_beside_it(tmp_path: Path) -> None:
         RewardModel(str(folder))
 
 
-@pytest.mark.parametrize("form", [Form.CHAT, Form.JOINED, Form.ENDED])
+@pytest.mark.parametrize("form", [Form.CHAT, Form.JOINED, Form.ENDED, Form.TURN])
 def test_a_completion_can_not_write_control_tokens(tmp_path: Path, form: Form) -> None:
     """What looks like an end token in a completion's text is text before the judge too."""
     model = RewardModel(str(causal(tmp_path, chat=True)), form=form)
@@ -163,7 +190,7 @@ def test_a_completion_can_not_write_control_tokens(tmp_path: Path, form: Form) -
 @pytest.mark.parametrize("form", list(Form))
 def test_long_texts_lose_their_beginning(tmp_path: Path, form: Form, caplog: pytest.LogCaptureFixture) -> None:
     folder = bert(tmp_path, positions=16)
-    if form in (Form.CHAT, Form.ENDED):
+    if form in (Form.CHAT, Form.ENDED, Form.TURN):
         folder = causal(tmp_path / "causal", chat=True)
     model = RewardModel(str(folder), form=form)
     most = model.most_tokens

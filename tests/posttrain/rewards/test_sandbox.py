@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.rewards import cgroups
 from gpuherd.posttrain.rewards import sandbox as sandboxes
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
@@ -87,7 +88,6 @@ def test_tests_and_calls_are_reported_each_by_itself() -> None:
         tests=("assert f(1)[0] == 1", "assert f(1) == 3, 'not three'", "f()", "helper()"),
         calls=(("f", (4,)), ("g", ()), ("f", (1j.real,)), ("complex", (1,))),
         before="def helper():\n    raise KeyError('k')\ncomplex = complex",
-        as_main=False,
     )
     reports = Sandbox().run(work).reports
     assert reports[-1] is None
@@ -111,8 +111,8 @@ def test_a_program_that_leaves_early_has_passed_nothing() -> None:
     # One after the other in one process, each but the last caught, and the last leaves.
     code = f"for each in {[*cheats[1:], cheats[0]]!r}:\n    try: exec(each)\n    except SystemExit: pass"
     works = [
-        Work(code, tests=("assert False",), as_main=False),
-        Work(cheats[1], tests=("assert False",), as_main=False),
+        Work(code, tests=("assert False",)),
+        Work(cheats[1], tests=("assert False",)),
     ]
     for outcome in Sandbox().run_all(works):
         assert 0 not in outcome.reports
@@ -201,6 +201,60 @@ def test_memory_is_limited(mode: Mode) -> None:
         "PermissionError: [Errno 1] Operation not permitted",
         "OSError: [Errno 12] Cannot allocate memory",
     ]
+
+
+def test_no_memory_is_held_outside_of_the_limit(either: Mode) -> None:
+    """A pipe's slot can keep a huge page whose addresses are given back: 256 slots of 2 MB each."""
+    code = """
+import ctypes, mmap, os
+library, size, held = ctypes.CDLL(None, use_errno=True), 2 << 20, 0
+read, write = os.pipe()
+class Part(ctypes.Structure):
+    _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
+for _ in range(4):
+    memory = mmap.mmap(-1, 2 * size)
+    memory.madvise(14)
+    memory[::4096] = bytes(2 * size // 4096)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    part = Part(-(-start // size) * size, 1)
+    held += library.vmsplice(write, ctypes.byref(part), 1, 0) > 0
+moved = library.tee(read, write, 1, 0), library.splice(read, None, write, None, 1, 0)
+print(held, *moved, ctypes.get_errno(), library.prctl(42, 0, 0, 0, 0), library.prctl(41, 0, 0, 0, 0))
+"""
+    outcome = box(either).run(Work(code))
+    assert outcome.stdout == "0 -1 -1 1 1 -1\n", outcome
+
+
+def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> None:
+    if cgroups._base() is None:
+        pytest.skip("there is no control group that we may use")
+    base = cgroups._base()
+    # Files in memory count as the program's, and no limit of addresses sees them.
+    code = "with open('x', 'wb') as f:\n    for _ in range(512): f.write(bytes(1 << 20))\nprint('written')"
+    outcome = box(Mode.NAMESPACES, memory=64 * MB, disk=1 << 30).run(Work(code))
+    assert (outcome.exit_code, outcome.stdout) != (0, "written\n")
+    assert box(mode).run(Work("print(1)")).stdout == "1\n"
+    assert base is not None
+    deadline = time.monotonic() + 10
+    while list(base.glob("gpuherd-*")) and time.monotonic() < deadline:
+        cgroups._remove_left()
+        time.sleep(0.05)
+    assert not [each for each in cgroups._left if each.exists()]
+
+
+def test_control_groups_are_found_where_the_kernel_shows_them(tmp_path: Path) -> None:
+    own, mounts = tmp_path / "cgroup", tmp_path / "mountinfo"
+    own.write_text("0::/user.slice/user-1.slice/job.scope\n")
+    mounts.write_text("35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
+    slices = Path("/sys/fs/cgroup/user.slice/user-1.slice")
+    assert cgroups.places(own, mounts) == [slices / "job.scope", slices]
+    own.write_text("4:memory:/docker/a\n1:cpu:/docker/a\n0::/\n")
+    mounts.write_text(
+        "40 35 0:31 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "41 35 0:32 /docker/a /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    )
+    assert cgroups.places(own, mounts) == [Path("/sys/fs/cgroup/memory")]
+    assert cgroups.places(tmp_path / "none", mounts) == []
 
 
 def test_no_process_is_made(mode: Mode) -> None:

@@ -16,7 +16,9 @@ from rich.console import Console
 from tests.posttrain import tiny
 from tests.posttrain.rounds.conftest import MakeSettings
 
-from gpuherd.errors import BadModel, JobCannotFit, MissingModel, UsageError
+from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingModel, UsageError
+from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.outcome import Failure, Outcome
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
@@ -26,6 +28,7 @@ from gpuherd.posttrain.rounds.prepared import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.rounds.record import BadRun, RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import new_folder, resumed, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
+from gpuherd.posttrain.rounds.telling import end_lines
 from gpuherd.standin.machine import Machine
 
 DRY = RoundsOptions(dry_run=True)
@@ -130,6 +133,59 @@ def test_draws_that_are_cut_are_warned_about_where_it_matters(make_settings: Mak
     assert "set generation.top_p=1 and generation.top_k=0" in both
     assert "warning" not in told(1.0, GRPO={})
     assert "warning" not in told(0.9, QSharp={}, REINFORCE={"greedy": True})
+
+
+def test_a_run_that_can_not_go_on_says_so() -> None:
+    """What a job was given may be at fault: the same command would fail for ever."""
+
+    def told(*classes: FailureClass, stopped: ExitCode | None = None) -> str:
+        failures = tuple(Failure(each, each, each, "why", 1, None) for each in classes)
+        outcome = Outcome(1, len(failures), 0, 1, failures, stopped)
+        return end_lines(outcome, Path("outputs/x"))[-1]
+
+    stuck = told(FailureClass.CRASH, FailureClass.BAD_INPUT)
+    assert stuck.startswith(
+        "this run can't go on to its end: bad input would fail in the same way again; begin another"
+    )
+    assert "goes on from here" not in stuck
+    for passing in (FailureClass.CRASH, FailureClass.CANNOT_WRITE, FailureClass.MISSING):
+        assert told(passing) == "not all is done: the same command, or --resume outputs/x, goes on from here"
+    assert told(FailureClass.BAD_INPUT, stopped=ExitCode.INTERRUPTED).startswith("stopped: the same command goes on")
+    assert end_lines(Outcome(3, 0, 0, 0), Path("x")) == []
+
+
+def test_the_splits_of_a_file_are_told(make_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(100)))
+    console = Console(file=io.StringIO(), width=200)
+    settings = make_settings(datasets={"own": {"task": str(file)}})
+    RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "own: 81 problems to train on, 9 problems held out, 10 problems in the test\n" in printed
+
+
+def test_contexts_longer_than_a_model_are_told_or_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
+    def told(new_tokens: int, prompt: int) -> str:
+        file = tmp_path / f"own{prompt}.jsonl"
+        rows = [{"prompt": f"{n}".rjust(prompt, "0"), "answer": "1"} for n in range(20)]
+        file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+        console = Console(file=io.StringIO(), width=300)
+        generation = {"max_new_tokens": new_tokens, "batch_size": 3}
+        settings = make_settings(datasets={"own": {"task": str(file)}}, generation=generation)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    assert "places" not in told(56, 200)
+    assert "warning: datasets.own with models.tiny: a prompt of 200 tokens and 57 new ones are more" in told(57, 200)
+    with pytest.raises(UsageError, match=r"datasets\.own with models\.tiny: a prompt has 300 tokens"):
+        told(1, 300)
+    file = tmp_path / "long.jsonl"
+    rows = [{"prompt": f"{n}+1=", "answer": "1" * 300} for n in range(20)]
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    datasets = {"long": {"task": str(file)}}
+    dry(make_settings(datasets=datasets))
+    with pytest.raises(UsageError, match=r"datasets\.long with models\.tiny: a row has 30[45] tokens"):
+        dry(make_settings(datasets=datasets, algos={"SFT": {}}))
 
 
 def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(

@@ -19,6 +19,7 @@ from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
 from gpuherd.posttrain.sampling.scoring import BadReward, scored
+from gpuherd.posttrain.training.strategies import enable_checkpointing
 
 HOW = Sampling(max_new_tokens=6, batch_size=4, seed=3, temperature=0.7)
 TASK = Letters()
@@ -116,7 +117,7 @@ def test_a_model_in_training_answers_in_evaluation_mode_and_goes_on_training(pol
     for layer in module.model.layers:
         layer.self_attn.attention_dropout = 0.9
     module.train()
-    module.activation_checkpointing_enable()
+    enable_checkpointing(module)
     over = Sampler.over(module, AutoTokenizer.from_pretrained(policy_model), HOW)
     plain = Sampler(Policy(str(policy_model)), Precision(), "cpu", HOW)
 

@@ -54,8 +54,9 @@ def test_rules_are_chosen(tmp_path: Path) -> None:
         values[rule] = task.rewards([problem], ["it is 0.5"])[0].value
         assert task.verifiable == (rule in ("exact", "contains", "math"))
         task.close()
-    assert values == {"exact": 0, "contains": 0, "squad": 0, "rouge": 0, "math": 1}
-    partly = make_task(path, TaskOptions({"reward": "squad"})).rewards([problem], ["12 maybe"])[0]
+    # A reference that is a number is compared by its value.
+    assert values == {"exact": 0, "contains": 1, "squad": 0.5, "rouge": 0.5, "math": 1}
+    partly = make_task(path, TaskOptions({"reward": "squad"})).rewards([problem], ["0.5 maybe"])[0]
     assert math.isclose(partly.value, 2 / 3)
     with pytest.raises(UsageError, match=r"own.jsonl.reward=exakt: .* did you mean exact"):
         make_task(path, TaskOptions({"reward": "exakt"}))
@@ -127,3 +128,22 @@ def test_programs_are_known_by_their_tests(tmp_path: Path) -> None:
     known = [problems["7"], problems["7"], problems["HumanEval/1"]]
     said = [known[0].answers[0], "pass", known[2].answers[0]]
     assert [each.value for each in task.rewards(known, said)] == [1, 0, 1]
+
+
+def test_messages_and_completions_are_asked(tmp_path: Path) -> None:
+    user, assistant = {"role": "user", "content": "b"}, {"role": "assistant", "content": "fine"}
+    rows: list[Mapping[str, Any]] = [
+        {"prompt": "a", "completion": "good"},
+        {"messages": [user, assistant]},
+        {"text": "no prompt"},
+        {"messages": [user, assistant, user, assistant]},
+    ]
+    task = make_task(file_of(tmp_path, rows))
+    problems = [each for split in Split for each in task.problems(split, None, 0)]
+    assert {each.prompt: each.answers for each in problems} == {"a": ("good",), "b": ("fine",)}
+
+
+def test_a_folder_laid_out_like_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    file_of(tmp_path, CAPITALS, "train.jsonl")
+    task = make_task(str(tmp_path))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [40, 5, 5]

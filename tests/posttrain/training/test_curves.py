@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -61,6 +63,40 @@ def test_reporters(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         with pytest.raises(MissingExtra, match="pip install wandb"):
             Curves(tmp_path, WORLD, report_to=("wandb",))
+
+
+def test_a_training_that_goes_on_goes_on_with_its_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, object]] = []
+
+    class Run:
+        def log(self, figures: dict[str, float], step: int) -> None:
+            begun[-1].setdefault("steps", []).append(step)  # type: ignore[attr-defined]
+
+        def finish(self) -> None:
+            """Nothing is sent."""
+
+    def init(**told: object) -> Run:
+        begun.append(told)
+        return Run()
+
+    wandb = ModuleType("wandb")
+    wandb.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for step in (0, 1, 2):
+        with Curves(tmp_path / "a", WORLD, report_to=("wandb",), step=step) as curves:
+            curves.log(step + 1, {"loss": 1.0})
+    with Curves(tmp_path / "b", WORLD, report_to=("wandb",)):
+        pass
+    first, second, third, other = begun
+    assert first["id"] == second["id"] == third["id"] != other["id"]
+    assert {each["resume"] for each in begun} == {"allow"}
+    assert [each.get("steps") for each in begun] == [[1], [2], [3], None]
+    # A training that begins again in the same folder is another run; what the environment says counts.
+    with Curves(tmp_path / "a", WORLD, report_to=("wandb",)):
+        assert begun[-1]["id"] != first["id"]
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    with Curves(tmp_path / "a", WORLD, report_to=("wandb",), step=1):
+        assert begun[-1]["id"] == "mine"
 
 
 @pytest.mark.slow

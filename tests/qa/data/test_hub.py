@@ -71,12 +71,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(tmp_path_factory: pytest.TempPathFactory, home: Path) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("hub")
     write_all(root)
-    folders = {f"folder {name}": {"name_or_path": str(root / "someone" / name)} for name in ("colours", "code")}
+    folders: dict[str, dict[str, Any]] = {
+        f"folder {name}": {"name_or_path": str(root / "someone" / name)} for name in ("colours", "code")
+    }
     # A folder called like a reader of the library's, in the folder that somebody works in.
     write_data_set(root, "someone/csv", "default", {"test": table(question=["Sea?"], answer=["blue"])})
     folders["folder csv"] = {"name_or_path": "csv"}
     write_data_set(root, "someone/latin", "default", {"test": table(question=no_utf_8(), answer=["1", "2", "3"])})
     folders["folder latin"] = {"name_or_path": "latin"}
+    folders["folder with examples"] = {"name_or_path": str(root / "openai" / "gsm8k"), "few_shot": 1}
+    write_data_set(
+        root, "someone/part", "default", {"test": table(question=["2 + 3?", "1 + 1?"], answer=["#### 5", "#### 2"])}
+    )
+    folders["folder part with examples"] = {"name_or_path": str(root / "someone" / "part"), "few_shot": 1}
     folders["folder train"] = {"name_or_path": str(root / "openai" / "gsm8k"), "split": "train"}
     with hub_of(root) as address:
         return read(_ASKED | folders, root / "someone", HF_ENDPOINT=address, HF_HOME=str(home))
@@ -191,3 +198,13 @@ def test_what_was_fetched_once_is_read_without_a_network(found: dict[str, Any], 
     asked = {"gsm8k": _ASKED["gsm8k"]}
     again = read(asked, home, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(home), HF_HUB_OFFLINE="1")
     assert again["gsm8k"] == found["gsm8k"]
+
+
+def test_a_known_data_set_in_a_folder_takes_its_examples_from_its_training_split(found: dict[str, Any]) -> None:
+    """None of what is asked is shown, and all of it is asked, as by the data set's name."""
+    local, by_name = found["folder with examples"], found["gsm8k with examples"]
+    assert local["examples"] == by_name["examples"] != []
+    assert by_name["questions"][0][1:3] in [each[1:3] for each in local["questions"]]
+    # Where there is no training split, an example is one of those questions, and is not asked.
+    part = found["folder part with examples"]
+    assert len(part["questions"]) == len(part["examples"]) == 1

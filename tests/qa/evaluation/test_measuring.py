@@ -144,6 +144,29 @@ def test_differences_are_paired_and_corrected() -> None:
     assert one_class[0].auroc.value is None and one_class[0].p_holm is None
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_intervals_and_p_of_differences_are_corrected_alike_for_each_family(seed: int) -> None:
+    """An interval leaves out 0 exactly where p is small enough, whatever the number of measures beside it."""
+    draw = np.random.default_rng(seed)
+    scores, wrong = some(200, seed)
+    columns: dict[str, list[float]] = {"nll": scores}
+    for number in range(8):
+        noise = draw.normal(size=200) * (0.2 + 0.3 * number)
+        columns[f"m{number}" if number % 2 else f"weighted-nll:w{number}"] = list(np.asarray(scores) + noise)
+    found = differences(columns, wrong, SETTINGS, lambda names: names)
+    for row in found:
+        assert row.among_all is not None and row.p is not None and row.among_all.p == row.p_holm
+        assert (row.among_measures is None) == row.name.startswith("weighted-nll")
+        for each in (row.among_all, row.among_measures):
+            if each is not None:
+                assert (0.0 in each.interval) == (each.p > 1 - SETTINGS.confidence), (row.name, each)
+                assert row.auroc.value is not None and row.auroc.value in each.interval
+    alone = {name: column for name, column in columns.items() if not name.startswith("weighted")}
+    without = {row.name: row for row in differences(alone, wrong, SETTINGS, lambda names: names)}
+    for row in found:
+        assert row.among_measures is None or row.among_measures == without[row.name].among_all
+
+
 def test_differences_of_few_have_intervals_by_delong() -> None:
     for wrong_ones, by_delong in ((9, True), (10, False)):
         wrong = [at < wrong_ones for at in range(100)]

@@ -130,3 +130,15 @@ def test_files_that_are_none(tmp_path: Path, evaluation: Evaluation) -> None:
     (tmp_path / "run" / "evaluations").write_text("in the way")
     with pytest.raises(CannotWrite):
         write_evaluation(QADirectory(tmp_path / "run"), evaluation)
+
+
+def test_an_evaluation_of_a_version_before_is_read(evaluation: Evaluation) -> None:
+    """Which knew no NaN verdict and corrected no intervals."""
+    values = json.loads(json.dumps(values_of(evaluation)))
+    for judge in values["judges"]:
+        del judge["counts"]["nan"]
+        for difference in judge["differences"]:
+            del difference["among_all"], difference["among_measures"]
+    found = evaluation_of(values)
+    assert found.judges[0].counts == evaluation.judges[0].counts and found.judges[0].measures
+    assert all(each.among_all is None and each.among_measures is None for each in found.judges[0].differences)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,25 @@ from tests.qa import small_models
 from tests.qa.generation.conftest import Begin, answers_of, begin_run
 
 from gpuherd.cli.main import run as gpuherd
-from gpuherd.errors import MissingModel, UsageError
+from gpuherd.errors import ExitCode, MissingModel, UsageError
 from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
 from gpuherd.qa.generation.config import GenerateConfig
+from gpuherd.qa.generation.experiment import GenerateOutcome
 from gpuherd.qa.generation.gathering import finish
 from gpuherd.qa.generation.items import read_items
 from gpuherd.qa.generation.kept import begun_record, refuse_other_settings
 from gpuherd.qa.generation.prepared import write
+from gpuherd.qa.generation.summary import done_lines, plan_lines
 from gpuherd.qa.generation.worker import decoding_of
+from gpuherd.qa.judging.items import items_of
+from gpuherd.qa.judging.meta import Kind
+from gpuherd.qa.judging.rules import judge_by_rule
+from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.record import Finish
 from gpuherd.qa.runs import DamagedRun, NewerRun, record_of
+from gpuherd.qa.span import is_only_thought
+from gpuherd.qa.working import model_files
+from gpuherd.qa.working.gathering import Damaged
 
 
 def config(model: Path, dataset: Path, tmp_path: Path, **options: Any) -> GenerateConfig:
@@ -91,6 +101,26 @@ def test_a_model_that_changed_under_a_run_is_refused(questions: Path, trained: P
     small_models.random_llama(model, seed=9, tokenizer=False)
     with pytest.raises(UsageError, match="model has changed since run"):
         begin_run(config(model, questions, tmp_path))
+
+
+def test_a_change_amid_large_weights_is_refused(
+    questions: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(trained, tmp_path / "model"))
+    with (model / "more.bin").open("wb") as file:
+        file.truncate(40 << 20)
+    with monkeypatch.context() as earlier:  # a run of a version that read pieces of large files only
+        earlier.setattr(model_files, "_digest", partial(model_files._digest, by_pieces=True))
+        begin_run(config(model, questions, tmp_path, run_id="earlier"))
+    begin_run(config(model, questions, tmp_path, run_id="now"))
+    assert not caplog.records
+    begin_run(config(model, questions, tmp_path, run_id="earlier"))
+    assert "begun by an earlier gpuherd" in caplog.text
+    with (model / "more.bin").open("r+b") as file:
+        file.seek((1 << 20) + 100)
+        file.write(b"other")
+    with pytest.raises(UsageError, match="model has changed since run"):
+        begin_run(config(model, questions, tmp_path, run_id="now"))
 
 
 def test_a_name_belongs_to_its_settings(begin: Begin) -> None:
@@ -259,8 +289,29 @@ def test_logits_that_are_no_numbers(trained: Path, questions: Path, tmp_path: Pa
     run = begun.finish()
     found = [each.greedy for each in run.answers()]
     assert all(each is not None and None in (*each.log_probs, each.end_log_prob) for each in found)
-    assert all(each is not None and each.finish is not Finish.STOP for each in found)
-    assert run.done["counts"]["log_probs_not_finite"] >= 3
+    assert all(each is not None and each.finish is Finish.NAN and each.is_nan for each in found)
+    assert run.done["counts"]["log_probs_not_finite"] >= 3 and run.done["counts"]["finish"]["nan"] == 3
+    assert GenerateOutcome(None, run.done).exit_code is ExitCode.FAILED
+    told = "\n".join(done_lines(run.folder, run.done))
+    assert "3 at numbers that are not finite (NaN)" in told and "every answer is NaN" in told
+
+
+def test_a_template_with_thoughts_and_little_room_is_warned_of(chatting: Path, questions: Path, tmp_path: Path) -> None:
+    """And answers begin in the thought that it opens, so that none that ends in it is an answer."""
+    model = Path(shutil.copytree(chatting, tmp_path / "thinking"))
+    template = model / "chat_template.jinja"
+    template.write_text(f"{template.read_text()}{{% if add_generation_prompt %}}<think>\n{{% endif %}}")
+    begun = begin_run(config(model, questions, tmp_path, limit=2, max_new_tokens=5))
+    told = plan_lines(begun.config, begun.prepared, begun.plan, 1, 0)
+    assert any("5 tokens may end before a thought does" in line for line in told)
+    begun.answer()
+    run = begun.finish()
+    found = [each.main for each in run.answers()]
+    assert all(each.in_thought and is_only_thought(each) for each in found) and run.done["counts"]["only_thought"] == 2
+    items, _ = items_of(run.answers(), None)
+    assert {each.verdict for each in judge_by_rule(Kind.CONTAINS, items)} == {Verdict.NOT_ATTEMPTED}
+    plain = begin_run(config(chatting, questions, tmp_path, limit=2, max_new_tokens=5, run_id="plain"))
+    assert not any("may end before" in line for line in plan_lines(plain.config, plain.prepared, plain.plan, 1, 0))
 
 
 def test_questions_that_are_damaged_are_not_answered(begin: Begin) -> None:
@@ -296,3 +347,27 @@ def test_two_starts_finish_a_run_one_behind_the_other(begin: Begin) -> None:
         assert other.is_alive() and not begun.folder.answers.exists()
     other.join()
     assert finish(begun.folder, begun.prepared, begun.shards) == made[0]
+
+
+def test_what_is_told_of_a_damaged_shard_mends_it_and_leaves_the_others(begin: Begin) -> None:
+    undisturbed = begin(limit=6, shards=2, batch_size=1, run_id="undisturbed")
+    undisturbed.answer()
+    whole = undisturbed.finish().folder.answers.read_bytes()
+    begun = begin(limit=6, shards=2, batch_size=1, run_id="damaged")
+    begun.answer()
+    other, shard, done = begun.folder.shard(0), begun.folder.shard(1), begun.folder.shard_done(1)
+    before = other.read_bytes(), other.stat().st_mtime_ns
+    flipped = bytearray(shard.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    # A line without a checksum, as versions before wrote it, that is JSON and no record.
+    no_record = b"".join([b'{"number": 1}\n', *shard.read_bytes().splitlines(keepends=True)[1:]])
+    for spoilt, remedy in ((bytes(flipped), (done,)), (no_record, (shard, done))):
+        shard.write_bytes(spoilt)
+        with pytest.raises(Damaged) as told:
+            begun.finish()
+        assert all(str(path) in str(told.value) for path in remedy) and str(other) not in str(told.value)
+        for path in remedy:
+            path.unlink()
+        begun.answer([1])
+        assert (other.read_bytes(), other.stat().st_mtime_ns) == before
+    assert begun.finish().folder.answers.read_bytes() == whole

@@ -218,3 +218,41 @@ def test_any_verdicts_can_be_audited_and_written(mine: list[Verdict], theirs: li
     values = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert values["counts"]["unparsed"] == mine.count(U)
     assert values["yes_rate"]["of"] == found.counts.labelled
+
+
+def test_a_lenient_judge_is_caught_where_all_rules_agree() -> None:
+    """71 % against 29.7 % of all five rules: neither extreme nor by chance, and wrong."""
+    truth = [C if number % 1000 < 297 else W for number in range(1000)]
+    mine = [C if number % 1000 < 710 else W for number in range(1000)]
+    rules = [judged(kind, truth, kind) for kind in ("exact", "contains", "squad", "rouge", "math")]
+    found = audit(judged("llm", mine), rules)
+    assert kinds(found) == [Kind.APART]
+    (warned,) = found.warnings
+    assert (
+        "71.0%" in warned.text and "29.7%" in warned.text and "413 are correct by it alone, 0 by exact" in warned.text
+    )
+    strict = [C if number % 1000 < 80 else W for number in range(1000)]
+    assert Kind.APART in kinds(audit(judged("llm", strict), rules)), "and one that is too strict"
+
+
+def test_of_rules_that_part_a_judge_beyond_them_is_not_told() -> None:
+    """Long answers: no letters in common, some words; and a judge that sees more."""
+    rates = {"exact": 0, "rouge": 40, "contains": 160}
+    rules = [judged(kind, [C] * right + [W] * (400 - right), kind) for kind, right in rates.items()]
+    assert audit(judged("llm", [C] * 248 + [W] * 152), rules).warnings == ()
+
+
+def test_of_two_standards_the_one_that_differs_from_the_rest_is_named() -> None:
+    truth = [C if number % 2 else W for number in range(400)]
+    lenient = judged("a-lenient", [C if number % 4 == 0 else each for number, each in enumerate(truth)])
+    good, third = judged("good", flipped(truth, 40)), judged("third", flipped(truth, 50))
+    rule = judged("contains", truth, "contains")
+    texts = []
+    for mine, others in ((good, [lenient, third, rule]), (lenient, [good, third, rule])):
+        flips = [each.text for each in audit(mine, others).warnings if each.kind is Kind.FLIPPED]
+        warned = [each for each in flips if "good" in each]
+        texts += warned
+        assert len(warned) == 1 and "a-lenient is the one that differs from the rest" in warned[0]
+    assert texts[0] == texts[1], "told alike from both sides, so that it can be told once"
+    alone = audit(good, [lenient])
+    assert "no third judge" in alone.warnings[0].text

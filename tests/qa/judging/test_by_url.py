@@ -78,7 +78,7 @@ def test_replies_in_writing_are_read_strictly(capitals: Run) -> None:
         assert made.meta is not None
         assert all("logprobs" not in asked and asked["max_tokens"] == 99 for _, asked in server.requests)
     counts = made.meta.counts
-    assert [counts[verdict] for verdict in Verdict] == [6, 6, 2, 10]
+    assert [counts[verdict] for verdict in Verdict] == [6, 6, 2, 10, 0]
     kept = [each.reply for each in judgments(capitals.folder, made.meta) if each.reply is not None]
     assert sorted(set(kept)) == sorted(replies), "what a judge wrote is kept"
 

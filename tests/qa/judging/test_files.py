@@ -52,6 +52,7 @@ def test_a_judging_comes_back_with_its_counts(folder: QADirectory) -> None:
         Verdict.INCORRECT: 1,
         Verdict.NOT_ATTEMPTED: 1,
         Verdict.UNPARSED: 1,
+        Verdict.NAN: 0,
     }
     assert written.total == 6
     assert judgings_of(folder) == [written]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.qa.judging.conftest import answered
 
 from gpuherd.errors import UsageError
+from gpuherd.qa.evaluation.labels import labels
 from gpuherd.qa.judging.items import asking, items_of, spread
+from gpuherd.qa.judging.meta import RULES
+from gpuherd.qa.judging.rules import judge_by_rule
 from gpuherd.qa.judging.verdict import Judgment, Verdict
-from gpuherd.qa.record import Question
+from gpuherd.qa.record import Finish, Generation, Question
 
 ASKED = Question("q", "Where?", ("Paris",))
 ROWS = [
@@ -32,13 +37,30 @@ def test_answers_are_chosen_by_name() -> None:
         ("<think>Rome? No.</think>\n\nParis", "Paris"),
         ("Rome? No.</think>Paris", "Paris"),  # where the template has opened the thought
         ("<think>Paris</think>", ""),
-        ("<think>Rome? No, Par", "<think>Rome? No, Par"),
-        ("Paris </think> Rome </think> Oslo", "Paris </think> Rome </think> Oslo"),
+        ("<think>Rome? No, Par", ""),
+        ("Paris </think> Rome </think> Oslo", "Oslo"),
     ],
 )
-def test_closed_thoughts_are_not_judged(said: str, judged: str) -> None:
+def test_thoughts_are_not_judged(said: str, judged: str) -> None:
     items, _ = items_of([answered(0, ASKED, said)], None)
     assert items[0].text == judged
+
+
+@pytest.mark.parametrize("finish", [Finish.NAN, Finish.LENGTH])  # the latter as versions before wrote it
+def test_numbers_that_broke_down_are_no_answer_and_no_attempt(finish: Finish) -> None:
+    broken = Generation((4,), (None,), "Paris", (5,), finish)
+    rows = [replace(ROWS[0], greedy=broken, samples=()), answered(1, ROWS[1].question, "Paris")]
+    items, _ = items_of(rows, None)
+    for kind in RULES:
+        nan, whole = judge_by_rule(kind, items)
+        assert nan.verdict is Verdict.NAN and whole.verdict is not Verdict.NAN and "NaN" in str(nan.note)
+    asked = asking(items)
+    assert asked.of_item == (None, 0)
+    spread_ones = spread(items, asked, [Judgment("other", "greedy", Verdict.CORRECT)])
+    assert [each.verdict for each in spread_ones] == [Verdict.NAN, Verdict.CORRECT]
+    for wrongly in ("exclude", "incorrect"):
+        found = labels([items[0].question.id], spread_ones, "greedy", wrongly)
+        assert found.wrong == (None,) and found.counts.nan == 1 and found.unjudged == 0
 
 
 def test_a_run_without_such_answers_says_which_there_are() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.judging.lexical import RULES, attempts_nothing, contains, exact, f1, rouge_judge, squad
+from gpuherd.errors import UsageError
+from gpuherd.qa.judging.lexical import RULES, Rule, Ruling, attempts_nothing, contains, exact, f1, rouge_judge, squad
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.record import Question
 
@@ -133,3 +134,20 @@ def test_rulings_on_any_text(answer: str, reference: str) -> None:
     if exact(answer, question).verdict is Verdict.CORRECT:
         assert contains(answer, question).verdict is Verdict.CORRECT
         assert squad(answer, question).score == 1
+
+
+def test_an_answer_that_a_rule_did_not_foresee_ends_no_judging(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(answer: str, question: Question, threshold: float) -> Ruling:
+        raise RecursionError(f"{answer}, {question.id}, {threshold}")
+
+    rule = Rule("own", 0.5, raises)
+    for _ in range(2):
+        ruling = rule("deep", PARIS)
+        assert ruling == Ruling(Verdict.UNPARSED, None, "the rule own failed: RecursionError: deep, 1, 0.5")
+    assert len(caplog.records) == 1, "once a kind"
+
+    def broken(*_: object) -> Ruling:
+        raise UsageError("no such library")
+
+    with pytest.raises(UsageError):
+        Rule("own", None, broken)("deep", PARIS)

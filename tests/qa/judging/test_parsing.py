@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuherd.qa.judging.form import WAYS, Way
-from gpuherd.qa.judging.parsing import WORDS, parse_reply, without_thoughts
+from gpuherd.qa.judging.parsing import WORDS, parse_reply
 from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.span import without_thoughts
 
 YES, NO, NOT, NONE = Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_ATTEMPTED, Verdict.UNPARSED
 

@@ -91,3 +91,16 @@ def test_both_sides_of_a_disagreement_are_shown_in_a_narrow_window(tmp_path: Pat
     (audited,) = audits(run, [make_judging(run.folder, "+" * 24, ids=ids, answers_sha256=run.answers_sha256)])
     (row,) = [line for line in audit_lines(audited, 80) if line.startswith("contains")]
     assert row.endswith(" 8/0")
+
+
+def test_that_two_judges_part_is_told_once(tmp_path: Path) -> None:
+    run = capitals_run(tmp_path / "capitals", samples=False)
+    ids = [row.question.id for row in run.answers()]
+    values: dict[str, Any] = {"answers_sha256": run.answers_sha256, "kind": Kind.MODEL}
+    first = make_judging(run.folder, "+" * 24, ids=ids, name="first-00000000", **values)
+    second = make_judging(run.folder, "+-" * 12, ids=ids, name="second-00000000", **values)
+    together = [each.text for audited in audits(run) for each in audited.audit.warnings if "two standards" in each.text]
+    assert len(together) == 1
+    for meta in (first, second):
+        (alone,) = audits(run, [meta])
+        assert together[0] in [each.text for each in alone.audit.warnings]

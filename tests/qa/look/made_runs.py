@@ -19,6 +19,7 @@ from gpuherd.qa.evaluation.result import (
     Difference,
     Evaluation,
     Histogram,
+    HolmCorrected,
     MeasureResult,
     Point,
     Prefix,
@@ -180,8 +181,12 @@ def made_evaluation(
     labelled = [each in (Verdict.CORRECT, Verdict.INCORRECT) for each in verdicts]
     results = tuple(_measure(each, labels, labelled) for each in scores)
     first = results[0].auroc.value or 0.5
+    corrected = HolmCorrected(0.4, Interval(-0.05, 0.05))
     differences = tuple(
-        Difference(each.name, each.scored, _figure((each.auroc.value or 0.5) - first, 0.05), 0.03, 0.4)
+        Difference(
+            *(each.name, each.scored, _figure((each.auroc.value or 0.5) - first, 0.05), 0.03, 0.4, corrected),
+            None if each.weighting is not None else HolmCorrected(0.06, Interval(-0.02, 0.02)),
+        )
         for each in results[1:]
     )
     counts = Counts(**{verdict.value: list(verdicts).count(verdict) for verdict in Verdict})

@@ -110,7 +110,7 @@ def test_judgments_stand_in_the_order_of_judges() -> None:
             judgment = judged.judgments[(each.question.id, "greedy")]
             assert found["reply"] == judgment.reply
             assert (found["note"] is not None) == (judgment.verdict is Verdict.UNPARSED)
-    assert VERDICTS == ("correct", "incorrect", "not_attempted", "unparsed")  # as data.js has them
+    assert VERDICTS == ("correct", "incorrect", "not_attempted", "unparsed", "nan")  # as data.js has them
 
 
 def test_with_little_room_texts_become_shorter_before_answers_are_left_out() -> None:

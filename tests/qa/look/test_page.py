@@ -187,7 +187,7 @@ def test_a_large_run_keeps_within_its_size_and_says_what_it_leaves_out() -> None
     tight = make_page(run, most_bytes=330_000)
     assert tight.cut
     assert len(tight.html) <= 330_000
-    assert "long texts and samples are cut" in tight.html.decode()
+    assert "To limit the size of this page, long texts and samples are cut" in tight.html.decode()
     least = make_page(run, most_bytes=220_000)
     assert least.answers < 200
     assert f"The first {least.answers} of 200 answers" in least.html.decode()

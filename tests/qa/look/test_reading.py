@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.jobs.attempts import SIMULATED_GPU, queue_that_ran_on
 from tests.qa.evaluation.evaluable import judge, make_run, right_ones, score, sha256_of
 from tests.qa.look.made_runs import made_run, put_run
 
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.jobs.reader import SIMULATED_GPUS
 from gpuherd.qa.evaluation.files import read_evaluation
 from gpuherd.qa.evaluation.result_json import BadEvaluation
 from gpuherd.qa.folder import QADirectory
@@ -68,6 +70,13 @@ def test_a_bare_run(folder: QADirectory) -> None:
     assert (found.judgings, found.scores, found.audits) == ([], [], [])
     assert dict(found.facts) == {"answers": "40", "model": "made/model", "data set": "made.jsonl"}
     assert make_page(found).answers == 40
+
+
+def test_simulated_gpus_are_told(folder: QADirectory) -> None:
+    queue_that_ran_on(folder.queue, "GPU-1f0a92c3-77aa-4b1c-9d2e-6f0c2b1a9d3e")
+    assert SIMULATED_GPUS not in shown(folder).notes
+    queue_that_ran_on(folder.root / "judgments" / "x" / folder.queue.name, SIMULATED_GPU)
+    assert shown(folder).notes[0] == SIMULATED_GPUS
 
 
 def test_all_that_was_made_of_it(folder: QADirectory) -> None:

@@ -6,10 +6,13 @@ import dataclasses
 import math
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from tests.qa.measures.made import evidence
 
 from gpuherd.errors import UsageError
@@ -179,17 +182,66 @@ def test_what_no_float_can_hold_is_undefined() -> None:
 
 
 def test_certainty_is_zero_without_a_sign() -> None:
-    question = Evidence("q", greedy=Answer((0.0, 0.0), "x"), p_true=0.0)
-    columns = compute(["nll", "ln-nll", "mean-token-probability", "p-true", "p-true:nll"], [question]).columns
+    question = Evidence("q", greedy=Answer((0.0, 0.0), "x"))
+    columns = compute(["nll", "ln-nll", "mean-token-probability"], [question]).columns
     for name, (value,) in columns.items():
         assert value == 0 and math.copysign(1, value) == 1, name
 
 
-def test_a_probability_that_rounding_took_above_one_is_one() -> None:
-    assert compute(["p-true", "p-true:nll"], [Evidence("q", p_true=1e-7)]).columns == {
-        "p-true": (0.0,),
-        "p-true:nll": (0.0,),
-    }
+def test_a_probability_that_rounding_took_above_one_is_as_near_to_one_as_float32_can_tell() -> None:
+    columns = compute(["p-true", "p-true:nll"], [Evidence("q", p_true=value) for value in (1e-7, 0.0, -1e-12)]).columns
+    assert list(columns["p-true:nll"]) == pytest.approx([2**-25] * 3, rel=1e-7)
+    assert list(columns["p-true"]) == pytest.approx([-25 * math.log(2)] * 3, rel=1e-7)
+
+
+@hypothesis.given(st.lists(st.floats(-900, 0), min_size=2, max_size=20))
+def test_p_true_and_its_nll_keep_one_order(logs: list[float]) -> None:
+    known = [-40.0, -60.0, -100.0, -800.0, -1e-6, *logs]
+    columns = compute(["p-true", "p-true:nll"], [Evidence(str(at), p_true=log) for at, log in enumerate(known)]).columns
+    odds, nll = columns["p-true"], columns["p-true:nll"]
+    for one in range(len(known)):
+        for other in range(len(known)):
+            first, second, less, more = odds[one], odds[other], nll[one], nll[other]
+            assert first is not None and second is not None and less is not None and more is not None
+            # Strictly, but for logs that differ in the last digits of a float64.
+            assert first < second or not less < more * (1 - 1e-12) - 1e-12
+
+
+def partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a sum, the largest part first."""
+    if total == 0:
+        yield ()
+    for part in range(min(total, most), 0, -1):
+        for rest in partitions(total - part, part):
+            yield (part, *rest)
+
+
+def entropy_of(sizes: Sequence[int]) -> float:
+    clusters = tuple(number for number, size in enumerate(sizes) for _ in range(size))
+    answers = tuple(Answer((-1.0,), "x") for _ in clusters)
+    (value,) = compute(["discrete-semantic-entropy"], [Evidence("q", samples=answers, clusters=clusters)]).columns[
+        "discrete-semantic-entropy"
+    ]
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("count", [2, 8, 10, 16, 20])
+def test_discrete_entropies_that_are_equal_are_equal_to_the_bit(count: int) -> None:
+    found: dict[int, set[float]] = {}
+    for sizes in partitions(count, count):
+        value = entropy_of(sizes)
+        found.setdefault(math.prod(size**size for size in sizes), set()).add(value)
+        shares = [size / count for size in sizes]
+        assert value == pytest.approx(-math.fsum(share * math.log(share) for share in shares), rel=1e-14, abs=1e-15)
+    assert all(len(values) == 1 for values in found.values())
+    assert len({next(iter(values)) for values in found.values()}) == len(found), "and others are not"
+
+
+def test_discrete_entropy_depends_on_shares_alone_and_takes_many_samples() -> None:
+    assert entropy_of((3, 3, 3)) == entropy_of((1, 1, 1)) and entropy_of((4, 2)) == entropy_of((2, 1))
+    assert entropy_of((1,) * 400) == pytest.approx(math.log(400), rel=1e-14)
+    assert math.copysign(1, entropy_of((5,))) == 1 and entropy_of((5,)) == 0
 
 
 def test_columns_are_in_the_order_asked_each_once_by_its_exact_name() -> None:

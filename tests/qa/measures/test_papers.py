@@ -179,7 +179,7 @@ FORMULAS: dict[str, Callable[[Evidence], mpmath.mpf | float]] = {
     "u-deg": u_deg,
     "u-eigv": u_eigv,
     "eccentricity": eccentricity,
-    "p-true": lambda question: 1 - mpmath.exp(mpmath.mpf(question.p_true)),
+    "p-true": lambda question: mpmath.log(1 / mpmath.exp(mpmath.mpf(question.p_true)) - 1),
     "p-true:nll": lambda question: -mpmath.mpf(question.p_true),
     "p-ik": lambda question: 1 - mpmath.mpf(question.p_ik),
 }

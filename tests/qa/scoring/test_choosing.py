@@ -25,7 +25,7 @@ def there(spec: Spec, made: str = "2026") -> Meta:
 
 
 def chosen(has: Has, planned: dict[str, Spec] | None = None, **options: Any) -> Choice:
-    asked = ScoreOptions(**options)
+    asked = ScoreOptions(span="both", **options)
     ones, must = meant(asked.measures, measures())
     return choose(ones, sources(asked, has, planned or {}), must=must)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuherd.qa.scoring.probing import probe
+from gpuherd.qa.scoring.probing import _fitted, probe
 
 
 def some_states(
@@ -71,3 +71,25 @@ def test_one_class_makes_no_probe(labels: Sequence[bool | None]) -> None:
 def test_few_of_a_class_make_fewer_folds() -> None:
     labels: list[bool | None] = [*[True] * 10, *[False] * 2]
     assert None not in probe(some_states(labels), labels, 0).values
+
+
+@pytest.mark.parametrize("width", [8, 300])
+def test_the_probe_is_fitted_to_its_optimum(width: int) -> None:
+    """Against the optimum in all dimensions, by a Newton iteration of our own."""
+    draw = np.random.default_rng(5)
+    states = (draw.normal(size=(60, width)) * draw.lognormal(0, 2, width)).astype(np.float32)
+    right = np.array(LABELS, dtype=bool)
+    train, test = np.arange(48), np.arange(48, 60)
+    found = _fitted(states, train, right[train], test)
+    known = states[train].astype(np.float64)
+    mean, scale = known.mean(axis=0), known.std(axis=0)
+    rows = np.column_stack([(known - mean) / scale, np.ones(48)])
+    penalty = np.diag([1.0] * width + [0.0])
+    weights = np.zeros(width + 1)
+    for _ in range(100):
+        p = 1 / (1 + np.exp(-rows @ weights))
+        gradient = rows.T @ (p - right[train]) + penalty @ weights
+        weights -= np.linalg.solve(rows.T @ (rows * (p * (1 - p))[:, None]) + penalty, gradient)
+    assert np.abs(gradient).max() < 1e-10
+    asked = np.column_stack([(states[test].astype(np.float64) - mean) / scale, np.ones(12)])
+    assert found == pytest.approx((1 / (1 + np.exp(-asked @ weights))).tolist(), abs=1e-7)

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import MissingModel
-from gpuherd.qa.working.model_files import model_files, tokenizer_in
+from gpuherd.qa.working.model_files import files_digest, model_files, tokenizer_in
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_the_same_files_elsewhere_are_the_same_model(trained: Path, tmp_path: Path) -> None:
@@ -31,30 +36,60 @@ def test_a_change_of_any_file_is_seen(trained: Path, tmp_path: Path, name: str) 
     assert model_files(str(copy)).sha256 != model_files(str(trained)).sha256
 
 
-def test_large_files_by_pieces(tmp_path: Path) -> None:
-    folder = tmp_path / "large"
+def large(folder: Path) -> Path:
+    """A model whose weights are a file of 40 MiB, most of it a hole."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    weights = folder / "model.safetensors"
-    digests = set()
-    for size, first, last in (
-        (33 << 20, b"a", b"z"),
-        (33 << 20, b"b", b"z"),
-        (33 << 20, b"a", b"y"),
-        (34 << 20, b"a", b"z"),
-    ):
-        with weights.open("wb") as file:
-            file.write(first)
-            file.truncate(size - 1)
-            file.seek(0, 2)
-            file.write(last)
-        digests.add(model_files(str(folder)).sha256)
-    assert len(digests) == 4
-    # Other weights amid a file of the same form, as a merged adapter leaves them.
-    with weights.open("r+b") as file:
-        file.seek(4 << 20)
-        file.write(b"w" * (1 << 20))
-    assert model_files(str(folder)).sha256 not in digests
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(40 << 20)
+    return folder
+
+
+def rewrite(folder: Path, start: int, count: int) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(start)
+        file.write(b"w" * count)
+
+
+def test_a_change_anywhere_in_a_large_file_is_seen(tmp_path: Path) -> None:
+    folder = large(tmp_path / "large")
+    digests = [model_files(str(folder)).sha256]
+    # Between the pieces that earlier versions compared, of which there are 64.
+    for start in (0, (1 << 20) + 100, (40 << 20) * 30 // 64 + (16 << 10), (40 << 20) - 1):
+        rewrite(folder, start, 1)
+        digests.append(model_files(str(folder)).sha256)
+    assert len(set(digests)) == 5
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.gguf", "vocab.bpe", "tokens.vocab"])
+def test_files_of_every_kind_that_loading_reads_count(tmp_path: Path, name: str) -> None:
+    folder = large(tmp_path / "large")
+    before = model_files(str(folder)).sha256
+    (folder / name).write_bytes(b"other")
+    assert model_files(str(folder)).sha256 != before
+
+
+def test_the_digest_of_an_earlier_version_is_told_from_another_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = large(tmp_path / "large")
+    recorded = "b1ed4806d1ffb178311a071f77d01f74a18bf2993706ff45510820650bcc1ffa"  # of the pieces of these files
+    assert files_digest(folder) != recorded
+    assert not caplog.records
+    assert files_digest(folder, recorded=recorded) == recorded
+    assert "compared weight files of over 32 MiB by pieces only" in caplog.text and str(folder) in caplog.text
+    caplog.clear()
+    rewrite(folder, 0, 1)  # in a piece
+    assert files_digest(folder, recorded=recorded) == files_digest(folder) != recorded
+    assert not caplog.records
+
+
+def test_the_digest_of_an_earlier_version_stays_that_of_small_files(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert files_digest(folder) == "3a09d3f07a1771cfa6986c46eaa36fe38abcc1fd50f73c90d6e854121a4b5099"
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:

@@ -197,3 +197,38 @@ def test_a_plan_that_cannot_be_used(folder: ShardedDirectory, tmp_path: Path) ->
 def test_there_is_no_such_shard(folder: ShardedDirectory) -> None:
     with pytest.raises(UsageError, match="has 3 shards, from 0; there is no shard 3"):
         work_through(folder, 3, lines_of, stage="x")
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(0, 7))
+def test_any_bit_of_a_sealed_shard_that_changes_is_noticed_and_made_again(
+    tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("sealed") / "0.jsonl"
+
+    def write() -> bytes:
+        with ShardFile(path, SHARD, sealed=True) as file:
+            for batch in file.todo:
+                file.append(lines_of(batch))
+        return path.read_bytes()
+
+    undisturbed = write()
+    assert len(line_ends(path)) == 6 and batches_done(path, SHARD) == 3
+    damaged = bytearray(undisturbed)
+    place %= len(damaged)
+    damaged[place] ^= 1 << bit
+    path.write_bytes(damaged)
+    # Nothing before the line with that bit is lost; of what stands behind it nothing is believed.
+    assert len(line_ends(path)) == undisturbed[:place].count(b"\n")
+    assert write() == undisturbed
+
+
+def test_lines_of_versions_before_are_read_beside_sealed_ones(tmp_path: Path, undisturbed: bytes) -> None:
+    folder = ShardedDirectory(tmp_path / "work")
+    kept_plan(folder, "same", lambda: (SHARD,))
+    folder.shard(0).parent.mkdir(parents=True, exist_ok=True)
+    folder.shard(0).write_bytes(b"".join(undisturbed.splitlines(keepends=True)[:2]))
+    work_through(folder, 0, lines_of, stage="test")
+    raw = folder.shard(0).read_bytes()
+    assert raw.count(b"\t") == 4 and raw.startswith(b"".join(undisturbed.splitlines(keepends=True)[:2]))
+    assert sorted(gathered_lines(folder, (SHARD,))) == sorted(undisturbed.splitlines())

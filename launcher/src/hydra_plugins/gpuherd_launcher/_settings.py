@@ -20,7 +20,18 @@ from gpuherd.options import Option
 
 TARGET = "hydra_plugins.gpuherd_launcher.launcher.GpuherdLauncher"
 # What is said of each job, by the name that it has here.
-_OF_A_JOB = {"gpus_per_job": "num_gpus", "mem": "mem", "retries": "retries"}
+_OF_A_JOB = {"gpus_per_job": "num_gpus", "mem": "mem", "nodes": "nodes", "retries": "retries"}
+# What the launcher of submitit calls them, which many programs' configs are written for: told, and never taken, since
+# some mean another thing (a number of minutes, of GB).
+_NAMES_HERE = {
+    "tasks_per_node": "ntasks_per_node",
+    "timeout_min": "time_limit, like time_limit=4h",
+    "gpus_per_node": "gpus_per_job",
+    "cpus_per_task": "cpus_per_job",
+    "mem_gb": "host_mem, like host_mem=64GB",
+    "array_parallelism": "array_limit",
+    "srun_args": "slurm_args",
+}
 # Nothing is known of how long the jobs of a sweep take.
 _NOT_HERE = frozenset({"order"})
 # Hydra's configs know no tuples, and a number may be written as one or with a unit.
@@ -64,8 +75,14 @@ def _declared(name: str) -> tuple[str, Any, Any]:
     return name, Optional[str] if option_of(name).parse is None else _WORD, field(default=None)  # noqa: UP045
 
 
+def _foreign(name: str) -> tuple[str, Any, Any]:
+    return name, Any, field(default=None)
+
+
 # None is what was not said: then the user's own settings file counts, else gpuherd's default.
-GpuherdConf = make_dataclass("GpuherdConf", [("_target_", str, field(default=TARGET)), *map(_declared, OPTIONS)])
+GpuherdConf = make_dataclass(
+    "GpuherdConf", [("_target_", str, field(default=TARGET)), *map(_declared, OPTIONS), *map(_foreign, _NAMES_HERE)]
+)
 GpuherdConf.__module__ = __name__  # it is pickled with the configs that are made of it
 
 
@@ -76,9 +93,12 @@ def read(said: Mapping[str, Any]) -> Settings:
     """
     given = {DispatchOptions: Namespace(), JobOptions: Namespace()}
     for name, value in said.items():
+        if value is None:
+            continue
+        if name in _NAMES_HERE:
+            raise UsageError(f"hydra.launcher.{name} is called {_NAMES_HERE[name]} here")
         origin, declared = OPTIONS[name]
-        if value is not None:
-            setattr(given[origin], declared.name, _value(name, value))
+        setattr(given[origin], declared.name, _value(name, value))
     load().fill(given[DispatchOptions], DispatchOptions)
     return Settings(build(DispatchOptions, given[DispatchOptions]), build(JobOptions, given[JobOptions]))
 

@@ -8,8 +8,10 @@ Its GPUs are set in the environment before it starts. It ends with 0 when the pr
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from typing import Any
 def main(words: list[str]) -> int:
     """Runs the job. Returns the exit code."""
     program, task, returned = (Path(word) for word in words)
-    # From an earlier attempt: what that raised is not what this one does.
-    returned.unlink(missing_ok=True)
+    speaks = _is_first(os.environ)
+    if speaks:
+        # From an earlier attempt: what that raised is not what this one does.
+        returned.unlink(missing_ok=True)
     from hydra_plugins.gpuherd_launcher import _parcels
 
     with _parcels.open_ours(program) as file:
@@ -43,8 +47,15 @@ def main(words: list[str]) -> int:
     failed = result.status is not JobStatus.COMPLETED
     if failed:
         traceback.print_exception(result._return_value)
-    _write(returned, result)
+    if speaks:
+        _write(returned, result)
     return int(failed)
+
+
+def _is_first(variables: Mapping[str, str]) -> bool:
+    """Whether this process speaks for its job: of one over several nodes, or of several processes, all run the
+    function, and the first says what it returned."""
+    return variables.get("RANK", variables.get("NODE_RANK", "0")) == "0"
 
 
 def _write(path: Path, result: Any) -> None:

@@ -62,6 +62,7 @@ def placement_of(job: Job, options: EngineOptions) -> Placement:
     return Placement(
         gpus=job.gpus,
         nodes=job.nodes,
+        tasks=options.ntasks_per_node or 1,
         cpus=options.cpus_per_job if job.cpus is None else job.cpus,
         memory_mb=options.host_mem if job.host_memory_mb is None else job.host_memory_mb,
         time_s=time_s,
@@ -138,11 +139,12 @@ def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
 
 
 def _name(number: int, jobs: Sequence[Job]) -> str:
-    """A group's name by its number and what its jobs' names begin with."""
+    """A group's name by its number and what its jobs' names begin with; else the first job's."""
     names = [_UNSAFE.sub("-", job.name) for job in (jobs[0], jobs[-1])]
     common = names[0]
     if len(jobs) > 1:
         length = next((at for at, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), len(names[0]))
         common = names[0][:length]
-    word = common[:_LONGEST_WORD].strip(".-_")
-    return f"{number:02d}-{word}" if word else f"{number:02d}"
+    words = (text[:_LONGEST_WORD].strip(".-_") for text in (common, *names))
+    word = next((word for word in words if word), None)
+    return f"{number:02d}" if word is None else f"{number:02d}-{word}"

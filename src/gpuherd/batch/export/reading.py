@@ -13,7 +13,7 @@ from gpuherd.batch.job_file import read_jobs
 from gpuherd.batch.model_use import Planner
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.reader import QueueReader, is_there
 from gpuherd.jobs.rows import job_of
 from gpuherd.jobs.rundir import RunDirectory
 
@@ -63,7 +63,7 @@ def of(path: str, *, shell: bool, gpus: int, planner: Planner | None = None) -> 
     """What a path means: a run's folder, or a job file. Raises UsageError when nothing is to be done."""
     run = RunDirectory(path)
     if run.root.is_dir():
-        if not run.queue.exists():
+        if not is_there(run.queue):
             raise UsageError(f"there is no queue in {run.root}; name the folder of a run, or a job file")
         found = of_folder(run)
     else:

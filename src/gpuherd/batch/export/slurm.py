@@ -7,19 +7,28 @@ from collections.abc import Mapping, Sequence
 
 from gpuherd.batch.export.plan import Group, whole_groups
 from gpuherd.batch.export.quoting import comment, line_of
+from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm import translate
+from gpuherd.engines.world import SHELL_MEETING, SHELL_PLACE
 from gpuherd.errors import UsageError
 
 SUBMIT = "submit.sh"
+_HOLDING = """\
+# What others need is held until all is handed over: a job that has ended badly, and that SLURM has forgotten, counts as
+# succeeded there.
+held=()
+trap 'if [ "${#held[@]}" -gt 0 ]; then scontrol release "${held[@]}"; fi' EXIT
+"""
 
-_SEVERAL_NODES = """\
-# The job spans {nodes} nodes: one process of it starts on each, and they meet here.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) NNODES={nodes}
-export PET_NNODES={nodes} PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
-run=(srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c \\
-    'trap : TERM; export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; eval "$1"' bash "$line")
+_SEVERAL = """\
+# {told} They meet at this port of the first node, or the next that is free there.
+{meeting}
+place=$(cat <<'PLACE'
+{place}
+PLACE
+)
+run=({srun} bash -c 'trap : TERM; eval "$2"; eval "$1"' bash "$line" "$place")
 """
 _ONE_NODE = """\
 run=(bash -c 'trap : TERM; eval "$1"' bash "$line")
@@ -49,7 +58,7 @@ def files(groups: Sequence[Group], options: EngineOptions, folder: str) -> Mappi
     for group in groups:
         found[f"{group.name}.commands"] = _commands(group, folder)
         found[f"{group.name}.sbatch"] = _script(group, options)
-    found[SUBMIT] = _submit(groups)
+    found[SUBMIT] = _submit(groups, options)
     return found
 
 
@@ -75,9 +84,18 @@ def _script(group: Group, options: EngineOptions) -> str:
         f'line=$(sed -n "$((${{SLURM_ARRAY_TASK_ID:-0}} + 1))p" "$SLURM_SUBMIT_DIR/{group.name}.commands")',
         f'if [ -z "$line" ]; then echo "{group.name}.commands has no such line" >&2; exit 2; fi',
     ]
-    several = group.placement.nodes > 1
-    text = "\n".join(lines) + "\n" + (_SEVERAL_NODES.format(nodes=group.placement.nodes) if several else _ONE_NODE)
+    text = "\n".join(lines) + "\n" + (_several(group.placement, options) or _ONE_NODE)
     return text + (_RUN if options.time_limit is None else _RUN_WITH_NOTICE)
+
+
+def _several(asked: Placement, options: EngineOptions) -> str | None:
+    """How the processes of a job start, None where it is a single one."""
+    if asked.nodes * asked.tasks == 1:
+        return None
+    where = f"The job spans {asked.nodes} nodes" if asked.nodes > 1 else "The job runs on one node"
+    how = "one process of it starts on each." if asked.tasks == 1 else f"{asked.tasks} processes start on each."
+    srun = shlex.join(translate.steps(asked, mpi=options.mpi, more=()))
+    return _SEVERAL.format(told=f"{where}: {how}", meeting=SHELL_MEETING, place=SHELL_PLACE, srun=srun)
 
 
 def _directives(group: Group, options: EngineOptions) -> list[str]:
@@ -99,7 +117,8 @@ def _word(word: str) -> str:
     return shlex.quote(word)
 
 
-def _submit(groups: Sequence[Group]) -> str:
+def _submit(groups: Sequence[Group], options: EngineOptions) -> str:
+    held = _held(groups, options)
     jobs = sum(len(group.jobs) for group in groups)
     lines = [
         "#!/bin/bash",
@@ -111,18 +130,32 @@ def _submit(groups: Sequence[Group]) -> str:
         "here=${BASH_SOURCE[0]}",
         'if [[ $here == */* ]]; then cd -- "${here%/*}"; fi',
         "mkdir -p logs",
+        *(_HOLDING.splitlines() if held else ()),
     ]
     for number, group in enumerate(groups, start=1):
         after = _dependency(group, groups)
-        words = ["sbatch", "--parsable", *([f'--dependency="{after}"'] if after else []), f"{group.name}.sbatch"]
+        words = ["sbatch", "--parsable", *([f'--dependency="{after}"'] if after else [])]
+        words += [*(["--hold"] if number in held else []), f"{group.name}.sbatch"]
         lines += [
             "",
             f"# {_told(group)}",
             f"job_{number}=$({' '.join(words)})",
             f"job_{number}=${{job_{number}%%;*}}",
+            *([f'held+=("$job_{number}")'] if number in held else []),
             f'echo "{group.name}: ${{job_{number}}}"',
         ]
     return "\n".join(lines) + "\n"
+
+
+def _held(groups: Sequence[Group], options: EngineOptions) -> frozenset[int]:
+    """The numbers of the groups that others need; none where the user holds all of them."""
+    if {"--hold", "-H"} & set(options.slurm_args):
+        return frozenset()
+    found: set[int] = set()
+    for group in groups:
+        whole, single = whole_groups(group.after, groups)
+        found |= {*whole, *(place.group for place in single)}
+    return frozenset(number + 1 for number in found)
 
 
 def _told(group: Group) -> str:

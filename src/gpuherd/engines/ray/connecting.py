@@ -18,6 +18,7 @@ from ray.exceptions import AuthenticationError, RayError
 from gpuherd.engines.cluster import EngineAway
 from gpuherd.engines.ray.address import Address, answers
 from gpuherd.engines.ray.channel import refused_token
+from gpuherd.engines.ray.ends import in_short
 from gpuherd.engines.ray.resources import NodeRoom
 from gpuherd.errors import UsageError
 
@@ -61,7 +62,7 @@ def rooms() -> list[NodeRoom]:
             if node["Alive"]
         ]
     except (RayError, OSError) as problem:
-        raise EngineAway(f"the Ray cluster does not answer: {problem}") from problem
+        raise EngineAway(f"the Ray cluster does not answer: {in_short(problem)}") from problem
 
 
 def grows() -> bool:
@@ -90,7 +91,7 @@ def _start(folder: Path) -> Cluster:
         )
     except Exception as problem:  # Ray raises plain ones too, as for a node that does not start in time
         shutil.rmtree(folder, ignore_errors=True)
-        raise EngineAway(f"can't start a Ray cluster on this machine: {_sentence(problem)}") from problem
+        raise EngineAway(f"can't start a Ray cluster on this machine: {in_short(problem)}") from problem
     return Cluster("local", folder)
 
 
@@ -102,26 +103,22 @@ def _join(address: str) -> Cluster:
     except AuthenticationError as problem:
         raise UsageError(refused_token(f"the Ray cluster at {address}")) from problem
     except RuntimeError as problem:
-        raise UsageError(_mismatch(address, str(problem))) from problem
+        raise UsageError(_mismatch(address, problem)) from problem
     except (RayError, OSError, ValueError) as problem:
         raise EngineAway(
-            f"can't join the Ray cluster at {address}: {_sentence(problem)}; it can be joined from its own machines "
+            f"can't join the Ray cluster at {address}: {in_short(problem)}; it can be joined from its own machines "
             "only, from others by its job server (http://HOST:8265)"
         ) from problem
     return Cluster(address, None)
 
 
-def _mismatch(address: str, text: str) -> str:
+def _mismatch(address: str, problem: RuntimeError) -> str:
     """Ray tells over ten lines that versions differ."""
-    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(problem))
     if len(versions) < 2:
-        return f"can't join the Ray cluster at {address}: {text}"
+        return f"can't join the Ray cluster at {address}: {in_short(problem)}"
     (theirs, their_python), (ours, our_python) = versions[:2]
     return (
         f"the Ray cluster at {address} runs Ray {theirs} with Python {their_python}, and here is Ray {ours} with "
         f"Python {our_python}; use the cluster's versions here (pip install 'ray[default]=={theirs}')"
     )
-
-
-def _sentence(problem: BaseException) -> str:
-    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)

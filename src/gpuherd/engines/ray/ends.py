@@ -85,6 +85,19 @@ def said(log: str) -> str:
     return own[-1][:_LONGEST] if own else ""
 
 
+def in_short(error: BaseException) -> str:
+    """What an error says, in one line: Ray puts stack frames and a page of advice into some."""
+    cause = getattr(error, "cause", None) if isinstance(error, exceptions.RayTaskError) else None
+    if cause is not None:
+        return f"{type(cause).__name__}: {_last_line(str(cause))}"
+    text = str(error)
+    head, frames, rest = text.partition("Traceback (most recent call last)")
+    if frames:
+        before = _first_line(head.rstrip(" :\n"))
+        return f"{before}: {_last_line(rest)}" if before else _last_line(rest)
+    return _first_line(text) or type(error).__name__
+
+
 def _first_line(text: str) -> str:
     """The first sentence of it: Ray goes on with advice for a page."""
     lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]

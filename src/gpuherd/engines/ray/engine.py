@@ -39,6 +39,7 @@ class RayEngine:
 
     name = "ray"
     chains = False
+    remembers_s = 0.0
 
     def __init__(self, options: EngineOptions, lead: Lead, join: Join | None = None):
         self._setup = Setup(

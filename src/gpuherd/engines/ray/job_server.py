@@ -20,7 +20,7 @@ from ray.util.state.exception import RayStateApiException
 
 from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Refused, Sighting
 from gpuherd.engines.ray.channel import refused_token
-from gpuherd.engines.ray.ends import end_of_job, said
+from gpuherd.engines.ray.ends import end_of_job, in_short, said
 from gpuherd.engines.ray.messages import Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, wanted
 from gpuherd.errors import UsageError
@@ -159,7 +159,7 @@ class JobServer:
                 "the cluster was started with another --dashboard-port"
             ) from problem
         except RuntimeError as problem:
-            text = f"Ray's job server at {self._url}: {_first_sentence(str(problem))}"
+            text = f"Ray's job server at {self._url}: {in_short(problem)}"
             if taken is None:
                 raise EngineAway(text) from problem
             if taken:
@@ -176,8 +176,3 @@ def entrypoint(command: tuple[str, ...], index: int, turn_s: float | None) -> st
     """The shell command of a parcel. ``timeout`` keeps its time, which Ray does not."""
     limit = () if turn_s is None else ("timeout", "--foreground", "--signal=TERM", f"{turn_s:.3f}")
     return "exec " + shlex.join((*limit, *command, str(index)))
-
-
-def _first_sentence(text: str | None) -> str | None:
-    line = next((line.strip() for line in (text or "").splitlines() if line.strip()), None)
-    return None if line is None else line[:300]

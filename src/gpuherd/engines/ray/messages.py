@@ -96,7 +96,9 @@ def error_of(problem: Problem) -> Exception:
         return Refused(problem.text, may_pass=problem.may_pass)
     if problem.kind in _KINDS:
         return _KINDS[problem.kind](problem.text)
-    return RuntimeError(f"the process beside Ray has failed:\n{problem.text}")
+    error = RuntimeError(f"the process beside Ray has failed: {problem.text.strip().splitlines()[-1]}")
+    error.add_note(problem.text)
+    return error
 
 
 class Office(Protocol):

@@ -7,16 +7,18 @@ Several GPUs of one node need no group: what a task asks for always comes from o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util import get_node_ip_address
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpuherd.engines.cluster import EngineAway
+from gpuherd.engines.ray.ends import in_short
 from gpuherd.engines.ray.messages import Join
 from gpuherd.engines.ray.worker import join_in
 from gpuherd.engines.world import Failure, World
@@ -53,6 +55,7 @@ class Companions:
 
     def __init__(self, span: Span, manifest: str, index: int, handle: str):
         self.address: str = get_node_ip_address()
+        self.names = _names(span.group)
         self._span = span
         self._manifest = manifest
         self._index = index
@@ -71,7 +74,7 @@ class Companions:
                 answer = task.options(**options).remote(self._span.join, self._manifest, self._index, world)
                 self._open[answer] = rank
         except (RayError, ValueError) as problem:
-            raise EngineAway(f"Ray does not start the other nodes: {problem}") from problem
+            raise EngineAway(f"Ray does not start the other nodes: {in_short(problem)}") from problem
 
     def over(self) -> bool:
         """Whether all of them have ended."""
@@ -98,6 +101,15 @@ class Companions:
             failure = _failure(answer, rank)
             if self._failure is None:
                 self._failure = failure
+
+
+def _names(group: PlacementGroup) -> tuple[str, ...]:
+    """What the nodes of a group are called, in the order of their bundles; () where Ray does not tell."""
+    with suppress(RayError, OSError, KeyError, TypeError, AttributeError):
+        called = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        places = placement_group_table(group)["bundles_to_node_id"]
+        return tuple(str(called[places[index]]) for index in sorted(places))
+    return ()
 
 
 def _failure(answer: Any, rank: int) -> Failure | None:

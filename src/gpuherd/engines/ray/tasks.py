@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import connecting
-from gpuherd.engines.ray.ends import end_of, end_of_leader, unfit
+from gpuherd.engines.ray.ends import end_of, end_of_leader, in_short, unfit
 from gpuherd.engines.ray.messages import Lead, Setup, handle_of
 from gpuherd.engines.ray.resources import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
 from gpuherd.engines.ray.spanning import Span, free, in_bundle, reserve
@@ -173,7 +173,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (RayError, ConnectionError) as problem:
-        raise EngineAway(f"Ray does not answer: {problem}") from problem
+        raise EngineAway(f"Ray does not answer: {in_short(problem)}") from problem
 
 
 def _take(flight: Flight) -> None:

@@ -111,6 +111,10 @@ class Programs:
         """Each node of each partition."""
         return _answer(["sinfo", "--noheader", "--all", "--Node", f"--format={NODES_FORMAT}"])
 
+    def job(self, number: str) -> str:
+        """One job, with what it has on each node."""
+        return _answer(["scontrol", "show", "job", "--details", number])
+
     def partitions(self) -> str:
         """All partitions."""
         return _answer(["sinfo", "--noheader", "--all", f"--format={PARTITIONS_FORMAT}"])

@@ -41,6 +41,11 @@ class SlurmEngine:
     def _settings(self) -> site.Settings:
         return site.settings(self._programs.config())
 
+    @property
+    def remembers_s(self) -> float:
+        """See ``cluster.Engine``."""
+        return self._settings.remembers_s
+
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """See ``cluster.Engine``; also raises UsageError for a partition that takes no jobs."""
         programs, settings = self._programs, self._settings
@@ -183,8 +188,12 @@ def _dropped(
 
 
 def _keep(path: Path, text: str) -> None:
-    """For people: the script as it was handed over. Raises CannotWrite."""
+    """For people: the script as it was handed over, for its owner alone: lines of --setup may hold secrets. Raises
+    CannotWrite."""
     try:
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(descriptor, 0o600)  # also a file of an earlier gpuherd
+            file.write(text)
     except OSError as problem:
         raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem

@@ -6,10 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.world import hosts
 from gpuherd.errors import UsageError, printable
 
 # Node, partition, state of the node, CPUs, memory in MB, generic resources.
@@ -19,8 +20,11 @@ PARTITIONS_FORMAT = "%P|%a|%l"
 
 _GPU = re.compile(r"gpu(?::([^:(),=]+))?:(\d{1,9})(?:\(.*?\))?")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})")
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+_ON_NODES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)", re.MULTILINE)
 _TAKES_NONE = frozenset({"drain", "inact"})
 _DEFAULT_ARRAY = 1001
+_DEFAULT_MEMORY_S = 300.0
 _MOST_NAMES = 12
 
 
@@ -51,14 +55,60 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """A SLURM job that runs, as a place for steps. ``left_s``: until its time is up, None for no limit; ``chosen``: its
+    partition, account and QOS, by the names of our options.
+    """
+
+    job: str
+    nodes: tuple[Node, ...]
+    left_s: float | None
+    chosen: Mapping[str, str]
+
+    def lacks(self, wanted: Placement, options: EngineOptions) -> str | None:
+        """What of the wish it can never give, None where all fits there."""
+        for name in ("partition", "account", "qos", "constraint"):
+            value = getattr(options, name)
+            if value is not None and value != self.chosen.get(name):
+                return f"--{name} {value} is not the job's"
+        if len(self.nodes) < wanted.nodes:
+            return f"{wanted.nodes} nodes are asked for, and it has {len(self.nodes)}"
+        fitting = [node for node in self.nodes if _fits(node, wanted, options.gpu_type)]
+        if len(fitting) < wanted.nodes:
+            best = max(self.nodes, key=lambda node: (node.count(options.gpu_type), node.cpus, node.memory_mb))
+            gpus = f"{best.count(options.gpu_type)} GPUs" + (f" of type {options.gpu_type}" if options.gpu_type else "")
+            where = f"{best.name} gives it {gpus}, {best.cpus} CPUs and {best.memory_mb} MB"
+            return f"too few of its nodes have all that is asked for; {where}"
+        if wanted.time_s is not None and self.left_s is not None and wanted.time_s > self.left_s:
+            return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
+        return None
+
+    def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
+        """The wish with the CPUs and the memory that go with its GPUs, where it names none; so that several steps find
+        room side by side."""
+        node = min(
+            (each for each in self.nodes if _fits(each, wanted, gpu_type)), key=lambda each: (each.cpus, each.memory_mb)
+        )
+        cpus = wanted.cpus
+        if cpus is None:
+            fair = node.cpus * wanted.gpus // node.count(gpu_type) if wanted.gpus else 0
+            cpus = max(1, fair // wanted.tasks) * wanted.tasks
+        part = wanted.gpus / node.count(gpu_type) if wanted.gpus else min(1.0, cpus / max(1, node.cpus))
+        memory_mb = max(1, int(node.memory_mb * part)) if wanted.memory_mb is None else wanted.memory_mb
+        return replace(wanted, cpus=cpus, memory_mb=memory_mb)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What of slurm.conf concerns us. ``array_size``: parcels that fit in one array; ``accounting``: whether sacct can
-    tell anything; ``enforced``: what users need, as ``associations`` or ``qos``.
+    tell anything; ``enforced``: what users need, as ``associations`` or ``qos``; ``remembers_s``: how long the
+    controller knows a job that has ended.
     """
 
     array_size: int = _DEFAULT_ARRAY
     accounting: bool = False
     enforced: frozenset[str] = frozenset()
+    remembers_s: float = _DEFAULT_MEMORY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +131,28 @@ def settings(text: str) -> Settings:
         array_size=int(size) if size.isdigit() else _DEFAULT_ARRAY,
         accounting=not values.get("AccountingStorageType", "").endswith(("none", "filetxt", "(null)")),
         enforced=frozenset(word.strip() for word in enforced),
+        remembers_s=_memory_s(values.get("MinJobAge", "")),
+    )
+
+
+def allocation(text: str) -> Allocation | None:
+    """Out of ``scontrol show job --details``; None for a job that does not run."""
+    told = dict(_FIELD.findall(text))
+    if told.get("JobState") != "RUNNING":
+        return None
+    nodes = []
+    for names_there, cpus, memory, gres in _ON_NODES.findall(text):
+        numbers = [word.partition("-") for word in cpus.split(",") if word]
+        count = sum(int(last or first) - int(first) + 1 for first, _, last in numbers)
+        for name in hosts(names_there):
+            gpus = gpus_of(gres)
+            nodes.append(Node(name=name, state="", cpus=count, memory_mb=int(memory), gpus=gpus))
+    limit, ran = seconds_of(told.get("TimeLimit", "")), seconds_of(told.get("RunTime", ""))
+    return Allocation(
+        job=told.get("JobId", ""),
+        nodes=tuple(nodes),
+        left_s=None if limit is None else max(0.0, limit - (ran or 0.0)),
+        chosen={"partition": told.get("Partition", ""), "account": told.get("Account", ""), "qos": told.get("QOS", "")},
     )
 
 
@@ -222,6 +294,14 @@ def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> st
     return None
 
 
+def _fits(node: Node, wanted: Placement, gpu_type: str | None) -> bool:
+    return (
+        wanted.gpus <= node.count(gpu_type)
+        and max(wanted.cpus or 0, wanted.tasks) <= node.cpus
+        and (wanted.memory_mb or 0) <= node.memory_mb
+    )
+
+
 def _known(what: str, word: str, there: Iterable[str]) -> None:
     every = sorted(there)
     if word in every:
@@ -236,6 +316,14 @@ def _known(what: str, word: str, there: Iterable[str]) -> None:
 def _some(words: Sequence[str]) -> str:
     shown = ", ".join(words[:_MOST_NAMES])
     return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+
+
+def _memory_s(text: str) -> float:
+    """``MinJobAge``, as in ``300 sec``; 0 is for ever."""
+    number = text.partition(" ")[0]
+    if not (number.isascii() and number.isdigit()):
+        return _DEFAULT_MEMORY_S
+    return float(number) or math.inf
 
 
 def _number(text: str) -> int:

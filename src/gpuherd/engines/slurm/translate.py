@@ -27,8 +27,9 @@ _OURS = {
     "--test-only": "nothing would be handed over",
     "--clusters": "set SLURM_CLUSTERS in the environment, so that every command of SLURM's asks the same cluster",
     "--nodes": "the number of nodes is said by each job",
-    "--ntasks": "on each node there is one task, which starts the job's own processes",
-    "--ntasks-per-node": "on each node there is one task, which starts the job's own processes",
+    "--ntasks": "--ntasks-per-node N, an option of gpuherd's own, says how many run on each node",
+    "--ntasks-per-node": "it is an option of gpuherd's own: leave out --slurm-args=",
+    "--mpi": "it is an option of gpuherd's own: leave out --slurm-args=",
     "--help": "it would hand nothing over",
     "--usage": "it would hand nothing over",
     "--version": "it would hand nothing over",
@@ -122,13 +123,13 @@ def arguments(
 
 
 def resources(asked: Placement, options: EngineOptions) -> list[str]:
-    """The words, for sbatch and srun alike, that say what is asked for and where."""
+    """The words, for sbatch and srun alike, that say what is asked for and where. Raises UsageError."""
     words = []
     if asked.gpus:
         words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
-    words += [f"--nodes={asked.nodes}", "--ntasks-per-node=1"]
+    words += [f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.tasks}"]
     if asked.cpus is not None:
-        words.append(f"--cpus-per-task={asked.cpus}")
+        words.append(f"--cpus-per-task={cpus_of_task(asked)}")
     if asked.memory_mb is not None:
         words.append(f"--mem={asked.memory_mb}M")
     if asked.time_s is not None:
@@ -140,14 +141,41 @@ def resources(asked: Placement, options: EngineOptions) -> list[str]:
     return words
 
 
+def cpus_of_task(asked: Placement) -> int | None:
+    """CPU cores of each process that srun starts, None where nothing is asked for. Raises UsageError."""
+    if asked.cpus is None:
+        return None
+    if asked.cpus % asked.tasks:
+        raise UsageError(
+            f"{asked.cpus} CPU cores on each node can't be shared out among {asked.tasks} processes; ask for a multiple"
+        )
+    return asked.cpus // asked.tasks
+
+
+def steps(
+    asked: Placement, *, cpus: str | None = None, mpi: str | None = None, more: Sequence[str] = ("--input=none",)
+) -> list[str]:
+    """The srun that, inside of a SLURM job, starts the processes of an attempt on all of its nodes; what it is to run
+    comes behind. When one of them fails all are ended.
+
+    Args:
+        cpus: CPU cores of each process, which srun since 22.05 does not ask SLURM for by itself.
+    """
+    words = ["srun", f"--nodes={asked.nodes}", f"--ntasks={asked.nodes * asked.tasks}"]
+    words += [f"--ntasks-per-node={asked.tasks}", "--kill-on-bad-exit=1", *more, "--export=ALL"]
+    words += [] if mpi is None else [f"--mpi={mpi}"]
+    return words if cpus is None else [*words, f"--cpus-per-task={cpus}"]
+
+
 def script(batch: Batch, piece: Piece, options: EngineOptions) -> str:
     """What SLURM runs on the first node: the user's lines, then the command in the shell's place, so that signals for
     the script reach it.
     """
     lines = ["#!/bin/bash", f"# {piece.name}: {piece.count} of gpuherd's jobs."]
-    if batch.placement.cpus is not None:
+    cpus = cpus_of_task(batch.placement)
+    if cpus is not None:
         # Since SLURM 22.05 srun does not take it from sbatch.
-        lines.append(f"export SRUN_CPUS_PER_TASK={batch.placement.cpus}")
+        lines.append(f"export SRUN_CPUS_PER_TASK={cpus}")
     lines += options.setup
     index = _index(piece)
     if piece.first and not piece.single:

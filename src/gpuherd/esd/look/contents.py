@@ -72,7 +72,7 @@ class Contents:
     @property
     def warnings(self) -> list[str]:
         """What a reader must know first: models that can't be compared, and those that others have analysed."""
-        told = []
+        told = list(self._results.gpus)
         if unfinished := self._results.unfinished:
             states = ", ".join(f"{count:,} {state}" for state, count in unfinished.items())
             told.append(f"This run was not finished when this page was made: {states}.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the 10 MB that a page may have, with room for what surrounds the blobs.
+# Of 10 MB, with room for what surrounds the blobs. A page whose models alone take more, with alpha and D, is larger.
 MOST_BYTES = 9_600_000
 _SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js")
 _SCRIPTS = (*_SHARED_SCRIPTS, "colours.js", "data.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
@@ -191,8 +191,8 @@ def _notes(results: RunResults, contents: Contents, details: _Details) -> list[s
     models = len(results.models)
     if len(details.figures) < models:
         notes.append(
-            f"To keep this page below 10 MB, {models - len(details.figures)} of {models} models show alpha and D only; "
-            "their other figures are in stats/."
+            f"To limit the size of this page, {models - len(details.figures)} of {models} models show alpha and D "
+            "only; their other figures are in stats/."
         )
     missing = len(details.stored) - len(details.spectra)
     if missing:

@@ -22,7 +22,8 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.tables.results import StoredModel, read_model
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
-from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.failures import with_code
+from gpuherd.jobs.reader import QueueReader, notes_on_gpus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +100,8 @@ class ModelTable:
 class RunResults:
     """A run folder: its models in the order of their ids, what failed, and run.json where there is one.
 
-    ``unfinished`` counts the jobs that are neither done nor failed, by their state.
+    ``unfinished`` counts the jobs that are neither done nor failed, by their state; ``gpus`` is what must be known of
+    GPUs.
     """
 
     directory: ESDDirectory
@@ -107,6 +109,7 @@ class RunResults:
     failures: tuple[Failure, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
     unfinished: Mapping[str, int] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
 
 
 def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResults:
@@ -138,7 +141,8 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     if not models and not failures and not jobs.unfinished:
         raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
     models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
-    return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished)
+    gpus = tuple(notes_on_gpus(directory.queue))
+    return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished, gpus)
 
 
 def table_of(model: StoredModel) -> ModelTable:
@@ -196,7 +200,9 @@ def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Fail
         title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
         told.add(str(job))
         if title not in done and job not in jobs.not_failed:
-            last[title] = Failure(title, str(record.get("class") or "failed"), str(record.get("reason") or ""))
+            code = record.get("exit_code")
+            reason = with_code(code if isinstance(code, int) else None, str(record.get("reason") or ""))
+            last[title] = Failure(title, str(record.get("class") or "failed"), reason)
     for job, failure in jobs.failed.items():
         if job not in told and failure.model not in done:
             last[failure.model] = failure

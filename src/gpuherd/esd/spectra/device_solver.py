@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from gpuherd.esd.spectra.device_band import Band, to_band
 from gpuherd.esd.spectra.device_gram import Form, GramSum
-from gpuherd.esd.spectra.eigenvalues import EPS, SAFE_EXPONENT
+from gpuherd.esd.spectra.eigenvalues import SAFE_EXPONENT
+from gpuherd.esd.spectra.graded import EPS
+from gpuherd.jobs.failures import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +35,6 @@ Float64 = npt.NDArray[np.float64]
 # 8.9 (RTX 30 and 40, A10, A40, L4, L40), 10.3 (B300) and 12.x (RTX 50).
 FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
-
-# What says that a GPU's memory is full where no torch.OutOfMemoryError does: the words of the libraries below torch, of
-# pinned memory, and of cuSOLVER and cuBLAS, which report an internal error where their handles find no room.
-NO_MEMORY = ("ALLOC_FAILED", "CUDA error: out of memory", "cusolverDnCreate", "cublasCreate")
 
 # Beyond 2^±24 sums of squares could come near the ends of float32.
 SAFE_EXPONENT_FLOAT32 = 24
@@ -202,4 +200,4 @@ def did_not_converge(problem: BaseException) -> bool:
     if isinstance(problem, np.linalg.LinAlgError | torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         return True
     refused = isinstance(problem, RuntimeError) and str(problem).startswith("cusolver error")
-    return refused and not any(word in str(problem) for word in NO_MEMORY)
+    return refused and not is_out_of_memory(problem)

@@ -1,8 +1,9 @@
 """Eigenvalues of W Wᵀ (squared singular values of a weight matrix) in float64.
 
 How: the Gram matrix of the smaller side, added up piece by piece (``gram``), then a symmetric solver for values only
-(``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (matrices of deficient rank), the
-singular values themselves are computed, so that ranks come out right; the matrix is then read a second time.
+(``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (ill-conditioned matrices, deficient
+rank), the matrix is read a second time, and ``graded`` finds them from its QR factorisation, so that ranks come out
+right.
 
 It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. The libraries take as
 many threads as ``threads`` has settled before they were loaded.
@@ -20,6 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.spectra.graded import (
+    EPS,
+    FEW,
+    graded_singular_values,
+    smallest_singular_values,
+    triangle,
+    will_lose_values,
+)
 from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum, panel_length
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
@@ -29,7 +38,8 @@ if TYPE_CHECKING:
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]
 
-EPS = float(np.finfo(np.float64).eps)
+# Smaller matrices that lose values go to LAPACK's singular values at once: they are as fast there.
+GRADED_FROM = 512
 
 # Beyond 2^±200 squares or sums of squares could leave the range of float64, so the weights are scaled on the way.
 SAFE_EXPONENT = SAFE[np.dtype(np.float64)]
@@ -94,8 +104,8 @@ def eigenvalues_of_slabs(
     """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
 
     Args:
-        slabs: reads it, each number once. A matrix of deficient rank is read a second time for its singular values;
-            with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
+        slabs: reads it, each number once. A matrix whose small eigenvalues the Gram matrix loses is read a second
+            time; with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
         rows, columns: its shape, 1 or more each.
         precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
             1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise. In a square matrix one of them is
@@ -103,31 +113,26 @@ def eigenvalues_of_slabs(
         resolve: False where ranks don't matter: what rounding leaves below 0 is 0, and nothing is done again.
 
     Peak memory: n² float64 for n = min(rows, columns), a panel of 8 MB (128 n values where that is more), and the
-    piece as the reader gives it. For matrices of deficient rank about 4 n² float64.
+    piece as the reader gives it. Where the Gram matrix loses values about 4 n² float64.
     """
-    found = _by_gram(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)
-    if isinstance(found, Reading):
-        return found
-    values, exponent = found
-    if not resolve:
-        values = np.maximum(values, 0.0)
-    elif precision == "float32":
-        if values[0] <= 0.0:
-            return eigenvalues_of_slabs(slabs, rows, columns)
-    elif is_deficient(values):
-        values = singular_values(slabs, rows, columns, exponent) ** 2
-    return Reading(scaled_back(values, exponent))
-
-
-def _by_gram(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike) -> Reading | tuple[Float64, int]:
-    """The eigenvalues as they come from the Gram matrix, and the exponent that the weights were divided by; or what
-    there is to say of a matrix without. The Gram matrix is gone on return."""
-    gram = gram_sum(slabs, rows, columns, dtype)
+    gram = gram_sum(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)
     if gram.bad:
         return Reading(np.empty(0), bad=gram.bad)
     if gram.empty:
         return Reading(np.zeros(min(rows, columns)), zero=True)
-    return symmetric_eigenvalues(gram.matrix), gram.exponent
+    exponent, order = gram.exponent, np.argsort(-gram.matrix.diagonal(), kind="stable")
+    exact = resolve and precision == "float64"
+    values = None
+    if not (exact and len(order) >= GRADED_FROM and will_lose_values(gram.matrix)):
+        values = symmetric_eigenvalues(gram.matrix)
+    del gram
+    if values is None or (exact and is_deficient(values)):
+        values = _resolved(slabs, rows, columns, exponent, order, values)
+    elif not resolve:
+        values = np.maximum(values, 0.0)
+    elif precision == "float32" and values[0] <= 0.0:
+        return eigenvalues_of_slabs(slabs, rows, columns)
+    return Reading(scaled_back(values, exponent))
 
 
 def is_deficient(values: Float64) -> bool:
@@ -143,12 +148,34 @@ def scaled_back(values: Float64, exponent: int) -> Float64:
         return np.ldexp(values, 2 * exponent)
 
 
-def singular_values(slabs: Slabs, rows: int, columns: int, exponent: int = 0) -> Float64:
-    """Singular values of W / 2^exponent, ascending, accurate to rounding of the largest: they resolve rank where a Gram
-    matrix can't.
+def _resolved(
+    slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp], known: Float64 | None
+) -> Float64:
+    """Eigenvalues of W Wᵀ / 4^exponent, ascending; the error of each root is a few ε of the largest one.
 
-    A long matrix is first reduced to the triangle R of its QR factorisation, n rows or columns at a time (W = Rᵀ Qᵀ has
-    the singular values of R), so that no float64 copy of the whole is needed.
+    Args:
+        order: of the rows (columns of a tall matrix), from the longest to the shortest.
+        known: the eigenvalues as the Gram matrix gives them, where that was asked; the large ones are kept.
+    """
+    R = _triangle(slabs, rows, columns, exponent, order)
+    n = len(R)
+    if n >= GRADED_FROM:
+        if known is not None:
+            lost = int(np.searchsorted(known, n * EPS * known[-1]))
+            small = smallest_singular_values(R, lost) if lost <= FEW * n else None
+            if small is not None:
+                return np.sort(np.concatenate([small**2, known[lost:]]))
+        values = graded_singular_values(R)
+        if values is not None:
+            return values**2
+    return _ascending_svdvals(R) ** 2
+
+
+def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp]) -> Float64:
+    """R of the QR factorisation of the tall one of W and Wᵀ, divided by 2^exponent, its columns in this order.
+
+    A long matrix is reduced n rows at a time, by updating R with the next ones, so that no float64 copy of the whole is
+    needed.
     """
     n, m = min(rows, columns), max(rows, columns)
     if 2 * m <= 3 * n:
@@ -156,25 +183,16 @@ def singular_values(slabs: Slabs, rows: int, columns: int, exponent: int = 0) ->
         start = 0
         for piece in slabs(n):
             part = _upright(piece, rows >= columns)
-            core[start : start + len(part)] = _divided(part, exponent)
+            core[start : start + len(part)] = _divided(part[:, order], exponent)
             start += len(part)
             del piece, part
-        return _ascending_svdvals(core)
-    return _ascending_svdvals(_triangle(slabs, n, rows >= columns, exponent))
-
-
-def _triangle(slabs: Slabs, n: int, tall: bool, exponent: int) -> Float64:
-    """R of the QR factorisation of the tall one of W and Wᵀ, by updating it with the next n rows each time."""
-    from scipy.linalg import lapack
-
+        return triangle(core)
     stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next rows
-    workspace = int(lapack.dgeqrf_lwork(2 * n, n)[0])
     for piece in slabs(n):
-        part = _upright(piece, tall)
-        stacked[n : n + len(part)] = _divided(part, exponent)
+        part = _upright(piece, rows >= columns)
+        stacked[n : n + len(part)] = _divided(part[:, order], exponent)
         stacked[n + len(part) :] = 0.0
-        stacked = lapack.dgeqrf(stacked, lwork=workspace, overwrite_a=1)[0]
-        stacked[:n] = np.triu(stacked[:n])
+        stacked[:n] = triangle(stacked)
         del piece, part
     return stacked[:n].copy(order="F")
 

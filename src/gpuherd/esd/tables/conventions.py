@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def _has_jobs(directory: ESDDirectory) -> bool:
         return False
     from gpuherd.jobs.queue import Queue  # sqlite: not for those who read a table
 
-    with closing(Queue(directory.queue)) as queue:
+    with Queue(directory.queue) as queue:
         return bool(queue.states())
 
 

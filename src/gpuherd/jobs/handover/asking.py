@@ -27,9 +27,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer on how all stand: of these attempts, ``found`` None when it did not answer."""
+    """An answer on how all stand: of these attempts, ``found`` None when it did not answer; asked for at ``asked_at``
+    (by ``clock.mono``)."""
 
     asked: frozenset[int]
+    asked_at: float
     found: Mapping[int, Sighting] | None
 
 
@@ -107,9 +109,9 @@ class Asking:
         now = clock.mono()
         found = self._try(answer.result, now)
         if found is not None:
-            # Who takes long to answer is left alone for as long.
-            self.due_at = max(self.due_at, now + (now - self._asked_at))
-        return Told(self._asked, found)
+            # Who takes long to answer is left alone for as long. (Not for hours, where it was this machine that slept.)
+            self.due_at = max(self.due_at, now + min(now - self._asked_at, _LONGEST_S))
+        return Told(self._asked, self._asked_at, found)
 
     def look(self, tickets: Collection[Ticket], now: float) -> Mapping[int, Sighting] | None:
         """How they stand, at once; None when it does not answer."""

@@ -76,6 +76,7 @@ class _Ending:
         self._handed = handed
         self._folder = Folder(run)
         self._collecting = Collecting(run, asking, self._folder, grace_s)
+        self._folder.recall_gone(handed)
         self._until = clock.mono() + grace_s + _PATIENCE_S
 
     def follow(self, wanted: dict[int, Followed]) -> None:
@@ -88,8 +89,9 @@ class _Ending:
                 found = asking.look([followed.ticket for followed in wanted.values()], now)
                 for number, followed in wanted.items():
                     if found is not None:
-                        followed.seen(found.get(number), now)
+                        followed.seen(found.get(number), now, now)
             before, wanted = wanted, self._without_ended(wanted)
+            self._folder.keep_gone(self._handed.values())
             if not wanted.keys() <= before.keys():
                 continue  # what followed those that have ended needs to wait for nothing
             asking.keep_time(now)
@@ -113,7 +115,7 @@ class _Ending:
         if not ends:
             return left
         self._endings.settle(ends, clock.mono())
-        if any(end.blameless is Blameless.STRANDED for end in ends) and not self._endings.unrecorded:
+        if any(end.blameless is not None for end in ends) and not self._endings.unrecorded:
             for needed, fate, names in self._queue.doom_hopeless():
                 self._tell.cancelled(names, needed, fate)
         stranded = [self._handed[number] for number in self._queue.stranded() & self._handed.keys() - left.keys()]

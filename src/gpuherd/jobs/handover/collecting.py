@@ -156,14 +156,17 @@ def with_begun(followed: Followed, found: Begun) -> None:
 
 
 def gpu_labels(claim: Claim, gpus: int, nodes: int) -> tuple[str, ...]:
-    """What people call the GPUs of an attempt: ``n1:0``; those of its further nodes, which are not known by name,
-    ``n1+1:0``.
+    """What people call the GPUs of an attempt: ``n1:0``; those of a further node that is not known by name ``n1+1:0``.
 
-    >>> gpu_labels(Claim(at=0.0, node="n1", gpus=("4", "5")), 2, 2)
-    ('n1:4', 'n1:5', 'n1+1:4', 'n1+1:5')
+    >>> gpu_labels(Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",)), 2, 2)
+    ('n1:4', 'n1:5', 'n2:4', 'n2:5')
+    >>> gpu_labels(Claim(at=0.0, node="n1", gpus=("4",)), 1, 2)
+    ('n1:4', 'n1+1:4')
     """
     if gpus == 0:
         return ()
     names = claim.gpus or tuple(str(number) for number in range(gpus))
     node = claim.node or "?"
-    return tuple(f"{node}{f'+{rank}' if rank else ''}:{name}" for rank in range(nodes) for name in names)
+    where = [node, *claim.others[: nodes - 1]]
+    where += [f"{node}+{rank}" for rank in range(len(where), nodes)]
+    return tuple(f"{each}:{name}" for each in where for name in names)

@@ -17,7 +17,7 @@ from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.decision import Wait
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.records import Predecessor, QueuedJob
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 # What SLURM takes as one array where nobody has said otherwise.
@@ -31,12 +31,12 @@ _SHORT_S, _SHORT_STEP_S, _LONG_STEP_S = 3600.0, 60, 900
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that could be handed over: nothing holds it but what it needs. ``after``: the engine's words for those of
-    its needs that are in the engine's hands and have not succeeded yet.
+    """A job that could be handed over: nothing holds it but what it needs. ``after``: the attempts of those of its
+    needs that are in the engine's hands and have not succeeded yet.
     """
 
     queued: QueuedJob
-    after: tuple[str, ...] = ()
+    after: tuple[Predecessor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Group:
     """Jobs that go together, in their order."""
 
     placement: Placement
-    after: tuple[str, ...]
+    after: tuple[Predecessor, ...]
     jobs: tuple[QueuedJob, ...]
 
 
@@ -91,6 +91,7 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
     return Placement(
         gpus=gpus,
         nodes=job.nodes,
+        tasks=options.ntasks_per_node or 1,
         cpus=job.cpus if job.cpus is not None else options.cpus_per_job,
         memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,
         time_s=time_s,
@@ -115,8 +116,8 @@ def decide(
 ) -> Decision:
     """What to hand over now. ``never``: what the engine can't ever give, and why."""
     places = max(0, limits.at_most - limits.open)
-    groups: dict[tuple[Placement, tuple[str, ...], int], list[QueuedJob]] = {}
-    sizes: dict[tuple[Placement, tuple[str, ...]], int] = {}
+    groups: dict[tuple[Placement, tuple[Predecessor, ...], int], list[QueuedJob]] = {}
+    sizes: dict[tuple[Placement, tuple[Predecessor, ...]], int] = {}
     waits, refused = [], []
     for each in sorted(candidates, key=lambda one: _key(one, limits)):
         job, placement = each.queued, asks(each.queued)

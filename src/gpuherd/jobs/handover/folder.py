@@ -7,15 +7,19 @@ about to start it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpuherd.jobs.handover.followed import Followed
+from gpuherd.engines.processes import boot_id
+from gpuherd.jobs import clock
+from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.handover.followed import LOOKS, Followed, Gone
 from gpuherd.jobs.handover.reports import NOT_NOW, present, read_claim, read_ended
 from gpuherd.jobs.rundir import RunDirectory
 
@@ -27,6 +31,8 @@ _QUIET_S = 600.0
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
 # At most so much of the time is spent on looking.
 _SHARE = 0.05
+# More than any second of a clock.
+_MOST_S = 1e15
 
 
 class Folder:
@@ -41,13 +47,19 @@ class Folder:
         self._open: dict[str, set[int]] = {}
         self._all: dict[str, tuple[int, ...]] = {}
         self._voided: set[str] = set()
+        self._after: dict[str, frozenset[int]] = {}
+        self._gone: dict[int, Gone] | None = None  # as in the file; None before anything was written
         self._every_s = _SHORTEST_S
         self.due_at = 0.0
 
-    def opened(self, batch: str, attempts: Collection[int], still_open: Collection[int]) -> None:
-        """A batch is out: these attempts in all, of which some have no end yet."""
+    def opened(
+        self, batch: str, attempts: Collection[int], still_open: Collection[int], after: Collection[int] = ()
+    ) -> None:
+        """A batch is out: these attempts in all, of which some have no end yet, and which follow those of ``after``."""
         self._all[batch] = tuple(attempts)
         self._open[batch] = set(still_open)
+        if after:
+            self._after[batch] = frozenset(after)
 
     def look(self, followed: Mapping[int, Followed], now: float) -> list[Followed]:
         """The attempts of which there is something new: a claim, or a report of the end."""
@@ -82,22 +94,52 @@ class Folder:
             logger.warning("can't read what is told of attempt %d: %s", number, problem)
         return (followed.claim, followed.ended) != before
 
+    def recall_gone(self, followed: Mapping[int, Followed]) -> None:
+        """Since when an earlier follower has missed these, so that its patience and ours are one."""
+        for number, gone in _read_gone(self._run.gone).items():
+            if number in followed:
+                followed[number].gone_before = gone
+
+    def keep_gone(self, followed: Iterable[Followed]) -> None:
+        """Writes down for the next follower since when the engine misses which of these: all that are out."""
+        known = ((each.record.id, each.gone_before or each.gone) for each in followed)
+        wanted = {number: gone for number, gone in known if gone is not None and gone.looks}
+        if wanted == self._gone:
+            return
+        # The machine's own clock is exact, but it begins anew with each boot and differs between machines.
+        wall = clock.wall() - clock.mono()
+        attempts = {number: [gone.since, wall + gone.since, gone.looks] for number, gone in wanted.items()}
+        try:
+            if wanted:
+                atomic_write(self._run.gone, json.dumps({"boot": boot_id(), "attempts": attempts}).encode())
+            else:
+                self._run.gone.unlink(missing_ok=True)
+        except OSError as problem:
+            logger.warning("can't write %s, trying again: %s", self._run.gone, problem.strerror)
+            return
+        self._gone = wanted
+
     def voided(self, batch: str) -> None:
         """We have claimed an attempt of this batch ourselves."""
         self._voided.add(batch)
 
     def closed(self, batch: str, attempt: int) -> None:
-        """The end of an attempt is in the queue. With the last of its batch the files go."""
+        """The end of an attempt is in the queue. With the last of its batch the files go, unless another that is out
+        may follow one of these: its leader reads there that it can begin."""
         left = self._open.get(batch)
         if left is None:
             return
         left.discard(attempt)
-        if not left:
-            del self._open[batch]
-            attempts = self._all.pop(batch)
-            if batch not in self._voided:
-                self._remove(batch, attempts)
-            self._voided.discard(batch)
+        if left:
+            return
+        self._after.pop(batch, None)
+        needed = frozenset().union(*self._after.values())
+        for each in [each for each, left in self._open.items() if not left and needed.isdisjoint(self._all[each])]:
+            del self._open[each]
+            attempts = self._all.pop(each)
+            if each not in self._voided:
+                self._remove(each, attempts)
+            self._voided.discard(each)
 
     def highest(self) -> int:
         """The highest number of an attempt, or of a batch's first, of which there is a file; 0 for none."""
@@ -114,7 +156,7 @@ class Folder:
         queue by its name.
         """
         kept = {number for numbers in self._all.values() for number in numbers}
-        names = self.names() - {self._run.engine_options.name}
+        names = self.names() - {self._run.engine_options.name, self._run.gone.name}
         manifests = {name for name in names if name.endswith(".json")}
         gone = True
         for name in sorted(names, key=lambda name: name not in manifests):
@@ -137,6 +179,26 @@ class Folder:
             with suppress(OSError):
                 if output.stat().st_size == 0:
                     output.unlink()
+
+
+def _read_gone(path: Path) -> dict[int, Gone]:
+    """What ``keep_gone`` has written, in the machine's own time; nothing where that can't be read. The wall clock,
+    which anybody may set, counts only after a boot or on another machine; one set back makes the wait begin anew."""
+    now, wall = clock.mono(), clock.wall()
+    found = {}
+    try:
+        told = json.loads(path.read_bytes())
+        same_boot = told["boot"] == boot_id()
+        for number, (mono, at, looks) in told["attempts"].items():
+            if not all(-_MOST_S < value < _MOST_S for value in (mono, at)) or looks not in range(1, LOOKS + 1):
+                continue
+            found[int(number)] = Gone(min(now, mono) if same_boot else now - max(0.0, wall - at), int(looks))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        logger.warning("can't read %s, waiting anew for what is gone: %r", path, problem)
+        return {}
+    return found
 
 
 def _numbers(names: Collection[str]) -> list[int]:

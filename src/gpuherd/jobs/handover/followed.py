@@ -21,6 +21,16 @@ LOOKS = 3
 _LONGEST_WAIT_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Since when (by ``clock.mono``) the engine calls an attempt ended or does not know it, or its report waits for the
+    engine's word; and how many looks of the engine have confirmed that since, counted up to LOOKS.
+    """
+
+    since: float
+    looks: int = 0
+
+
 @dataclass(eq=False)
 class Followed:
     """One of them.
@@ -30,8 +40,10 @@ class Followed:
         handed: how it is found in the engine, with the handle as soon as that is known.
         claim, ended, sighting: what was told of it.
         unknown: at the last look the engine did not know it.
-        gone_since: since when (by ``clock.mono``) the engine calls it ended or does not know it, or its report waits
-            for the engine's word; None while nothing of that is so. ``gone_looks``: looks since then.
+        known_at: the latest moment (by ``clock.mono``) at which the engine surely had it and it had not ended there: it
+            has taken it from us since, or shown it; None where this process has seen neither.
+        gone: since when it is gone; None while it is not. ``gone_before``: what an earlier follower has written down of
+            that. It counts from the next look on, if that does not find the attempt either.
         taken: our own claim came too late.
         cancelled_by, recalled: as in ``meaning.Known``. ``called_off``: the engine has been told to end it.
     """
@@ -43,8 +55,9 @@ class Followed:
     ended: Ended | None = None
     sighting: Sighting | None = None
     unknown: bool = False
-    gone_since: float | None = None
-    gone_looks: int = 0
+    known_at: float | None = None
+    gone: Gone | None = None
+    gone_before: Gone | None = None
     taken: bool = False
     cancelled_by: str | None = None
     recalled: Blameless | None = None
@@ -77,20 +90,33 @@ class Followed:
             return None
         return self.sighting.reason
 
+    def paused_s(self, _now: float, /) -> float:
+        """How long it was stopped by us until now."""
+        return self.record.paused_s
+
     def progress(self) -> Progress | None:
         """What the job last told of itself."""
         return read_progress(self.progress_file) if self.has_begun else None
 
-    def seen(self, sighting: Sighting | None, now: float) -> None:
-        """What a look of the engine has shown; None: it does not know it."""
+    def seen(self, sighting: Sighting | None, now: float, asked_at: float) -> None:
+        """What a look of the engine has shown that was asked for then; None: it does not know it."""
         self.unknown = sighting is None
         if sighting is not None:
             self.sighting = sighting
         if self.ended is None and sighting is not None and sighting.phase is not Phase.ENDED:
-            self.gone_since, self.gone_looks = None, 0
+            self.gone = self.gone_before = None
+            self.known_at = asked_at
             return
-        self.wait_for_word(now)
-        self.gone_looks += 1
+        self.known_at = None
+        gone = self.gone or Gone(now)
+        before = self.gone_before or Gone(now)
+        looks = min(LOOKS, gone.looks + before.looks + 1)
+        self.gone, self.gone_before = Gone(min(gone.since, before.since), looks), None
+
+    def can_be_followed(self, now: float, remembers_s: float) -> bool:
+        """Whether the engine surely still knows it, and so keeps others waiting that are to follow it. What the queue
+        or its node tells of it is not enough: since then it may have ended there and be forgotten."""
+        return self.ended is None and self.known_at is not None and now < self.known_at + remembers_s
 
     def heard(self, handle: str) -> bool:
         """The engine's own word for it has come; whether that is new."""
@@ -101,8 +127,8 @@ class Followed:
 
     def wait_for_word(self, now: float) -> None:
         """From now on it is waited for what is still on its way."""
-        if self.gone_since is None:
-            self.gone_since = now
+        if self.gone is None:
+            self.gone = Gone(now)
 
     def known(self, engine: str, now: float, patience_s: float) -> Known:
         """All this, to be judged. ``patience_s``: how long a file may be on its way."""
@@ -119,9 +145,9 @@ class Followed:
         )
 
     def _is_late(self, now: float, patience_s: float) -> bool:
-        if self.gone_since is None:
+        if self.gone is None:
             return False
-        if self.gone_looks >= LOOKS and now >= self.gone_since + patience_s:
+        if self.gone.looks >= LOOKS and now >= self.gone.since + patience_s:
             return True
         only_time = not self.unknown or self.ended is not None
-        return only_time and now >= self.gone_since + max(_LONGEST_WAIT_S, patience_s)
+        return only_time and now >= self.gone.since + max(_LONGEST_WAIT_S, patience_s)

@@ -69,11 +69,10 @@ class Following:
         """Those that have begun."""
         return [each for each in self.open.values() if each.has_begun]
 
-    @property
-    def gone(self) -> frozenset[str]:
-        """The engine's words for those that it calls ended or does not know, or of which an end was reported."""
-        gone = (each for each in self.open.values() if each.gone_since is not None or each.ended is not None)
-        return frozenset(each.handed.handle for each in gone if each.handed.handle is not None)
+    def can_be_followed(self, now: float) -> frozenset[int]:
+        """The attempts behind which others can be handed over now."""
+        remembers_s = self._asking.engine.remembers_s
+        return frozenset(number for number, each in self.open.items() if each.can_be_followed(now, remembers_s))
 
     @property
     def due_at(self) -> float | None:
@@ -147,7 +146,8 @@ class Following:
             if end.record.handed is not None:
                 self.open.pop(end.record.id, None)
                 self._closing[end.record.id] = end.record.handed.batch
-            self._hopeless |= end.blameless is Blameless.STRANDED
+            # Whatever it waited for there may have failed for good meanwhile.
+            self._hopeless |= end.blameless is not None
         self._endings.settle(ends, clock.mono())
         self._after_ends()
 
@@ -155,9 +155,11 @@ class Following:
 
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
         self.open |= Followed.among(records, self._run)
+        self._folder.recall_gone(self.open)
         self._collecting.adopt(self.open.values())
+        followed = self._queue.followed()
         for batch, attempts in self._queue.open_batches().items():
-            self._folder.opened(batch, attempts, self.open.keys() & set(attempts))
+            self._folder.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
         self._sweep(clock.mono())
         self.touched.update(self.open)
         if records:
@@ -186,7 +188,7 @@ class Following:
             if number not in told.asked:
                 continue  # it went out since
             sighting = told.found.get(number)
-            each.seen(sighting, seen_at)
+            each.seen(sighting, seen_at, told.asked_at)
             if sighting is not None:
                 self._hear(each, sighting.handle)
 
@@ -214,6 +216,8 @@ class Following:
         """What has begun is recorded, what is over is settled, and what is to end is told so."""
         self.touched.intersection_update(self.open)
         touched = [self.open[number] for number in sorted(self.touched)]
+        if not touched:
+            return
         for each in touched:
             if each.claim is not None:
                 self._hear(each, each.claim.handle)
@@ -240,6 +244,7 @@ class Following:
             self.settle(ends)
         elif found:
             self._changed()
+        self._folder.keep_gone(self.open.values())
 
     # --- after ends -------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Outgoing:
 
     Attributes:
         followed: what has gone out; nothing where the queue has changed meanwhile.
-        refused: what the engine says where it takes none of it.
+        refused: what the engine says where it takes none of it. The jobs wait again, as if it had not been tried.
         unwritten: what could not be written, here or by the engine; with more space trying again may do.
     """
 
@@ -55,6 +55,9 @@ class Outgoing:
 
 class Handing:
     """Hands groups of jobs over, for one follower.
+
+    Args:
+        delay_s: how long a node's report may be on its way.
 
     Attributes:
         options: as they are now.
@@ -72,6 +75,7 @@ class Handing:
         run_id: int,
         began_at: float,
         grace_s: float,
+        delay_s: float,
     ):
         self._queue = queue
         self._run = run
@@ -82,6 +86,7 @@ class Handing:
         self._run_id = run_id
         self._began_at = began_at
         self._grace_s = grace_s
+        self._delay_s = delay_s
         # Where the queue is an older one than the folder (restored, or made anew), its next numbers may be taken there.
         self._numbers = count(max(queue.last_attempt(), folder.highest()) + 1)
 
@@ -104,12 +109,13 @@ class Handing:
             if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
                 raise
             return Outgoing(unwritten=problem)
-        self._folder.opened(batch.name, numbers, numbers)
+        self._folder.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
         return self._submit(batch, tuple(Followed.among(records, self._run).values()))
 
     # --- one hand-over ----------------------------------------------------------------------------------------
 
     def _submit(self, batch: Batch, followed: tuple[Followed, ...]) -> Outgoing:
+        asked_at = clock.mono()
         try:
             handles = self._asking.engine.submit(batch)
         except EngineAway as problem:
@@ -120,12 +126,25 @@ class Handing:
             # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
             return Outgoing(followed, unwritten=problem)
         except Refused as problem:
-            return Outgoing(followed, problem)
+            return self._withdrawn(batch, followed, problem)
         self._asking.answered()
         for each, handle in zip(followed, handles, strict=True):
             each.handed = replace(each.handed, handle=handle)
+            each.known_at = asked_at
         self._told(followed, handles)
         return Outgoing(followed)
+
+    def _withdrawn(self, batch: Batch, followed: tuple[Followed, ...], refused: Refused) -> Outgoing:
+        numbers = [each.record.id for each in followed]
+        try:
+            self._queue.withdraw(numbers)
+        except sqlite3.OperationalError as problem:
+            if not may_pass(problem):
+                raise
+            return Outgoing(followed, unwritten=problem)  # the next looks find that the engine has none of it
+        for number in numbers:
+            self._folder.closed(batch.name, number)
+        return Outgoing(refused=refused)
 
     def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
         name = self._queue.batch_name(numbers[0])
@@ -138,7 +157,7 @@ class Handing:
             ),
             command=(sys.executable, "-m", _LEADER, str(self._run.manifest(name))),
             folder=self._run.handover,
-            after=group.after,
+            after=tuple(each.handle for each in group.after),
             at_once=self.options.array_limit,
         )
 
@@ -182,14 +201,18 @@ class Handing:
             env=dict(job.env),
             cwd=job.cwd or str(Path.cwd()),
             result=job.result,
+            after=tuple(str(self._run.attempt_ended(each.attempt)) for each in group.after),
+            delay_s=self._delay_s,
             nodes=placement.nodes,
+            tasks=placement.tasks,
+            mpi=self.options.mpi,
             gpus=placement.gpus,
             timeout_s=limits.whole_s,
             stage_timeout_s=limits.stage_s,
             heartbeat_s=limits.heartbeat_s,
             grace_s=self._grace_s,
             notice_s=self.options.notice,
-            threads=placement.cpus,
+            threads=None if placement.cpus is None else max(1, placement.cpus // placement.tasks),
         )
 
     def _told(self, followed: Sequence[Followed], handles: Sequence[str]) -> None:

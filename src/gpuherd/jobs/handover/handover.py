@@ -106,6 +106,7 @@ class Handover(Loop):
             run_id=run_id,
             began_at=began_at,
             grace_s=self._grace_s,
+            delay_s=PATIENCE_S,
         )
 
     def _adopt(self) -> None:

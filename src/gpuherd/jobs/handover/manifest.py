@@ -44,6 +44,8 @@ class Order:
         log, progress: files for its output and for what it tells of itself.
         claim, ended: files by which it is taken (``reports.claim``) and told of.
         result: a file that must be there for a success, None for none.
+        after: the files (as ``ended``) of other attempts: it begins only if each of them tells of a success.
+        delay_s: so long such a file may be on its way, when the engine says that it can begin.
         nodes: how many nodes it spans.
         gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
         timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
@@ -62,7 +64,11 @@ class Order:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     result: str | None = None
+    after: tuple[str, ...] = ()
+    delay_s: float = 15.0
     nodes: int = 1
+    tasks: int = 1
+    mpi: str | None = None
     gpus: int | None = None
     timeout_s: float | None = None
     stage_timeout_s: float | None = None
@@ -75,6 +81,11 @@ class Order:
     def status(self) -> Path:
         """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
         return Path(self.ended).with_suffix(".status")
+
+    @property
+    def by_srun(self) -> bool:
+        """Whether SLURM starts its processes, on one node or several."""
+        return self.nodes * self.tasks > 1
 
     @property
     def first_failure(self) -> Path:
@@ -131,7 +142,7 @@ def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
         if not 0 <= index < len(lines):
             raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
         values = json.loads(lines[index])
-        order = Order(**{**values, "argv": tuple(values["argv"])})
+        order = Order(**{**values, "argv": tuple(values["argv"]), "after": tuple(values.get("after", ()))})
         return Manifest(**shared, orders=(order,)), order
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem

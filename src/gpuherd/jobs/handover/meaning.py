@@ -134,12 +134,13 @@ def _reported(known: Known, ended: Ended) -> Over | Step:
 
 
 def _never_began(known: Known) -> Over:
-    """We have claimed it ourselves, now or in an earlier life."""
+    """We have claimed it ourselves, now or in an earlier life; or its leader did, so that it does not begin."""
     found = Exit(started=False)
     if known.cancelled_by or known.recalled:
         return _ours(known, found)
     if known.claim is not None and known.claim.why in Blameless.__members__:
-        return Over(exit=found, blameless=Blameless[known.claim.why])
+        why = Blameless[known.claim.why]
+        return Over(exit=found, blameless=why, rests=why is Blameless.TOO_EARLY)
     match known.end:
         case None:
             return Over(exit=found, blameless=Blameless.NOT_TAKEN, rests=True)

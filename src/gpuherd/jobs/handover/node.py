@@ -15,22 +15,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpuherd.engines.stop import Stop
-from gpuherd.engines.world import Failure, Others, World, free_port
+from gpuherd.engines.world import Failure, Others, World, free_port, hosts
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
 from gpuherd.jobs.handover.part import Part
 from gpuherd.jobs.handover.rank import ask_steps, srun
-from gpuherd.jobs.handover.reports import NOT_NOW, Claim, read_claim, read_ended, take
+from gpuherd.jobs.handover.reports import NOT_NOW, Claim, Ended, present, read_claim, read_ended, take
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
+_LOOK_S = 0.1
+_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIME_UP = signal.SIGUSR1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
@@ -83,14 +86,21 @@ def lead(
     if order.nodes > 1 and others is None and told.engine != "slurm":
         raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
     inherited = environment(os.environ, told, order)
-    claim = _claim(inherited, handle)
+    claim = _claim(inherited, handle, order, others)
+    missing = _missing(order, stop)
+    if missing is not None:
+        # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
+        say(f"attempt {order.attempt} does not begin: {missing}")
+        claim = replace(claim, void=True, why=_TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
+    if missing is not None:
+        return INTERRUPTED
     if not _is_out(Path(manifest)):
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
     part = Part(manifest, index, order, inherited, patience_s=patience_s)
-    if order.nodes > 1:
+    if order.by_srun:
         part = _spread(part, others)
     return exit_code(part.run(stop, others))
 
@@ -130,13 +140,39 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     return merged
 
 
+def _missing(order: Order, stop: Stop) -> str | None:
+    """Why the attempt must not begin, None where all that it follows has succeeded. That an engine begins it says
+    nothing: SLURM takes a job that it has forgotten for one that has succeeded.
+
+    A report that is not there may be on its way over the network, and is waited for. Where none was ever written (the
+    quota was used up), the job waits again until the queue has the success by the engine's word.
+    """
+    until = clock.mono() + order.delay_s
+    for path in map(Path, order.after):
+        while (ended := _read_now(path)) is None:
+            if stop.asked or clock.mono() >= until:
+                return f"{path.name} is not there, which would tell of the success of what it needs"
+            time.sleep(_LOOK_S)
+        if not ended.well:
+            return f"{path.name} tells that what it needs has not succeeded"
+    return None
+
+
+def _read_now(path: Path) -> Ended | None:
+    """A report as the server of a network file system has it now; None where it is not there or can't be read."""
+    try:
+        return read_ended(path) if path.name in present(path.parent) else None
+    except OSError:
+        return None
+
+
 def _spread(part: Part, others: Others | None) -> Part:
-    """The leader's part of an attempt on several nodes."""
+    """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
         return replace(part, world=World(0, order.nodes, others.address, port))
-    words = srun(order.nodes, port, order.first_failure, order.argv, part.inherited.get("SLURM_CPUS_PER_TASK"))
+    words = srun(order, port, part.inherited.get("SLURM_CPUS_PER_TASK"))
     return replace(part, order=replace(order, argv=tuple(words)), ask_all=lambda: ask_steps(part.inherited))
 
 
@@ -163,15 +199,27 @@ def _is_out(manifest: Path) -> bool:
         return problem.errno not in NOT_NOW
 
 
-def _claim(inherited: Mapping[str, str], handle: str | None) -> Claim:
+def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None) -> Claim:
     visible = inherited.get(_VISIBLE, "")
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    further: tuple[str, ...] = ()
+    if order.nodes > 1:
+        further = _nodes_of_slurm(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),
-        node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        node=node,
+        others=tuple(name for name in further if name != node),
         handle=handle or _slurm_handle(os.environ),
         gpus=tuple(name for name in visible.split(",") if name),
         pid=os.getpid(),
     )
+
+
+def _nodes_of_slurm(variables: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return tuple(hosts(variables.get("SLURM_JOB_NODELIST", "")))
+    except UsageError:
+        return ()
 
 
 def _slurm_handle(variables: Mapping[str, str]) -> str | None:

@@ -123,7 +123,7 @@ class Part:
         found = course.process.collect()
         end_rest(course.process.traces)
         failure = course.failure
-        if failure is None and order.nodes > 1 and found.code != 0:
+        if failure is None and order.by_srun and found.code != 0:
             failure = first_failure(order.first_failure)
         elif failure is not None:
             _copy_tail(order, failure)

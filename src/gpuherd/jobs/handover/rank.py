@@ -21,8 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpuherd.engines import progress
-from gpuherd.engines.world import Failure, World, of_slurm
+from gpuherd.engines.world import Failure, World, of_slurm, ranks_of_slurm
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.jobs.handover.manifest import Order
 from gpuherd.jobs.handover.reports import once
 from gpuherd.jobs.handover.telling import say
 
@@ -31,15 +32,18 @@ _ANSWER_S = 10.0
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
 
 
-def srun(nodes: int, port: int, first: Path, argv: Sequence[str], cpus: str | None) -> list[str]:
-    """The words that start this on each node of the SLURM job that they run in.
+def srun(order: Order, port: int, cpus: str | None) -> list[str]:
+    """The words that start this on each node of the SLURM job that they run in, as often as the order says.
 
     Args:
-        cpus: CPU cores that a node gives to the job, which srun since 22.05 does not ask SLURM for by itself.
+        cpus: CPU cores of each process.
     """
-    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-    words += ["--input=none", "--export=ALL", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
-    return [*words, sys.executable, "-m", "gpuherd.jobs.handover.rank", str(port), str(first), "--", *argv]
+    from gpuherd.engines.cluster import Placement  # here: only what srun starts needs these
+    from gpuherd.engines.slurm.translate import steps
+
+    asked = Placement(gpus=order.gpus or 0, nodes=order.nodes, tasks=order.tasks)
+    words = [*steps(asked, cpus=cpus, mpi=order.mpi), sys.executable, "-m", "gpuherd.jobs.handover.rank"]
+    return [*words, str(port), str(order.first_failure), "--", *order.argv]
 
 
 def ask_steps(variables: Mapping[str, str]) -> bool:
@@ -92,8 +96,8 @@ def first_failure(path: Path) -> Failure | None:
 
 def _run(argv: Sequence[str], world: World) -> int:
     """The job's exit code, or minus the number of the signal that ended it."""
-    environment = {**os.environ, **world.variables()}
-    if world.rank > 0:
+    environment = {**os.environ, **world.variables(), **ranks_of_slurm(os.environ)}
+    if world.rank > 0 or os.environ.get("SLURM_LOCALID", "0") != "0":
         environment.pop(progress.VARIABLE, None)  # one file, for the first to write
     try:
         return subprocess.Popen(argv, env=environment).wait()

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from gpuherd.exclusive import NO_LINKS
 from gpuherd.jobs.durable import atomic_write
 
 _MOST_BYTES = 65536
@@ -39,7 +40,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 # What is said of a file that is not there.
 NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +47,11 @@ class Claim:
     """Who has an attempt. ``at`` is the node's wall clock.
 
     Attributes:
-        void: nobody runs it: its follower has made sure that it never begins.
+        void: nobody runs it: its follower has made sure that it never begins, or its leader has, which was started
+            before what the attempt needs had succeeded.
         node, handle: where it runs, and the engine's word for it there.
         gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
+        others: the names of its further nodes, where they are known.
         pid: its leader on the node.
         why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
     """
@@ -59,6 +61,7 @@ class Claim:
     node: str = ""
     handle: str | None = None
     gpus: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     pid: int = 0
     why: str = ""
 
@@ -124,7 +127,7 @@ def once(path: Path, data: bytes) -> bool:
             with suppress(OSError):
                 if _names(temporary) == 2:
                     return True
-            if problem.errno in _NO_LINKS:
+            if problem.errno in NO_LINKS:
                 text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
                 raise OSError(problem.errno, text, str(path)) from problem
             raise
@@ -158,7 +161,8 @@ def read_claim(path: Path) -> Claim | None:
         return None
     values = _known(data, Claim)
     with suppress(TypeError):
-        return Claim(**{**values, "gpus": tuple(str(gpu) for gpu in values.get("gpus", ()))})
+        lists = {name: tuple(str(word) for word in values.get(name, ())) for name in ("gpus", "others")}
+        return Claim(**{**values, **lists})
     return Claim(at=0.0)
 
 

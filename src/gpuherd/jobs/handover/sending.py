@@ -5,30 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuherd.engines.cluster import Placement, Refused
-from gpuherd.engines.local import Exit
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs import clock
 from gpuherd.jobs.decision import Wait
 from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.ending import Ended, Endings
+from gpuherd.jobs.ending import Endings
 from gpuherd.jobs.failures import FailureClass, back_off_s, clean
 from gpuherd.jobs.givingup import give_up
 from gpuherd.jobs.handover.asking import Asking
-from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Limits, decide, placement_of
+from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Group, Limits, decide, placement_of
 from gpuherd.jobs.handover.following import AT_A_TIME_S, Following
 from gpuherd.jobs.handover.handing import Handing, Outgoing
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.records import Predecessor, QueuedJob
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.settle import Blameless
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
 # After something could not be written, or a batch was refused of which a part may be taken.
 AGAIN_S = 1.0
 # A refusal that may pass is told no more often.
-_TELL_EVERY_S = 60.0
+_TELL_EVERY_S = 600.0
 # Jobs that are looked at beyond those that can go, to say what waits.
 _BEYOND = 8
 # Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
@@ -68,6 +66,7 @@ class Sending:
         self._again_at = 0.0
         self._refill_at = 0.0
         self._refusals = 0
+        self._refused = 0
         self._tell_again_at = 0.0
         self.due_at: float | None = 0.0
         self.waits: Sequence[Wait] = ()
@@ -137,15 +136,13 @@ class Sending:
             closed=self._closed_now(at_most, len(following.open), jobs.values(), now),
         )
         decision = decide(candidates, self._asks_now, self._asking.never, limits)
-        for wait in decision.refused:
-            problem = give_up(self._queue, self._tell, jobs[wait.job], FailureClass.BAD_INPUT, wait.reason)
-            if problem is not None:
-                raise problem
+        for reason in dict.fromkeys(wait.reason for wait in decision.refused):
+            self._give_up([jobs[wait.job] for wait in decision.refused if wait.reason == reason], reason)
         until, behind = clock.mono() + AT_A_TIME_S, False
         for group in decision.groups:
             outgoing = handing.hand_over(group)
             following.add(outgoing.followed)
-            put_off = self._is_put_off(outgoing, following)
+            put_off = self._is_put_off(group, outgoing)
             # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
             behind = put_off or self._asking.away is not None or clock.mono() > until
             if behind:
@@ -158,9 +155,9 @@ class Sending:
         wall, engine = clock.wall(), self._asking.engine
         found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
         if engine.chains and places:
-            # What has ended there in some way, though we don't know yet in which, is nothing to follow.
-            pairs, gone = self._queue.following(engine.name, places, wall), following.gone
-            found += [Candidate(queued, after) for queued, after in pairs if gone.isdisjoint(after)]
+            # What the engine may have forgotten by now would keep nobody waiting there.
+            pairs, leading = self._queue.following(engine.name, places, wall), following.can_be_followed(clock.mono())
+            found += [Candidate(queued, after) for queued, after in pairs if leading.issuperset(_numbers(after))]
         return found
 
     def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:
@@ -172,22 +169,23 @@ class Sending:
             closed = "it goes to the cluster in a moment"
         return closed
 
-    def _is_put_off(self, outgoing: Outgoing, following: Following) -> bool:
+    def _is_put_off(self, group: Group, outgoing: Outgoing) -> bool:
         """Whether no more can go for a while, after what has become of a group."""
-        count = len(outgoing.followed)
+        count = len(group.jobs)
         if outgoing.unwritten is not None:
             self._again_at = clock.mono() + AGAIN_S
             self._tell.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
             return True
         if outgoing.refused is None:
-            if count and self._asking.away is None:
+            if outgoing.followed and self._asking.away is None:
                 self._refusals = 0
-            if count == self._largest:
-                self._largest = min(LARGEST_BATCH, 2 * count)
+            if len(outgoing.followed) == self._largest:
+                self._largest = min(LARGEST_BATCH, 2 * self._largest)
             return False
         if outgoing.refused.may_pass:
             self._put_off(outgoing.refused, count)
-        self._take_back(outgoing, outgoing.refused, following)
+        else:
+            self._give_up(group.jobs, f"{self._asking.title} refuses it: {outgoing.refused}")
         return outgoing.refused.may_pass
 
     def _put_off(self, problem: Refused, jobs: int) -> None:
@@ -197,31 +195,20 @@ class Sending:
         self._refusals += jobs == 1
         now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
         self._again_at = now + wait_s
-        if now >= self._tell_again_at:
-            self._tell_again_at = now + _TELL_EVERY_S
+        self._refused += 1
+        if self._refused == 1:
             self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
-
-    def _take_back(self, outgoing: Outgoing, refused: Refused, following: Following) -> None:
-        """What was refused waits again, or has failed."""
-        at, never_went = clock.wall(), Exit(started=False)
-        following.settle(
-            [
-                Ended(
-                    record=each.record,
-                    exit=never_went,
-                    at=at,
-                    mono=each.record.started_mono,
-                    blameless=Blameless.REFUSED,
-                )
-                for each in outgoing.followed
-            ]
-        )
-        if refused.may_pass:
+        elif now >= self._tell_again_at:
+            times = f"{self._refused} times so far"
+            self._tell.notice(f"{self._asking.title} takes no more jobs now ({times}): {problem}")
+        else:
             return
-        for each in outgoing.followed:
-            if each.record.id not in self._endings.unrecorded:
-                text = f"{self._asking.title} refuses it: {refused}"
-                give_up(self._queue, self._tell, each.record.queued, FailureClass.BAD_INPUT, text)
+        self._tell_again_at = now + _TELL_EVERY_S
+
+    def _give_up(self, jobs: Sequence[QueuedJob], reason: str) -> None:
+        problem = give_up(self._queue, self._tell, jobs, FailureClass.BAD_INPUT, reason)
+        if problem is not None:
+            raise problem
 
     def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
         self.waits = waits
@@ -231,3 +218,7 @@ class Sending:
             self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
         elif self._queue.held():
             self.waiting_for = "what still waits is paused"
+
+
+def _numbers(after: Sequence[Predecessor]) -> frozenset[int]:
+    return frozenset(each.attempt for each in after)

@@ -21,6 +21,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.durable import atomic_write
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.models.load.options import LoadOptions
 from gpuherd.models.plan.options import whole
 from gpuherd.models.plan.workload import Workload
@@ -74,11 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", traceback.format_exc())
         return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
     return ExitCode.OK
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a GPU's or the computer's memory ran out."""
-    return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
 
 
 def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
@@ -144,7 +140,7 @@ def _write(target: Path, found: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     # A log that is read while the worker runs must not wait in a buffer.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     sys.exit(main())

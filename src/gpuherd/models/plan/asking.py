@@ -5,8 +5,9 @@ Reads headers and configs, and knows which precision is meant where nothing is s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
@@ -33,12 +34,13 @@ def demand_for(
     most: int | None = None,
     reserve: Reserve = Reserve(),  # noqa: B008 - frozen
     read: Callable[[str], Architecture] = read_architecture,
+    spelling: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Demand:
     """What a job that uses a model in this way should ask for on a machine with these GPUs. None is what was not said.
 
     Args:
         model: as ``read_architecture`` takes it, with ``-8bit`` or ``-4bit`` behind it if wanted.
-        cards, gpus, most: as in ``demand_of``.
+        cards, gpus, most, spelling: as in ``demand_of``.
         dtype: of the weights in memory; the checkpoint's own if None.
         batch, prompt_tokens, new_tokens: as in ``Workload``.
         parallel: as in ``make_plan``.
@@ -61,6 +63,7 @@ def demand_for(
         parallel=_wish(parallel),
         gpus=gpus,
         most=most,
+        spelling=spelling,
     )
     warnings = () if demand.plan is None else demand.plan.warnings
     remarks = [*architecture.assumptions, *warnings]

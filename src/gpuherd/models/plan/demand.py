@@ -7,8 +7,9 @@ are when they are idle, once for each size that this machine has, and the least 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.gpus.state import Gpu
@@ -78,6 +79,7 @@ def demand_of(
     parallel: Wish = "auto",
     gpus: tuple[int, int] | None = None,
     most: int | None = None,
+    spelling: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Demand:
     """What a job that loads this model should ask for on a machine with these GPUs.
 
@@ -89,6 +91,8 @@ def demand_of(
         parallel: as in ``make_plan``.
         gpus: at least and at most so many.
         most: a run never has more at once.
+        spelling: how a command spells the flags of ``gpuherd plan`` that remedies name, with ``{}`` for the value; None
+            for one that it does not have.
 
     Raises:
         JobCannotFit: it fits nowhere here; the message has the figures and what would fit.
@@ -113,9 +117,9 @@ def demand_of(
     told = _plan(architecture, precision, workload, reserve, refused[1], parallel, gpus, advise=True)
     assert isinstance(told, Refusal)  # noqa: S101 - as before, now with advice
     if gpus is None and (most is None or most >= len(cards)):
-        unequal = _on_unequal(architecture, precision, workload, cards, reserve, parallel)
+        unequal = _on_unequal(architecture, precision, workload, cards, reserve, parallel, spelling)
         told = replace(told, reason=told.reason + unequal)
-    raise JobCannotFit(_refused(told))
+    raise JobCannotFit(_refused(told, spelling))
 
 
 def _lacks(refusal: Refusal) -> float:
@@ -192,6 +196,7 @@ def _on_unequal(
     cards: Sequence[Card],
     reserve: Reserve,
     parallel: Wish,
+    spelling: Mapping[str, str | None],
 ) -> str:
     """Said of a model that fits on these GPUs for that reason alone that some have more than others."""
     if len({card.free for card in cards}) < 2:
@@ -204,7 +209,8 @@ def _on_unequal(
     smallest = min(load.card.free for load in plan.loads)
     if sum(card.free >= smallest for card in cards) > plan.gpus:
         return said
-    return f"{said}: --num-gpus {plan.gpus} without --model is given these"
+    by_number = spelled(("--num-gpus", str(plan.gpus)), spelling)
+    return said if by_number is None else f"{said}: {by_number} without naming the model is given these"
 
 
 def _sentence(plan: MemoryPlan, memory_mb: int) -> str:
@@ -215,9 +221,25 @@ def _sentence(plan: MemoryPlan, memory_mb: int) -> str:
     return f"{plan.architecture.model} in {plan.precision}, {many} of {workload.tokens} tokens: asks for {where}"
 
 
-def _refused(refusal: Refusal) -> str:
+def spelled(words: Sequence[str], spelling: Mapping[str, str | None]) -> str | None:
+    """Flags and their values in the caller's spelling; None where the caller lacks one of them.
+
+    >>> spelled(("--batch", "4"), {"--batch": "--batch-size {}"}), spelled(("--batch", "4"), {})
+    ('--batch-size 4', '--batch 4')
+    """
+    forms = [spelling.get(flag, f"{flag} {{}}") for flag in words[::2]]
+    known = [form for form in forms if form is not None]
+    if len(known) < len(forms):
+        return None
+    return " ".join(form.format(value) for form, value in zip(known, words[1::2], strict=True))
+
+
+def _refused(refusal: Refusal, spelling: Mapping[str, str | None]) -> str:
     """The reason, and what would fit as words of the command line."""
-    told = [f"{' '.join(each.words)} ({each.sentence})" for each in refusal.alternatives if each.words[0] != "--gpus"]
+    options = [
+        (spelled(each.words, spelling), each.sentence) for each in refusal.alternatives if each.words[0] != "--gpus"
+    ]
+    told = [f"{words} ({sentence})" for words, sentence in options if words is not None]
     machines = [each.sentence for each in refusal.alternatives if each.words[0] == "--gpus"]
     said = "; ".join([*told, *machines])
     return f"{refusal.reason}" + (f". What would fit: {said}" if said else "")

@@ -181,12 +181,14 @@ class DPO:
 
     def _reference(self, work: Training, module: Any, device: str) -> Any:
         """The reference's model; None where there is none, or it is the trained one without its adapter."""
-        from gpuherd.posttrain.sampling.loading import load_anew
+        from gpuherd.posttrain.sampling.loading import load_anew, load_frozen
 
         if self.options.reference_free or shares_reference(work, module):
             return None
         reference = work.reference
-        return load_anew(reference.model, work.precision, device, adapter=reference.adapter).module
+        sharded = work.steps is not None and work.steps.shards  # TRL divides the reference too
+        load = load_anew if sharded else load_frozen
+        return load(reference.model, work.precision, device, adapter=reference.adapter).module
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from gpuherd.errors import UsageError
 from gpuherd.posttrain.algorithm import Collecting, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, RunningMoments, grouped_advantages
@@ -25,6 +26,7 @@ from gpuherd.posttrain.policy_gradient.options import PolicyOptions
 from gpuherd.posttrain.policy_gradient.plan import groups_of
 from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.training.options import check_range
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner
@@ -50,6 +52,18 @@ class GRPOOptions(PolicyOptions):
     clip_range_high: float | None = None
     kl_correction: bool = True
     entropy_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_prompt < 2:
+            raise UsageError(
+                f"samples_per_prompt={self.samples_per_prompt}; an answer alone in its group is no better and no worse "
+                "than it: 2 or above"
+            )
+        check_range(self, "num_iterations", 1)
+        check_range(self, "clip_range", above=0, most=1)
+        check_range(self, "clip_range_high", above=0)
+        check_range(self, "entropy_coef", 0)
 
 
 class GRPO:

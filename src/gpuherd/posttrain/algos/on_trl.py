@@ -10,6 +10,7 @@ from gpuherd.posttrain.algorithm import Row, Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import model_folder
 from gpuherd.posttrain.preference.options import FittingOptions
+from gpuherd.posttrain.rollout import Comparison
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.sampling.loading import LoadedModel
@@ -22,7 +23,13 @@ def rows_of_kind(work: Training, kind: type[Kind], algorithm: str, *, all_rounds
     rounds = work.rows if all_rounds else work.rows[-1:]
     rows = [each for rows in rounds for each in rows]
     if not rows:
-        raise UsageError(f"{algorithm}: nothing was collected that could be learnt from")
+        said = f"{algorithm}: nothing was collected that could be learnt from"
+        if kind is Comparison:
+            said += (
+                ": no problem has two answers of which one is better; collect more samples of each, draw at a higher "
+                "temperature, or take other problems"
+            )
+        raise UsageError(said)
     for each in rows:
         if not isinstance(each, kind):
             raise UsageError(f"{algorithm} learns from rows of {kind.__name__}, and was given a {type(each).__name__}")
@@ -39,7 +46,8 @@ def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[
     from gpuherd.posttrain.policy_gradient.loading import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
-    loaded = load_for_training(work.policy, work.precision, device, options.lora)
+    sharded = work.steps is not None and work.steps.shards
+    loaded = load_for_training(work.policy, work.precision, device, options.lora, sharded=sharded)
     most = getattr(loaded.module.config.get_text_config(), "max_position_embeddings", None)
     longest = max((tokens_of(each) for each in rows), default=0)
     if most is not None and longest > most:

@@ -23,6 +23,7 @@ from gpuherd.posttrain.policy_gradient.kl_control import KLControl
 from gpuherd.posttrain.policy_gradient.options import PolicyOptions
 from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.training.options import check_range
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner
@@ -60,16 +61,17 @@ class PPOOptions(PolicyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1):
-            raise UsageError(f"gamma={self.gamma}, gae_lambda={self.gae_lambda}; both are from 0 to 1")
-        if self.num_ppo_epochs < 1 or self.kl_horizon < 1:
-            raise UsageError("num_ppo_epochs and kl_horizon are 1 or more")
-        if self.value_loss_coef <= 0:
-            raise UsageError(
-                f"value_loss_coef={self.value_loss_coef}; above 0, for values that are not learnt are noise"
-            )
-        if self.kl_target is not None and (self.kl_target <= 0 or self.kl_coef == 0):
-            raise UsageError("kl_target is above 0, and moves a kl_coef that is above 0 too")
+        for name in ("num_ppo_epochs", "kl_horizon"):
+            check_range(self, name, 1)
+        for name in ("gamma", "gae_lambda"):
+            check_range(self, name, 0, 1)
+        check_range(self, "clip_range", above=0, most=1)
+        for name in ("clip_range_vf", "target_kl", "kl_target"):
+            check_range(self, name, above=0)
+        check_range(self, "value_loss_coef", above=0)  # values that are not learnt are noise
+        check_range(self, "entropy_coef", 0)
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise UsageError(f"kl_target={self.kl_target}; it moves a kl_coef that is above 0, and kl_coef is 0")
 
 
 class PPO:

@@ -20,6 +20,7 @@ from gpuherd.posttrain.policy_gradient.figures import mean
 from gpuherd.posttrain.policy_gradient.options import PolicyOptions
 from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.training.options import check_range
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner
@@ -51,6 +52,7 @@ class ReinforceOptions(PolicyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, "entropy_coef", 0)
         if self.minibatch_size is not None:
             raise UsageError("minibatch_size: REINFORCE learns from all rollouts of a step at once; use batch_size")
         if self.greedy and (self.samples_per_prompt != 1 or not self.online):

@@ -8,6 +8,7 @@ both, weighted: see ``preference.weighing``. Trained by TRL's SFTTrainer, which 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.settings import digest, order
 from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
 from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.training.options import check_range
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World
@@ -59,10 +61,11 @@ class Options(FittingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples_per_example < 1:
-            raise UsageError(f"samples_per_example={self.samples_per_example}; the least is 1")
-        if not (0 <= self.bc_weight < float("inf") and 0 <= self.world_model_weight < float("inf")):
-            raise UsageError("bc_weight and world_model_weight are 0 or above")
+        check_range(self, "samples_per_example", 1)
+        for name in ("bc_weight", "world_model_weight"):
+            check_range(self, name, 0)
+        if not math.isfinite(self.min_reward_threshold):
+            raise UsageError(f"min_reward_threshold={self.min_reward_threshold}; it is a finite number")
         if self.mode == Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
             raise UsageError("mode=combined with bc_weight and world_model_weight both 0: nothing is learnt from")
 

@@ -27,13 +27,15 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     """The values of ``folder/config.yaml`` with its groups, of the user's file, and of the overrides.
 
     The file is YAML as ``yaml_strict`` reads it. Its ``defaults:`` may choose groups, as a list of ``group: choice``;
-    an override ``group=choice`` goes before them. Interpolations (``${generation.batch_size}``) are resolved.
+    an override ``group=choice`` goes before them. Interpolations (``${generation.batch_size}``) are resolved, and
+    ``${shipped:NAME}`` to the folder of a model that ships with gpuherd.
 
     Raises UsageError: what Hydra doesn't take, in a sentence; an unknown choice, with the nearest. MissingExtra.
     """
     with naming_extras(_EXTRAS, "experiments take"):
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
+    OmegaConf.register_new_resolver("shipped", shipped, replace=True)
     values = {} if file is None else read_yaml(file)
     if "hydra" in values:
         raise UsageError(f"{file}: there is no key hydra: it only composes here; where runs go says output_dir")
@@ -47,6 +49,14 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     assert isinstance(whole, dict)  # noqa: S101 - it is composed of mappings
     # A group without a choice is there with nothing in it.
     return {str(key): {} if value is None and key in groups(folder) else value for key, value in whole.items()}
+
+
+def shipped(name: str) -> str:
+    """The folder of a model that ships with gpuherd. Raises ValueError where there is none of this name."""
+    folder = CONF.parent / name
+    if Path(name).name != name or not (folder / "config.json").is_file():
+        raise ValueError(f"no model {name} ships with gpuherd")
+    return str(folder)
 
 
 def said(overrides: Sequence[str]) -> dict[str, Any]:

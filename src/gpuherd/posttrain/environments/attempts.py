@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpuherd.posttrain.environments.interface import NOTHING, Environment, Observation, Step, user
 from gpuherd.posttrain.problem import Problem, Reward, Split
+from gpuherd.posttrain.rewards.guarded import guarded
 from gpuherd.posttrain.tasks.scoring import ProblemSource
 
 
@@ -54,13 +55,16 @@ class Attempts:
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
         """All attempts, judged together."""
         trying = [each for each in environments if isinstance(each, _Trying)]
-        attempts = self._judge([each.problem for each in trying], texts)
+        attempts = guarded(self._judge, self.name, [each.problem for each in trying], texts, self._failed)
         return [each.heard(attempt) for each, attempt in zip(trying, attempts, strict=True)]
 
     def close(self) -> None:
         """Ends what judging has started, and what the source has."""
         self._close()
         self._source.close()
+
+    def _failed(self, reason: str) -> Attempt:
+        return Attempt(Reward(self.reward_range[0], correct=False, note=reason), "That is not right. Try again.")
 
 
 class _Trying:

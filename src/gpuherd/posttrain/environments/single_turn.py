@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuherd.posttrain.environments.interface import NOTHING, Environment, Observation, Step, user
 from gpuherd.posttrain.problem import Problem, Split, Task
+from gpuherd.posttrain.rewards.guarded import rewards_of
 
 
 class SingleTurn:
@@ -29,7 +30,7 @@ class SingleTurn:
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
         """The rewards of all texts, asked for at once."""
         problems = [each.problem for each in environments if isinstance(each, _OneTurn)]
-        rewards = self._task.rewards(problems, texts)
+        rewards = rewards_of(self._task, self.name, problems, texts)
         return [Step(NOTHING, each.value, True, each.correct, each.parts) for each in rewards]
 
     def close(self) -> None:

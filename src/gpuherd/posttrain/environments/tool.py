@@ -22,6 +22,7 @@ from gpuherd.posttrain.environments.options import EnvironmentOptions
 from gpuherd.posttrain.environments.sources import source_of
 from gpuherd.posttrain.environments.tools import MOST_CALLS, Call, Toolbox, ToolName, Turn, explained, read_turn
 from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.rewards.guarded import rewards_of
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import Limits
@@ -109,7 +110,8 @@ class ToolUse:
         calls = [call for turn in turns if turn.answer is None for call in turn.calls]
         results = iter(self._box.results(calls))
         answered = [(each, turn.answer) for each, turn in zip(using, turns, strict=True) if turn.answer is not None]
-        judged = iter(self._judge.rewards([each.problem for each, _ in answered], [text for _, text in answered]))
+        asked, said = [each.problem for each, _ in answered], [text for _, text in answered]
+        judged = iter(rewards_of(self._judge, self.name, asked, said))
         steps = []
         for each, turn in zip(using, turns, strict=True):
             if turn.answer is not None:

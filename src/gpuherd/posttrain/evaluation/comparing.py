@@ -6,7 +6,7 @@ Of a method the last round counts, at its own eta: nothing is chosen by its resu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuherd.posttrain.evaluation.found import Found
@@ -28,6 +28,8 @@ class Comparison:
         metric: what is compared: "pass@1", or "reward" where nothing is right or wrong.
         differences: every two methods at their own settings.
         at_equal_kl, differences_at_kl: where their curves of metric against KL can be read.
+        unmoved: methods that have hardly moved from the reference, with the KL that they reach: at equal KL they are
+            compared with none.
         note: why they are not compared at equal KL though their divergence was measured; None where they are.
     """
 
@@ -38,6 +40,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     at_equal_kl: tuple[AtEqualKL, ...]
     differences_at_kl: tuple[DifferenceAtKL, ...]
+    unmoved: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
 
 
@@ -73,7 +76,7 @@ def _round(run: Found) -> int:
 
 
 def _comparison(dataset: str, methods: Methods, plan: Plan) -> Comparison:
-    from gpuherd.posttrain.evaluation.equal_kl import at_equal_kl, common_kls
+    from gpuherd.posttrain.evaluation.equal_kl import at_equal_kl, shared_kls, unmoved
     from gpuherd.posttrain.evaluation.paired import differences
 
     about = next(iter(methods.values()))[0].evaluation.about
@@ -82,9 +85,12 @@ def _comparison(dataset: str, methods: Methods, plan: Plan) -> Comparison:
     own = {name: [_run_of(run, run.evaluation.own, metric) for run in runs] for name, runs in methods.items()}
     note = _no_common_law(methods)
     sweeps = {} if note else _sweeps(methods, metric)
-    figures, apart = at_equal_kl(sweeps, common_kls(sweeps, plan), plan) if len(sweeps) > 1 else ([], [])
+    figures, apart = at_equal_kl(sweeps, shared_kls(sweeps, plan), plan)
     between = tuple(differences(own, plan))
-    return Comparison(about.family, dataset, about.evaluated_on, metric, between, tuple(figures), tuple(apart), note)
+    still = unmoved(sweeps, plan)
+    return Comparison(
+        about.family, dataset, about.evaluated_on, metric, between, tuple(figures), tuple(apart), still, note
+    )
 
 
 def _no_common_law(methods: Methods) -> str | None:

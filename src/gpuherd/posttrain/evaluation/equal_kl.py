@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from gpuherd.posttrain.evaluation.over_seeds import drawn_means
 from gpuherd.posttrain.evaluation.paired import runs_p
 from gpuherd.qa.bootstrap import Floats, Plan, figure_of
 from gpuherd.qa.intervals import Figure, holm
+
+Pair = tuple[str, str]  # of methods
+LEAST_KL = 1e-3  # nats: nearer to the reference than this, no policy differs from it by more than 2 % (Pinsker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,42 +82,63 @@ class _Reading:
 
 
 def at_equal_kl(
-    sweeps: Mapping[str, Sequence[SweepPoint]], kls: Sequence[float], plan: Plan
+    sweeps: Mapping[str, Sequence[SweepPoint]], kls: Mapping[Pair, Sequence[float]], plan: Plan
 ) -> tuple[list[AtEqualKL], list[DifferenceAtKL]]:
-    """Each method at each KL, and the differences of every two methods there.
+    """Each method at the values of KL of its pairs, and the differences of each pair at its own.
 
     Args:
         sweeps: by method; the first point may be the reference, with KL 0 and seeds of its own.
-        kls: where the curves are read.
+        kls: where the curves of each pair are read (``shared_kls``).
     """
+    wanted = {name: sorted({kl for pair, some in kls.items() if name in pair for kl in some}) for name in sweeps}
     curves = {name: (_values(points), _by_run(points), _drawn(points, plan)) for name, points in sweeps.items()}
     read = {
         (name, kl): _Reading(_read(*mean, kl), _read_rows(*runs, kl), _read_rows(*drawn, kl), sweeps[name][-1].seeds)
         for name, (mean, runs, drawn) in curves.items()
-        for kl in kls
+        for kl in wanted[name]
     }
     figures = [AtEqualKL(name, kl, _figure(each.value, each.drawn, plan)) for (name, kl), each in read.items()]
-    names = list(sweeps)
     differences = [
         _difference((one, other, kl), read[one, kl], read[other, kl], plan)
-        for place, one in enumerate(names)
-        for other in names[place + 1 :]
-        for kl in kls
+        for (one, other), some in kls.items()
+        for kl in some
     ]
     corrected = holm([each.p for each in differences])
     return figures, [replace(each, p_holm=p) for each, p in zip(differences, corrected, strict=True)]
 
 
-def common_kls(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan, count: int = 4) -> tuple[float, ...]:
-    """So many values of KL, evenly spaced, that all sweeps reach: every run's own, and all but 5 % of their resamples,
-    since those that don't reach are no fair sample of the others. Two digits each, rounded down; none where there is no
-    common stretch."""
-    if not sweeps:
-        return ()
-    ends = [_ends(points, plan) for points in sweeps.values()]
-    low, high = max(start for start, _ in ends), min(end for _, end in ends)
-    found = [_two_digits(low + (high - low) * (place + 1) / count) for place in range(count)] if high > low else []
-    return tuple(dict.fromkeys(kl for kl in found if low <= kl <= high and kl > 0))
+def shared_kls(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan, count: int = 4) -> dict[Pair, tuple[float, ...]]:
+    """For every two methods so many values of KL at most that both reach: every run's own, and all but 5 % of their
+    resamples, since those that don't reach are no fair sample of the others.
+
+    Each pair has its own range, so that a method that went no far way hides nothing of the others. Values are evenly
+    spaced, of two digits, rounded down; a pair takes those of a pair with a shorter range where they come half as far
+    as its own, so that tables stay narrow. None where both have less than ``LEAST_KL`` in common.
+    """
+    ends = {name: _ends(points, plan) for name, points in sweeps.items()}
+    ranges = {
+        (one, other): (max(ends[one][0], ends[other][0]), min(ends[one][1], ends[other][1]))
+        for one, other in combinations(sweeps, 2)
+    }
+    found: dict[Pair, tuple[float, ...]] = {}
+    known: set[float] = set()
+    for pair, (low, high) in sorted(ranges.items(), key=lambda each: each[1][1]):
+        found[pair] = ()
+        if not low < high or high < LEAST_KL:
+            continue
+        within = [kl for kl in known if low <= kl <= high]
+        if not any(kl >= high / 2 for kl in within):
+            spaced = {_two_digits(low + (high - low) * (place + 1) / count) for place in range(count)}
+            within = [kl for kl in spaced if low <= kl <= high and kl > 0]
+            known |= set(within)
+        found[pair] = tuple(sorted(within)[-count:])
+    return {pair: found[pair] for pair in ranges}
+
+
+def unmoved(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan) -> dict[str, float]:
+    """The methods that stay within ``LEAST_KL`` of the reference, with the KL that they reach."""
+    ends = {name: _ends(points, plan)[1] for name, points in sweeps.items()}
+    return {name: max(0.0, end) for name, end in ends.items() if end < LEAST_KL}
 
 
 def _ends(points: Sequence[SweepPoint], plan: Plan) -> tuple[float, float]:

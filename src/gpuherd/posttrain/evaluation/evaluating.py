@@ -64,6 +64,8 @@ class Evaluating:
         reference: the model that everything began with; what the divergence is from.
         task: whose problems.
         folder: where its files go.
+        root: the run's folder, where that is not ``folder``. Paths below it are recorded relative to it, so that an
+            evaluation can be resumed after its run was moved.
         gpus: how many the job has; 0 on a CPU.
         reward_batch_size: completions that are scored at once.
         versions: of libraries, for the record.
@@ -74,6 +76,7 @@ class Evaluating:
     reference: Policy
     task: Task
     folder: Path
+    root: Path | None = None
     options: EvaluationOptions = field(default_factory=EvaluationOptions)
     sampling: Sampling = field(default_factory=Sampling)
     precision: Precision = field(default_factory=Precision)
@@ -175,10 +178,11 @@ def _etas(work: Evaluating) -> list[float]:
 def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
     """Says in the folder what is asked, or raises OtherEvaluation where something else was."""
     digest = hashlib.sha256(json.dumps(typed_json.plain(problems)).encode())
+    root = work.folder if work.root is None else work.root
     sampling = {name: value for name, value in typed_json.plain(work.sampling).items() if name != "batch_size"}
     asked = {
-        "policy": work.policy.to_dict(),
-        "reference": work.reference.to_dict(),
+        "policy": work.policy.to_dict(root),
+        "reference": work.reference.to_dict(root),
         "task": work.task.name,
         "problems": len(problems),
         "problems_sha256": digest.hexdigest(),

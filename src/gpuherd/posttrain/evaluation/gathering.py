@@ -37,6 +37,7 @@ class Row:
         by_seed: the runs' own values, where there are several.
         problems, samples: of a run.
         estimator, tie: how the divergence was had; what a tie of a vote earned.
+        drawn: how completions were sampled, where not from the model's own distribution (``Evaluation.drawn``).
         tokens_per_second: of all runs together; None where it took no time.
         gpu_hours: of the evaluations, summed; None on a CPU.
     """
@@ -51,6 +52,7 @@ class Row:
     samples: int
     estimator: str | None
     tie: str
+    drawn: str | None
     tokens_per_second: float | None
     gpu_hours: float | None
 
@@ -185,6 +187,7 @@ def _row(runs: Sequence[tuple[Found, Point]], plan: Plan) -> Row:
         samples=point.metrics.samples,
         estimator=None if point.metrics.kl is None else point.metrics.kl.estimator.value,
         tie=point.metrics.tie.value,
+        drawn=first.evaluation.drawn,
         tokens_per_second=sum(each.tokens for each in costs) / seconds if seconds else None,
         gpu_hours=sum(hours) if hours else None,
     )

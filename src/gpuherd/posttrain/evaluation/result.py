@@ -175,3 +175,14 @@ class Evaluation:
     def own(self) -> Point:
         """The point that summaries show."""
         return next((each for each in self.points if each.own), self.points[0])
+
+    @property
+    def drawn(self) -> str | None:
+        """How completions were sampled, where not from the model's own distribution: temperature 1, uncut."""
+        how = self.sampling
+        if how.get("greedy"):
+            return "of the most probable tokens"
+        usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+        words = {"temperature": "temperature", "top_p": "top-p", "top_k": "top-k"}
+        other = [f"{words[key]} {how[key]:g}" for key, value in usual.items() if how.get(key, value) != value]
+        return f"drawn at {', '.join(other)}" if other else None

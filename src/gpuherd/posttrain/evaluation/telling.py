@@ -54,7 +54,11 @@ def headline(gathered: Gathered) -> str:
     share = f"{100 * gathered.confidence:g} %"
     kinds = {each.estimator for each in gathered.summary if each.estimator is not None}
     estimated = sorted(kinds - {Estimator.EXACT.value})
+    drawn = sorted({each.drawn for each in gathered.summary if each.drawn is not None and each.estimator is not None})
     how = f"; KL estimated by {' and '.join(estimated)}" if estimated else "; KL is exact" if kinds else ""
+    if drawn and kinds:
+        laws = how if estimated else "; KL is summed exactly over the vocabulary, at temperature 1"
+        how = f"{laws}, along completions {' and '.join(drawn)}: not the divergence of the models' own laws"
     ties = {each.tie for each in gathered.summary if _majority(each) is not None}
     tie = f"; ties of majority votes by the rule {' and '.join(sorted(ties))}" if ties else ""
     return f"[low, high]: {share} intervals by resampling problems (and seeds, where there are several){how}{tie}"
@@ -78,6 +82,18 @@ def clear_differences(gathered: Gathered, most: int = MOST_SENTENCES) -> list[st
                 )
     left = len(found) - most
     return [*found[:most], *([f"… and {left} more clear differences: gpuherd report shows them"] if left > 0 else [])]
+
+
+def unmoved_lines(gathered: Gathered) -> list[str]:
+    """A sentence for each method that has hardly moved from the reference."""
+    return [
+        printable(
+            f"{each.family}, {each.evaluated_on}: {method} has hardly moved from the reference (KL at most "
+            f"{beyond_rounding(kl):.2g} nats), and is compared with no other at equal KL"
+        )
+        for each in gathered.comparisons
+        for method, kl in each.unmoved.items()
+    ]
 
 
 def json_values(gathered: Gathered) -> dict[str, Any]:

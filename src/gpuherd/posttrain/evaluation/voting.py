@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE
-from gpuherd.qa.judging.math_answers import formula_of, normalised_formula, number_of, result_of
+from gpuherd.qa.judging.math_answers import formula_of, normalised_formula, result_of
+from gpuherd.qa.numbers import number_of
 
 
 def asks_for_number(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
@@ -14,7 +15,7 @@ _FROM_1 = (
     "training.micro_batch_size", "training.gradient_accumulation_steps", "training.num_rollouts_per_iteration",
     "training.max_episode_length", "training.eval_episodes", "training.save_every", "training.save_total_limit",
     "training.log_every", "training.max_problems", "training.clear_cache_interval", "model.max_new_tokens",
-    "model.lora_r", "grpo.group_size", "ppo.num_ppo_epochs", "sft.max_trajectories",
+    "model.generation_batch_size", "model.lora_r", "grpo.group_size", "ppo.num_ppo_epochs", "sft.max_trajectories",
 )  # fmt: skip
 _FROM_0 = (
     "training.weight_decay", "training.warmup_steps", "training.seed", "model.top_k", "ppo.value_loss_coef",
@@ -46,6 +47,7 @@ def problems_of(config: TrainConfig) -> Iterator[str]:
     yield from _data(config)
     yield from _distributed(config.distributed)
     yield from _backend(config)
+    yield from _sharded_on_cpu(config)
     if config.policy_env is not None:
         yield from _environment("policy_env", config.policy_env)
         if config.policy_env.mode == "client":
@@ -60,12 +62,13 @@ def _numbers(config: TrainConfig) -> Iterator[str]:
     def wrong(keys: Iterable[str], right: Callable[[float], bool], wanted: str) -> Iterator[str]:
         for key in keys:
             value = attrgetter(key)(config)
-            if value is not None and not right(value):
+            if value is not None and not (right(value) and math.isfinite(value)):
                 yield f"{key}={value}; {wanted}"
 
     yield from wrong(_FROM_1, lambda value: value >= 1, "the least is 1")
     yield from wrong(_FROM_0, lambda value: value >= 0, "the least is 0")
     yield from wrong(_ABOVE_0, lambda value: value > 0, "it is above 0")
+    yield from wrong(("ppo.clip_range", "grpo.clip_range"), lambda value: value <= 1, "it is at most 1")
     yield from wrong(_FRACTIONS, lambda value: 0 <= value <= 1, "it is from 0 to 1")
     yield from wrong(_BELOW_1, lambda value: 0 <= value < 1, "it is from 0 to under 1")
 
@@ -87,8 +90,7 @@ def _training(config: TrainConfig) -> Iterator[str]:
             f"training.num_rollouts_per_iteration={told.num_rollouts_per_iteration} is no multiple of "
             f"grpo.group_size={group}; groups are whole"
         )
-    by_group = config.grpo.normalize_rewards and config.grpo.reward_normalization == "group"
-    if told.algorithm == "grpo" and group == 1 and by_group:
+    if told.algorithm == "grpo" and group == 1:
         yield "grpo.group_size=1: an answer alone in its group is no better and no worse; 2 or more"
     if told.algorithm == "dpo" and told.data_file is None and config.dpo.samples_per_prompt < 2:
         yield f"dpo.samples_per_prompt={config.dpo.samples_per_prompt}: the best and the worst are of 2 or more"
@@ -175,6 +177,16 @@ def _backend(config: TrainConfig) -> Iterator[str]:
     if told.backend != fitting:
         place = "a CPU" if config.on_cpu else "GPUs"
         yield f"distributed.backend={told.backend}: tensors on {place} are exchanged by {fitting}; leave it out"
+
+
+def _sharded_on_cpu(config: TrainConfig) -> Iterator[str]:
+    told, algorithm = config.distributed, config.training.algorithm
+    many = told.gpu_count * told.num_nodes > 1
+    if config.on_cpu and many and told.strategy == "fsdp" and algorithm in ("dpo", "sft"):
+        yield (
+            f"distributed.strategy=fsdp with {algorithm} on a CPU: accelerate, under TRL, would run ddp and not say "
+            "so; choose strategy ddp, or GPUs"
+        )
 
 
 def _environment(where: str, told: EnvBlock) -> Iterator[str]:

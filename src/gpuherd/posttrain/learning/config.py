@@ -1,5 +1,6 @@
-"""What the YAML of ``gpuherd train`` can say: typed and light. Keys and defaults are MRLM's, but for those that its own
-documents contradict; what else there is says so. What contradicts itself is refused in ``checking``.
+"""What the YAML of ``gpuherd train`` can say: typed and light. Keys are MRLM's; what else there is says so. Defaults of
+algorithms, optimiser and adapters are the algorithms' own, so that ``gpuherd posttrain`` has the same. What contradicts
+itself is refused in ``checking``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuherd.posttrain.training.options import Optimizer, Scheduler, Sharding
+from gpuherd.posttrain.algorithm import Sampling
+from gpuherd.posttrain.algos.dpo import Options as DPOOptions
+from gpuherd.posttrain.algos.grpo import GRPOOptions
+from gpuherd.posttrain.algos.ppo import PPOOptions
+from gpuherd.posttrain.algos.sft import Options as SFTOptions
+from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler, Sharding
 
 Algorithm = Literal["ppo", "grpo", "dpo", "sft"]
+_OPTIMISER, _LORA, _SAMPLING = OptimiserOptions(), Lora(), Sampling()
+_PPO, _GRPO, _DPO, _SFT = PPOOptions(), GRPOOptions(), DPOOptions(), SFTOptions()
 Dtype = Literal["auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16"]
 
 
@@ -48,12 +56,12 @@ class TrainingBlock:
     gradient_accumulation_steps: int = 1
     micro_batch_size: int | None = None
     learning_rate: float | None = None
-    max_grad_norm: float | None = 0.5
+    max_grad_norm: float | None = _OPTIMISER.max_grad_norm
     optimizer: Optimizer = Optimizer.ADAMW
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
+    weight_decay: float = _OPTIMISER.weight_decay
+    adam_beta1: float = _OPTIMISER.betas[0]
+    adam_beta2: float = _OPTIMISER.betas[1]
+    adam_epsilon: float = _OPTIMISER.eps
     lr_scheduler: Scheduler | None = None
     warmup_steps: int = 0
     num_rollouts_per_iteration: int = 128
@@ -87,8 +95,8 @@ class ModelBlock:
         torch_dtype: of the weights; ``dtype`` is the same; auto: the checkpoint's.
         use_flash_attention: where it is installed and knows the model; sdpa otherwise, and the log says so.
         load_in_8bit, load_in_4bit: the frozen weights under an adapter, by bitsandbytes.
-        max_new_tokens, temperature, top_p, top_k: how answers are drawn (of each turn). Where nothing is said, ppo and
-            grpo draw from the whole law that their log-probs are of, the others by the guide's 0.9 and 50.
+        max_new_tokens, temperature, top_p, top_k: how answers are drawn (of each turn); None: nothing is cut.
+        generation_batch_size: answers that are drawn at once, in each process (ours).
         use_chat_template: prompts are a user's message (ours).
         device, device_map: auto, cpu or cuda.
     """
@@ -105,14 +113,15 @@ class ModelBlock:
     load_in_8bit: bool = False
     load_in_4bit: bool = False
     use_lora: bool = False
-    lora_r: int = 8
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.05
+    lora_r: int = _LORA.r
+    lora_alpha: float = _LORA.alpha
+    lora_dropout: float = _LORA.dropout
     lora_target_modules: tuple[str, ...] | None = None
-    max_new_tokens: int = 256
-    temperature: float = 1.0
+    max_new_tokens: int = _SAMPLING.max_new_tokens
+    temperature: float = _SAMPLING.temperature
     top_p: float | None = None
     top_k: int | None = None
+    generation_batch_size: int = _SAMPLING.batch_size
     do_sample: bool = True
     num_beams: int = 1
     repetition_penalty: float = 1.0
@@ -126,16 +135,16 @@ class ModelBlock:
 class PPOBlock:
     """``ppo:``. ``kl_coef`` (ours): weight of the divergence from the model as it came; 0: none is loaded."""
 
-    clip_range: float = 0.2
-    clip_range_vf: float | None = None
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    num_ppo_epochs: int = 4
-    value_loss_coef: float = 0.5
-    entropy_coef: float = 0.01
-    target_kl: float | None = None
-    normalize_advantages: bool = True
-    kl_coef: float = 0.0
+    clip_range: float = _PPO.clip_range
+    clip_range_vf: float | None = _PPO.clip_range_vf
+    gamma: float = _PPO.gamma
+    gae_lambda: float = _PPO.gae_lambda
+    num_ppo_epochs: int = _PPO.num_ppo_epochs
+    value_loss_coef: float = _PPO.value_loss_coef
+    entropy_coef: float = _PPO.entropy_coef
+    target_kl: float | None = _PPO.target_kl
+    normalize_advantages: bool = _PPO.normalize_advantages
+    kl_coef: float = _PPO.kl_coef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,25 +152,25 @@ class GRPOBlock:
     """``grpo:``. ``gamma`` discounts what later turns of an episode earn; ``temperature`` stands above the model's;
     ``clip_range`` and ``kl_coef`` are ours."""
 
-    group_size: int = 4
+    group_size: int = _GRPO.samples_per_prompt
     gamma: float = 1.0
     normalize_rewards: bool = True
     reward_normalization: Literal["group", "batch", "running"] = "group"
     temperature: float | None = None
-    clip_range: float = 0.2
-    kl_coef: float = 0.0
+    clip_range: float = _GRPO.clip_range
+    kl_coef: float = _GRPO.kl_coef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOBlock:
     """``dpo:``. ``rpo_weight`` and ``samples_per_prompt`` (where there is no data_file) are ours."""
 
-    beta: float = 0.1
-    reference_free: bool = False
-    label_smoothing: float = 0.0
+    beta: float = _DPO.beta
+    reference_free: bool = _DPO.reference_free
+    label_smoothing: float = _DPO.label_smoothing
     loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
-    rpo_weight: float = 0.0
-    samples_per_prompt: int = 4
+    rpo_weight: float = _DPO.rpo_weight
+    samples_per_prompt: int = _DPO.samples_per_example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +178,10 @@ class SFTBlock:
     """``sft:``. Without a data_file so many trajectories of the policy are learnt from."""
 
     mode: Literal["combined", "behavioral_cloning", "world_model"] = "behavioral_cloning"
-    bc_weight: float = 0.5
-    world_model_weight: float = 0.5
-    filter_low_reward: bool = False
-    min_reward_threshold: float = 0.0
+    bc_weight: float = _SFT.bc_weight
+    world_model_weight: float = _SFT.world_model_weight
+    filter_low_reward: bool = _SFT.filter_low_reward
+    min_reward_threshold: float = _SFT.min_reward_threshold
     collect_every: int = 1
     max_trajectories: int = 1000
 

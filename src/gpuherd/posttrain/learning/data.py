@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_turns
 from gpuherd.posttrain.learning.translating import model_of, precision_of, problems_wanted, sampling_of
 from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.problem import Problem, Split, Task
 from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.tasks.order import first_problems
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.environments.interface import Environments
@@ -32,25 +34,45 @@ def preferences_of(config: TrainConfig) -> list[Row]:
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 
     read = read_preferences(_file(config), limit=config.training.max_problems)
-    if (told := read.told()) is not None:
+    if (told := read.refusals()) is not None:
         logger.warning("%s", told)
     writing = Writing(load_tokenizer(config.model.model_name_or_path), chat=config.model.use_chat_template)
     return list(writing.comparisons(read.pairs))
 
 
 def demonstrations_of(config: TrainConfig, algorithm: Any, device: str) -> list[Row]:
-    """The right answers to the problems of a file or task, as rollouts. Raises UsageError, and what reading raises."""
+    """The answers to imitate: of all rows of a file or data set, or of a task's training problems, those that it holds
+    out among them, as rollouts. Raises UsageError, and what reading raises."""
+    from gpuherd.posttrain.preference.data import read_demonstrations
+    from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
     from gpuherd.posttrain.tasks.options import TaskOptions
-    from gpuherd.posttrain.tasks.registry import make_task
+    from gpuherd.posttrain.tasks.registry import is_task, make_task
 
+    if not is_task(_file(config)):
+        read = read_demonstrations(_file(config), limit=config.training.max_problems)
+        if (told := read.refusals()) is not None:
+            logger.warning("%s", told)
+        logger.info("learning from %s", read.sentence)
+        writing = Writing(load_tokenizer(config.model.model_name_or_path), chat=config.model.use_chat_template)
+        return [writing.imitation(each) for each in read.shown]
     task = make_task(_file(config), TaskOptions(device=device))
     policy = Policy(model_of(config))
     try:
-        problems = task.problems(Split.TRAIN, problems_wanted(config), config.training.seed)
+        problems = all_but_test(task, problems_wanted(config), config.training.seed)
+        logger.info("learning from %s: %d training problems", _file(config), len(problems))
         work = Collecting(task, problems, policy, policy, 0, sampling_of(config), precision_of(config), device)
         return list(algorithm.collect(work))
     finally:
         task.close()
+
+
+def all_but_test(task: Task, count: int | None, seed: int) -> list[Problem]:
+    """The first problems of a task that are not in its test: nothing is chosen by what it holds out while one policy
+    is trained. Raises UsageError where there are not so many."""
+    problems = [*task.problems(Split.TRAIN, None, seed)]
+    with suppress(UsageError):  # a task may hold nothing out
+        problems += task.problems(Split.HELDOUT, None, seed)
+    return first_problems(problems, count, seed, f"{task.name}, train")
 
 
 def _file(config: TrainConfig) -> str:

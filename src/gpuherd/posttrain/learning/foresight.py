@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.environments.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import make_environments, problems_of
-from gpuherd.posttrain.learning.lengths import Texts
 from gpuherd.posttrain.learning.translating import options_of, problems_wanted
 from gpuherd.posttrain.problem import Problem, Split
+from gpuherd.posttrain.sampling.lengths import Texts
+from gpuherd.posttrain.tasks.preference_rows import Messages
 
 
 def check_data(config: TrainConfig) -> Texts | None:
@@ -32,7 +33,9 @@ def check_data(config: TrainConfig) -> Texts | None:
             check_turns(config, environments)
             found = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), told.seed)
             count = len(found)
-            texts = Texts(_first_words(environments, found, told.seed), turns=environments.most_turns)
+            words = _first_words(environments, found, told.seed)
+            source = f"{len(found)} training problems of {environments.name}{_left_out(environments, told.seed)}"
+            texts = Texts(words, turns=environments.most_turns, source=source)
     algorithm_options(config, count)
     if told.eval_every:
         for number, block in enumerate(config.eval_envs):
@@ -68,19 +71,51 @@ def _first_words(environments: Environments, problems: Sequence[Problem], seed: 
     return ["\n\n".join(each.content for each in environment.reset(problem, seed).messages) for problem in problems]
 
 
+def _left_out(environments: Environments, seed: int) -> str:
+    """How many problems are in the other splits, for people."""
+    counts = {}
+    for split in (Split.HELDOUT, Split.TEST):
+        with suppress(GpuherdError):  # a split that is not there
+            counts[split] = len(environments.problems(split, None, seed))
+    words = [
+        f"{count} more are {'held out' if split is Split.HELDOUT else 'its test'}" for split, count in counts.items()
+    ]
+    return "".join(f"; {each}" for each in words)
+
+
 def _read_file(file: str, config: TrainConfig) -> Texts:
     if config.training.algorithm == "dpo":
         from gpuherd.posttrain.preference.data import read_preferences
 
-        pairs = read_preferences(file, limit=config.training.max_problems).pairs
-        before = [
-            each.prompt if isinstance(each.prompt, str) else "\n\n".join(said for _, said in each.prompt)
-            for each in pairs
-        ]
-        return Texts(before, [said for each in pairs for said in (each.chosen, each.rejected)])
-    from gpuherd.posttrain.tasks.options import TaskOptions
-    from gpuherd.posttrain.tasks.registry import make_task
+        told = read_preferences(file, limit=config.training.max_problems)
+        answers = [said for each in told.pairs for said in (each.chosen, each.rejected)]
+        source = "; ".join(filter(None, (f"{len(told.pairs)} preferences of {file}", told.refusals())))
+        return Texts([_text_of(each.prompt) for each in told.pairs], answers, 1, source)
+    return _demonstrations(file, config)
 
-    with closing(make_task(file, TaskOptions())) as task:
-        found = task.problems(Split.TRAIN, problems_wanted(config), config.training.seed)
-    return Texts([each.prompt for each in found], [each.answers[0] for each in found if each.answers])
+
+def _demonstrations(file: str, config: TrainConfig) -> Texts:
+    from gpuherd.posttrain.learning.data import all_but_test
+    from gpuherd.posttrain.tasks.options import TaskOptions
+    from gpuherd.posttrain.tasks.registry import is_task, make_task
+
+    count, seed = config.training.max_problems, config.training.seed
+    if is_task(file):
+        with closing(make_task(file, TaskOptions())) as task:
+            found = all_but_test(task, count, seed)
+            source = f"{len(found)} training problems of {task.name}; its test is left out"
+        return Texts([each.prompt for each in found], [each.answers[0] for each in found if each.answers], 1, source)
+    from gpuherd.posttrain.preference.data import read_demonstrations
+
+    if config.sft.filter_low_reward:
+        raise UsageError(
+            f"sft.filter_low_reward: the rows of {file} are scored by nothing; leave it out, or name a task by "
+            "training.data_file"
+        )
+    read = read_demonstrations(file, limit=count)
+    said = "; ".join(filter(None, (read.sentence, read.refusals())))
+    return Texts([_text_of(each.prompt) for each in read.shown], [each.answer for each in read.shown], 1, said)
+
+
+def _text_of(prompt: str | Messages) -> str:
+    return prompt if isinstance(prompt, str) else "\n\n".join(said for _, said in prompt)

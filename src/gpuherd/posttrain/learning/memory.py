@@ -19,8 +19,8 @@ from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.learning.translating import model_of, precision_of, steps_of
+from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.training.options import Sharding
 
 logger = logging.getLogger(__name__)

@@ -82,8 +82,7 @@ def train_there(
     with display(console) as shown:
         outcome = run_jobs([job], options, run, before=begin, display=shown)
     for failure in outcome.failures:
-        told = f"failed: {failure.reason}" + (f" (log: {failure.log})" if failure.log is not None else "")
-        console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"failed: {failure.sentence}"), markup=False, highlight=False, soft_wrap=True)
     return outcome
 
 

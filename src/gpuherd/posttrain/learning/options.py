@@ -79,7 +79,7 @@ class TrainOptions(ClusterOptions):
     wait: float | None = _as_for_run("wait")  # type: ignore[assignment]
     no_wait: bool = _as_for_run("no_wait")  # type: ignore[assignment]
     gpu_memory_threshold: int = _as_for_run("gpu_memory_threshold")  # type: ignore[assignment]
-    max_checks: int = _as_for_run("max_checks")  # type: ignore[assignment]
+    max_checks: int | None = _as_for_run("max_checks")  # type: ignore[assignment]
     check_interval: float = _as_for_run("check_interval")  # type: ignore[assignment]
 
     cpus_per_job: int | None = as_for_jobs("cpus_per_job")

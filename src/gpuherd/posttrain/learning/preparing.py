@@ -13,10 +13,13 @@ from gpuherd.posttrain.learning.reading import as_yaml, read_config
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
 _FREE = ("description", "tags", "output_dir", "distributed", "engine")
-_FREE_OF_TRAINING = (
-    "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
-    "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
-)  # fmt: skip
+_FREE_INSIDE = {
+    "training": (
+        "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
+        "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
+    ),
+    "model": ("generation_batch_size",),
+}  # fmt: skip
 
 
 def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
@@ -35,12 +38,17 @@ def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> N
         raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
 
 
-def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
-    """Begins the folder, or goes on with it. Raises as ``look_over``, and CannotWrite."""
+def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simulate: bool = False) -> None:
+    """Begins the folder, or goes on with it. Raises as ``look_over``, and CannotWrite.
+
+    Args:
+        simulate: its GPUs are simulated, which is recorded.
+    """
     look_over(folder, config, resume=resume)
     if not folder.config.exists():
         folder.create()
-        about = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__, "name": config.experiment_name}
+        about: dict[str, object] = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__}
+        about |= {"name": config.experiment_name, "simulated": simulate}
         folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
     folder.write(folder.config, as_yaml(config))
 
@@ -71,7 +79,7 @@ def _deciding(config: TrainConfig) -> dict[str, object]:
         if block in _FREE:
             continue
         if isinstance(value, dict):
-            left_out = _FREE_OF_TRAINING if block == "training" else ()
+            left_out = _FREE_INSIDE.get(block, ())
             found |= {f"{block}.{name}": each for name, each in value.items() if name not in left_out}
         else:
             found[block] = value

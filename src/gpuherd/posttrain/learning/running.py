@@ -33,12 +33,12 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
-from gpuherd.posttrain.learning.lengths import Texts, lengths_of
 from gpuherd.posttrain.learning.memory import Need, need_of
 from gpuherd.posttrain.learning.options import TrainOptions
 from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import cut, model_of, steps_of
+from gpuherd.posttrain.learning.translating import cut, model_of, sampling_of, steps_of
+from gpuherd.posttrain.sampling.lengths import Texts, check_lengths, lengths_of
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -52,6 +52,8 @@ class Plan:
     Attributes:
         need: of each GPU; None on a CPU.
         argv: the command.
+        source: what is learnt from, and what of the data is not.
+        short: a warning where the model has no places for all tokens of an answer.
         engine: what runs it; ``asks`` for what it would ask a cluster, and ``never`` why that can't give it, as far as
             that was looked at.
     """
@@ -65,6 +67,8 @@ class Plan:
     engine: str = LOCAL
     asks: str | None = None
     never: str | None = None
+    source: str = ""
+    short: str | None = None
 
     def lines(self) -> list[str]:
         """For people."""
@@ -76,9 +80,10 @@ class Plan:
         data = training.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
         return [
             f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
+            *([f"learns from {self.source}"] if self.source else []),
             f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once{'' if many == 1 else ' in each'}",
             *([] if self.need is None else [self.need.sentence]),
-            *([] if (warning := cut(told)) is None else [f"warning: {warning}"]),
+            *(f"warning: {warning}" for warning in (cut(told), self.short) if warning is not None),
             f"output: {self.folder.root}",
         ]
 
@@ -92,6 +97,7 @@ class Plan:
             "processes_here": self.processes.here,
             "device": "cpu" if self.on_cpu else "cuda",
             "memory_mb": None if self.need is None else self.need.memory_mb,
+            "learns_from": self.source or None,
             "argv": list(self.argv),
             "engine": self.engine,
             "asks": self.asks,
@@ -142,9 +148,10 @@ class TrainRun:
             return self._on_a_cluster(config, folder, processes)
         check_port(config)
         texts = check_data(config)
+        short = _short(texts, config)
         waiter, need, on_cpu = self._waiter(config, processes, texts)
         argv = command(processes, config, folder.root, on_cpu=on_cpu)
-        self.plan = Plan(config, folder, processes, on_cpu, need, argv)
+        self.plan = Plan(config, folder, processes, on_cpu, need, argv, source=_source(texts), short=short)
         self._tell(self.plan.lines())
         if self.options.dry_run:
             self._tell(["nothing was started"])
@@ -156,7 +163,8 @@ class TrainRun:
             DispatcherLock(folder.lock).close()  # raises QueueBusy before GPUs are waited for
         taken = Taken() if waiter is None else waiter.take()
         if first:
-            prepare(folder, config, resume=self.options.resume)
+            simulated = self.simulate and not processes.on_cpu
+            prepare(folder, config, resume=self.options.resume, simulate=simulated)
             folder.stop.unlink(missing_ok=True)  # of a start before
         code = self._started(self.plan, taken)
         self.summary = folder.summary()
@@ -175,7 +183,8 @@ class TrainRun:
             lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
             need = need_of(config, cards, processes.size, lengths)
         argv = command(processes, config, folder.root, on_cpu=processes.on_cpu, engine=engine)
-        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine)
+        short, source = _short(texts, config), _source(texts)
+        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine, source=source, short=short)
         job = job_of(config, processes, argv, folder)
         self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
@@ -225,9 +234,9 @@ class TrainRun:
         if processes.on_cpu:
             return None, None, True
         asked = self.options.run_options(processes.here, processes.gpu_ids, None)
-        from gpuherd.jobs.gpuwatch import GpuWatch
+        from gpuherd.jobs.gpuwatch import watch_for_plan
 
-        watch = GpuWatch(asked.gpu_options(), "plan", self.settings)
+        watch = watch_for_plan(asked.gpu_options(), self.settings)
         if watch.problem is not None:
             if processes.here > 1 or config.device == "cuda":
                 raise JobCannotFit(
@@ -281,6 +290,18 @@ class TrainRun:
     def _tell(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _source(texts: Texts | None) -> str:
+    return "" if texts is None else texts.source
+
+
+def _short(texts: Texts | None, config: TrainConfig) -> str | None:
+    """A warning of answers that the model has no places for. Raises UsageError for prompts or rows that are longer."""
+    if texts is None:
+        return None
+    model, chat = model_of(config), config.model.use_chat_template
+    return check_lengths(texts, model, sampling_of(config).max_new_tokens, chat=chat)
 
 
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")

@@ -13,9 +13,6 @@ from gpuherd.posttrain.training.options import Sharding, StepOptions, Strategy
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-_TOP_P, _TOP_K = 0.9, 50  # the guide's
-
-
 def model_of(config: TrainConfig) -> str:
     """The model's id or folder, with the ending that quantises it while it is loaded."""
     told = config.model
@@ -51,12 +48,12 @@ def sampling_of(config: TrainConfig) -> Sampling:
     temperature = told.temperature
     if training.algorithm == "grpo" and config.grpo.temperature is not None:
         temperature = config.grpo.temperature
-    whole = on_policy(config)
     return Sampling(
         max_new_tokens=min(told.max_new_tokens, training.max_episode_length),
         temperature=temperature,
-        top_p=(1.0 if whole else _TOP_P) if told.top_p is None else told.top_p,
-        top_k=(0 if whole else _TOP_K) if told.top_k is None else told.top_k,
+        top_p=1.0 if told.top_p is None else told.top_p,
+        top_k=told.top_k or 0,
+        batch_size=told.generation_batch_size,
         use_chat_template=told.use_chat_template,
         seed=training.seed,
     )

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.processes import ATTEMPT_VARIABLE, identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.flags import Parser
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
-from gpuherd.posttrain.learning.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import cut, model_of
+from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.report.log import configure_console, logged_to
 
 if TYPE_CHECKING:

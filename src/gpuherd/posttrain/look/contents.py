@@ -110,6 +110,7 @@ def _row_values(row: Row) -> dict[str, Any]:
         "problems": row.problems,
         "samples": row.samples,
         "estimator": row.estimator,
+        "drawn": row.drawn,
         "tie": row.tie,
         "speed": _short(row.tokens_per_second),
         "gpuHours": _short(row.gpu_hours),
@@ -156,6 +157,7 @@ def _comparison_values(comparison: Comparison) -> dict[str, Any]:
             }
             for each in comparison.differences_at_kl
         ],
+        "unmoved": [[method, _short(beyond_rounding(kl))] for method, kl in comparison.unmoved.items()],
         "note": comparison.note,
     }
 

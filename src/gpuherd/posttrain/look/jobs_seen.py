@@ -12,6 +12,7 @@ from sqlite3 import Row
 
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import QueueUnreadable
+from gpuherd.jobs.failures import with_code
 from gpuherd.jobs.reader import QueueReader
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
@@ -35,7 +36,7 @@ def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOS
         attempts = reader.rows(
             "SELECT jobs.name AS name, attempts.state AS state, attempts.gpus AS gpus, attempts.labels AS labels, "
             "attempts.started_at AS started_at, attempts.ended_at AS ended_at, attempts.class AS class, "
-            "attempts.reason AS reason, "
+            "attempts.reason AS reason, attempts.exit_code AS exit_code, "
             + f"{reader.column('attempts', 'engine', 'attempts')}, {reader.column('attempts', 'node', 'attempts')} "
             "FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
@@ -99,14 +100,15 @@ def _never_began(attempt: Row) -> bool:
 
 
 def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:
-    kinds = {each["name"]: each["class"] for each in attempts if each["state"] == "failed"}  # of the last one
+    last = {each["name"]: each for each in attempts if each["state"] == "failed"}
+    kinds = {name: each["class"] for name, each in last.items()}
     ended = {
-        each["name"]: Failure(each["name"], _kind(each, kinds), each["reason"] or "", final=True)
+        each["name"]: Failure(each["name"], _kind(each, kinds), _reason(each, last.get(each["name"])), final=True)
         for each in jobs
         if each["state"] in ("failed", "cancelled")
     }
     again = [
-        Failure(each["name"], each["class"] or "failed", each["reason"] or "", final=False)
+        Failure(each["name"], each["class"] or "failed", _reason(each, each), final=False)
         for each in attempts
         if each["state"] == "failed" and not _same(ended, each)
     ]
@@ -121,4 +123,10 @@ def _kind(job: Row, kinds: Mapping[str, str | None]) -> str:
 def _same(ended: Mapping[str, Failure], attempt: Row) -> bool:
     """Whether an attempt's failure is what its job ended with."""
     job = ended.get(attempt["name"])
-    return job is not None and job.reason == (attempt["reason"] or "")
+    return job is not None and job.reason == _reason(attempt, attempt)
+
+
+def _reason(row: Row, attempt: Row | None) -> str:
+    """What a row says of its failure, with the exit code of the attempt, if it is that attempt's end."""
+    reason: str = row["reason"] or ""
+    return with_code(attempt["exit_code"], reason) if attempt is not None and attempt["reason"] == reason else reason

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.job import JobState
+from gpuherd.jobs.reader import SIMULATED_GPUS, notes_on_gpus
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.found import Found, find_results
 from gpuherd.posttrain.evaluation.gathering import Gathered, gathered
@@ -59,7 +60,15 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
         trainings=trainings,
         timeline=timeline,
         samples=samples,
-        notes=[*_unfinished(made, done, timeline), *tables.damaged, *unread, *queue_note, *cut, *own],
+        notes=[
+            *_gpus(made, place, record),
+            *_unfinished(made, done, timeline),
+            *tables.damaged,
+            *unread,
+            *queue_note,
+            *cut,
+            *own,
+        ],
     )
 
 
@@ -139,6 +148,12 @@ def _ended(done: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         if str(name).rpartition("/")[2] in _TOLD and isinstance(value, int | float):
             facts.append((f"{name} at the end", f"{value:.4g}", ""))
     return facts
+
+
+def _gpus(made: Made, place: RoundsDirectory, record: Mapping[str, Any]) -> list[str]:
+    if made is Made.TRAINING and record.get("simulated") is True:
+        return [SIMULATED_GPUS]
+    return notes_on_gpus(place.queue)
 
 
 def _unfinished(made: Made, done: Mapping[str, Any], timeline: Timeline | None) -> list[str]:

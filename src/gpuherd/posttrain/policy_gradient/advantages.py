@@ -85,7 +85,8 @@ def grouped_advantages(
         members.setdefault(group, []).append(reward)
     means = {group: math.fsum(each) / len(each) for group, each in members.items()}
     told = {group for group, each in members.items() if max(each) > min(each)}
-    overall = RunningMoments().after(rewards).std if moments is None else moments.std
+    seen = moments if normalization == Normalization.RUNNING else None  # of this batch alone with ``batch``
+    overall = RunningMoments().after(rewards).std if seen is None else seen.std
 
     def spread(group: int) -> float:
         if normalization == Normalization.NONE:

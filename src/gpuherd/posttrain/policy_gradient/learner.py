@@ -71,14 +71,15 @@ class Learner:
         self.work, self.options = work, options
         self.world = World.from_environment(work.device)
         self.device, self.temperature = self.world.device, work.sampling.temperature
-        self._hooks: Hooks = work.extra.get("hooks") or Hooks()
+        self._hooks: Hooks = work.extra.get("hooks") or Hooks(save_every=options.save_every)
         self._steps: StepOptions = work.steps or StepOptions()
         self._greedy = greedy
         self._collected = [] if options.online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
         self.plan = self._planned(passes)
         torch.manual_seed(work.seed)  # of a new adapter, and of dropout
+        sharded = self._steps.shards
         loaded = load_for_training(
-            work.policy, work.precision, "cpu" if self._steps.shards else self.device, options.lora
+            work.policy, work.precision, "cpu" if sharded else self.device, options.lora, sharded=sharded
         )
         self._policy = loaded.module
         module = loaded.module
@@ -212,16 +213,18 @@ class Learner:
         done = step + 1
         told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
         told["seconds"] = time.monotonic() - self._started
-        every = self._hooks.evaluate_every
-        if self._hooks.evaluate is not None and every and (done % every == 0 or done == self.plan.steps):
+        every, last = self._hooks.evaluate_every, done == self.plan.steps
+        evaluated: Mapping[str, float] = {}
+        if self._hooks.evaluate is not None and every and (done % every == 0 or last):
             with self._whole():
-                told |= self._hooks.evaluate(self.sampler, done)
-        if done % self._hooks.log_every == 0 or done == self.plan.steps:
+                evaluated = self._hooks.evaluate(self.sampler, done)
+            told |= evaluated
+        if evaluated or done % self._hooks.log_every == 0 or last:
             self._curves.log(done, told)
         stopping = self._hooks.stopping is not None and self.world.any(self._hooks.stopping())
-        if stopping or done % self._hooks.save_every == 0 or done == self.plan.steps:
+        if stopping or done % self._hooks.save_every == 0 or last:
             self._checkpoints.save(done, self.trainee, keep)
-        if stopping and done < self.plan.steps:
+        if stopping and not last:
             raise Stopped.after(done, self.plan.steps)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -250,11 +253,11 @@ class Learner:
         work = self.work
         return {
             "algorithm": name,
-            "options": asdict(self.options),
-            "policy": work.policy.to_dict(),
-            "reference": work.reference.to_dict(),
+            "options": {name: each for name, each in asdict(self.options).items() if name != "save_every"},
+            "policy": work.named(work.policy),
+            "reference": work.named(work.reference),
             "round": work.round,
-            "sampling": asdict(work.sampling),
+            "sampling": {name: each for name, each in asdict(work.sampling).items() if name != "batch_size"},
             "precision": asdict(work.precision),
             "seed": work.seed,
             "sizes": list(self.plan.sizes),

@@ -14,23 +14,29 @@ from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.forward import weighed
 from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew
+from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew, load_frozen
 from gpuherd.posttrain.training.dropout import without_dropout
 from gpuherd.posttrain.training.options import Lora
 
 logger = logging.getLogger(__name__)
 
 
-def load_for_training(policy: Policy, precision: Precision, device: str, lora: Lora | None) -> LoadedModel:
+def load_for_training(
+    policy: Policy, precision: Precision, device: str, lora: Lora | None, *, sharded: bool = False
+) -> LoadedModel:
     """The policy with what is trained requiring gradients: its adapter, a new adapter, or all weights.
 
-    A new adapter has random numbers of torch's generator; where the policy has an adapter already, that is gone on
-    with. The model's own dropout is switched off. Raises UsageError for a guided policy: its classifier is not
-    trained here.
+    A new adapter has random numbers of torch's generator; where the policy has an adapter already, training continues
+    with that one. The weights under an adapter are loaded frozen. The model's own dropout is switched off. Raises
+    UsageError for a guided policy: its classifier is not trained here.
+
+    Args:
+        sharded: FSDP will divide it, and wants one type of all its weights.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
-    loaded = load_anew(policy.model, precision, device)
+    frozen = (policy.adapter is not None or lora is not None) and not sharded
+    loaded = (load_frozen if frozen else load_anew)(policy.model, precision, device)
     without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
@@ -92,7 +98,7 @@ def reference_of(reference: Policy, policy: Policy, trained: Any, precision: Pre
     """The reference; no second model where only an adapter on the reference itself is trained."""
     if hasattr(trained, "peft_type") and reference.adapter is None and reference.model == policy.model:
         return Reference(trained, True, device)
-    loaded = load_anew(reference.model, precision, device, adapter=reference.adapter)
+    loaded = load_frozen(reference.model, precision, device, adapter=reference.adapter)
     loaded.module.requires_grad_(False)
     return Reference(loaded.module, False, device)
 

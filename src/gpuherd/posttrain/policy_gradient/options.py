@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.losses import LossType
-from gpuherd.posttrain.training.options import Lora, Optimised
+from gpuherd.posttrain.training.options import Lora, Optimised, check_range
 from gpuherd.posttrain.training.watching import Watching
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ class PolicyOptions(Optimised):
         kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
         online: the training samples with the policy as it is, step by step. False: it learns from what the round's
             jobs have collected with the policy of the round before.
+        save_every: steps between checkpoints.
         lora: an adapter is trained; None: all weights (or the adapter that the policy has already).
     """
 
@@ -44,15 +44,15 @@ class PolicyOptions(Optimised):
     loss_type: LossType = LossType.DAPO
     kl_coef: float = 0.05
     online: bool = True
+    save_every: int = 10
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_prompt", "batch_size", "epochs", "max_steps", "minibatch_size"):
+        for name in ("samples_per_prompt", "batch_size", "epochs", "max_steps", "minibatch_size", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}; the least is 1")
-        if not 0 <= self.kl_coef < math.inf:
-            raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
+        check_range(self, "kl_coef", 0)
         _ = self.optimiser  # refuses what is out of range
 
 

@@ -1,15 +1,16 @@
-"""Reads preferences: rows of a prompt with a chosen and a rejected completion, as texts or as messages, from a file or
-the Hub. Nothing is lost in silence: each row is a preference, or stands among the refused ones with its place."""
+"""Reads preferences (a prompt with a chosen and a rejected completion) and demonstrations (prompts with answers to
+imitate), as texts or as messages, from a file or the Hub. Nothing is lost in silence: each row is read, or stands among
+the refused ones with its place."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.tasks.preference_rows import Messages, compared
+from gpuherd.posttrain.tasks.preference_rows import Messages, compared, imitated
 from gpuherd.qa.data.hub import hub_rows
 from gpuherd.qa.data.json_files import rows_of_document, rows_of_lines
 from gpuherd.qa.data.parquet_files import rows_of_parquet
@@ -17,6 +18,7 @@ from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
 from gpuherd.qa.data.rows import Row
 
 _COLUMNS = ("id", "prompt", "chosen", "rejected")
+_IMITATED = ("id", "messages", "prompt", "question", "completion", "chosen", "rejected", "answer", "answers", "text")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _SHOWN = 5  # refused rows in a message
@@ -39,8 +41,23 @@ class Preference:
 
 
 @dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An answer to imitate.
+
+    Attributes:
+        id: of the row, with ``#2`` and so on behind it for its further answers; unique.
+        prompt: a text, or the conversation before the answer; "" where all of a text is imitated.
+        answer: its text.
+    """
+
+    id: str
+    prompt: str | Messages
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that is no preference: its place (``line 7``), and why."""
+    """A row that can't be read: its place (``line 7``), and why."""
 
     place: str
     reason: str
@@ -55,14 +72,41 @@ class Preferences:
     refused: tuple[Refused, ...]
     revision: str | None = None
 
-    def told(self) -> str | None:
+    def refusals(self) -> str | None:
         """The refused rows in one line; None where there are none."""
-        if not self.refused:
-            return None
-        some = "; ".join(f"{each.place}: {each.reason}" for each in self.refused[:_SHOWN])
-        more = f"; and {len(self.refused) - _SHOWN} more" if len(self.refused) > _SHOWN else ""
-        rows = "1 row is no preference" if len(self.refused) == 1 else f"{len(self.refused)} rows are no preferences"
-        return f"{self.name}: {rows}: {some}{more}"
+        return _refusals(self.name, self.refused, "preference")
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The demonstrations of a file or data set.
+
+    Attributes:
+        rows: how many were read, valid or not.
+    """
+
+    name: str
+    shown: tuple[Demonstration, ...]
+    refused: tuple[Refused, ...]
+    rows: int
+
+    def refusals(self) -> str | None:
+        """The refused rows in one line; None where there are none."""
+        return _refusals(self.name, self.refused, "demonstration")
+
+    @property
+    def sentence(self) -> str:
+        """How many answers and rows are used: ``data.jsonl: 100 answers of 100 of 100 rows``."""
+        return f"{self.name}: {len(self.shown)} answers of {self.rows - len(self.refused)} of {self.rows} rows"
+
+
+def _refusals(name: str, refused: Sequence[Refused], kind: str) -> str | None:
+    if not refused:
+        return None
+    some = "; ".join(f"{each.place}: {each.reason}" for each in refused[:_SHOWN])
+    more = f"; and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+    rows = f"1 row is no {kind}" if len(refused) == 1 else f"{len(refused)} rows are no {kind}s"
+    return f"{name}: {rows}: {some}{more}"
 
 
 def read_preferences(
@@ -75,7 +119,7 @@ def read_preferences(
     messages the prompt may be missing: then it is what both conversations begin with. Raises MissingQuestions,
     BadQuestions (no row is good), UsageError, MissingExtra.
     """
-    found, commit = _rows(str(name), split, revision)
+    found, commit = _rows(str(name), split, revision, _wanted)
     pairs: list[Preference] = []
     refused: list[Refused] = []
     places: dict[str, str] = {}  # of ids
@@ -92,8 +136,52 @@ def read_preferences(
         pairs.append(made)
     told = Preferences(str(name), tuple(pairs), tuple(refused), commit)
     if not pairs:
-        raise BadQuestions(told.told() or f"{name}: it has no rows")
+        raise BadQuestions(told.refusals() or f"{name}: it has no rows")
     return told
+
+
+def read_demonstrations(name: str | Path, *, split: str = "train", limit: int | None = None) -> Demonstrations:
+    """The answers to imitate of a file or of a data set of the Hub, named as in ``read_preferences``: of all its rows,
+    or of the first ``limit`` good ones. ``imitated`` says which columns a row may have.
+
+    Raises MissingQuestions, BadQuestions (no row is good), UsageError, MissingExtra.
+    """
+    found, _ = _rows(str(name), split, None, lambda columns: [each for each in columns if each in _IMITATED] or None)
+    shown: list[Demonstration] = []
+    refused: list[Refused] = []
+    places: dict[str, str] = {}  # of ids
+    count = 0
+    for row in found:
+        if limit is not None and count - len(refused) == limit:
+            break
+        count += 1
+        try:
+            pairs = imitated(row.values) if row.values is not None else _no_values(row)
+        except ValueError as problem:
+            refused.append(Refused(row.place, str(problem)))
+            continue
+        own = _id_of(row)
+        if own in places:
+            refused.append(Refused(row.place, f"its id {own!r} is that of {places[own]} too"))
+            continue
+        places[own] = row.place
+        shown += [
+            Demonstration(own if number == 1 else f"{own}#{number}", *pair) for number, pair in enumerate(pairs, 1)
+        ]
+    made = Demonstrations(str(name), tuple(shown), tuple(refused), count)
+    if not shown:
+        raise BadQuestions(made.refusals() or f"{name}: it has no rows")
+    return made
+
+
+def _no_values(row: Row) -> list[tuple[str | Messages, str]]:
+    raise ValueError(row.problem or "no row")
+
+
+def _id_of(row: Row) -> str:
+    """The row's own id, else its place."""
+    said = None if row.values is None else row.values.get("id")
+    return str(said) if isinstance(said, str | int) and not isinstance(said, bool) and str(said).strip() else row.place
 
 
 def preference_of(row: Row) -> Preference | Refused:
@@ -104,29 +192,29 @@ def preference_of(row: Row) -> Preference | Refused:
         prompt, chosen, rejected = compared(row.values)
     except ValueError as problem:
         return Refused(row.place, str(problem))
-    said = row.values.get("id")
-    own = str(said) if isinstance(said, str | int) and not isinstance(said, bool) and str(said).strip() else row.place
-    return Preference(own, prompt, chosen, rejected)
+    return Preference(_id_of(row), prompt, chosen, rejected)
 
 
-def _rows(name: str, split: str, revision: str | None) -> tuple[Iterator[Row], str | None]:
+def _rows(
+    name: str, split: str, revision: str | None, wanted: Callable[[Iterable[str]], list[str] | None]
+) -> tuple[Iterator[Row], str | None]:
     path = Path(name).expanduser()
     if path.is_file():
-        return _rows_of_file(path), None
+        return _rows_of_file(path, wanted), None
     hub_id = _HUB_ID.fullmatch(name)
     if path.suffix.lower() in _SUFFIXES or (hub_id is None and not path.is_dir()):
-        raise MissingQuestions(f"preferences {name}: there is no such file")
+        raise MissingQuestions(f"{name}: there is no such file")
     repository, config = (str(path), None) if path.is_dir() or hub_id is None else hub_id.groups()
-    of_hub = hub_rows(repository, config, split, revision, _wanted)
+    of_hub = hub_rows(repository, config, split, revision, wanted)
     return of_hub.rows, of_hub.revision
 
 
-def _rows_of_file(path: Path) -> Iterator[Row]:
+def _rows_of_file(path: Path, wanted: Callable[[Iterable[str]], list[str] | None]) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        raise UsageError(f"preferences {path}: a file of them ends in {', '.join(_SUFFIXES)}")
+        raise UsageError(f"{path}: a file of rows ends in {', '.join(_SUFFIXES)}")
     if suffix == ".parquet":
-        return rows_of_parquet(path, _wanted)
+        return rows_of_parquet(path, wanted)
     return rows_of_document(path) if suffix == ".json" else rows_of_lines(path)
 
 

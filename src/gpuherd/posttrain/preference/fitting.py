@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError, naming_extras
 from gpuherd.jobs import folders
-from gpuherd.lm.memory import is_out_of_memory
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.training.curves import Curves

@@ -81,9 +81,8 @@ def run_of(
         num_workers=options.num_workers,
         identity={
             "algorithm": algorithm,
-            "model": work.policy.model,
-            "adapter": work.policy.adapter,
-            "reference": [work.reference.model, work.reference.adapter],
+            "policy": work.named(work.policy),
+            "reference": work.named(work.reference),
             "data": data,
             "seed": work.seed,
             "precision": [work.precision.dtype, work.precision.amp_dtype],

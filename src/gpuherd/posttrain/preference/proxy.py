@@ -65,7 +65,7 @@ def compared_by_people(preferences: str, policy: Policy, *, chat: bool) -> list[
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 
     found = read_preferences(preferences)
-    if (told := found.told()) is not None:
+    if (told := found.refusals()) is not None:
         logger.warning("%s", told)
     return Writing(load_tokenizer(policy.model, policy.adapter), chat=chat).comparisons(found.pairs)
 

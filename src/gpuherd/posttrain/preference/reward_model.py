@@ -82,7 +82,7 @@ def train_reward_model(
     if not comparisons:
         raise UsageError("a reward model is learnt from comparisons, and there are none")
     rows = [_row(each) for each in comparisons]
-    form = Form.CHAT if use_chat_template else Form.ENDED
+    form = Form.TURN if use_chat_template else Form.ENDED
     run = Run(
         folder=folder,
         stage=STAGE,

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def arguments(run: Run, processes: int) -> dict[str, Any]:
         "warmup_steps": optimiser.warmup_steps,
         "bf16": run.amp_dtype == "bfloat16",
         "fp16": run.amp_dtype == "float16",
-        "activation_checkpointing": run.steps.gradient_checkpointing,
+        _checkpointing_argument(): run.steps.gradient_checkpointing,
         "torch_empty_cache_steps": run.steps.clear_cache_interval,
         "use_cpu": run.device == "cpu",
         "seed": run.seed,
@@ -195,6 +196,12 @@ def arguments(run: Run, processes: int) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
         **_sharding(run.steps),
     }
+
+
+def _checkpointing_argument() -> str:
+    """The name that the installed transformers has for gradient checkpointing: another one from 5.23 on."""
+    major, minor = version("transformers").split(".")[:2]
+    return "activation_checkpointing" if (int(major), int(minor)) >= (5, 23) else "gradient_checkpointing"
 
 
 def _sharding(steps: StepOptions) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.preference.data import Preference
+from gpuherd.lm.end_tokens import turn_end
+from gpuherd.posttrain.preference.data import Demonstration, Preference
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.prompting import Prompting
+from gpuherd.posttrain.tasks.preference_rows import Messages
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 
 
@@ -22,48 +24,61 @@ class Writing:
 
     def __init__(self, tokenizer: Any, *, chat: bool):
         """Raises UsageError where a template is asked for and there is none, or there is no end token."""
-        if tokenizer.eos_token_id is None:
+        self._end = turn_end(tokenizer) if chat else tokenizer.eos_token_id
+        if self._end is None:
             raise UsageError("the policy's tokenizer has no end token (eos_token): no completion would end")
         self._tokenizer = tokenizer
         self._controls = control_texts(tokenizer)
         self._prompting = Prompting(tokenizer, chat=chat)
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """The tokens of a whole completion, the end token behind them. Control tokens written out in it are taken
-        apart: none of them ends the completion before its end."""
+        """The tokens of a whole completion with its end token: what ends a turn by the template, else the tokenizer's.
+
+        Control tokens written out in it are taken apart: none of them ends the completion before its end.
+        """
         ids = self._tokenizer(defused(text, self._controls), add_special_tokens=False)["input_ids"]
-        return (*ids, self._tokenizer.eos_token_id)
+        return (*ids, self._end)
 
     def demonstration(self, problem: Problem, reward: Reward) -> Rollout:
         """A problem's first right answer as if the policy had given it. Raises UsageError where there is none."""
         if not problem.answers:
             raise UsageError(f"problem {problem.id} has no answer that could be imitated; learn from samples instead")
-        ids = self.completion(problem.answers[0])
+        return self._imitated(problem.id, self._prompting.of(problem), problem.answers[0], reward)
+
+    def imitation(self, shown: Demonstration) -> Rollout:
+        """A demonstration as a rollout of the policy, with the reward 0: nothing scored it. Raises UsageError where the
+        chat template refuses its conversation."""
+        begin = self._tokenizer.bos_token_id
+        prompt = self._before(shown.id, shown.prompt) if shown.prompt else () if begin is None else (begin,)
+        return self._imitated(shown.id, prompt, shown.answer, Reward(0.0))
+
+    def _imitated(self, problem: str, prompt_ids: tuple[int, ...], text: str, reward: Reward) -> Rollout:
+        ids = self.completion(text)
         return Rollout(
-            problem=problem.id,
+            problem=problem,
             sample=0,
-            prompt_ids=self._prompting.of(problem),
+            prompt_ids=prompt_ids,
             ids=ids,
             by_policy=(True,) * len(ids),
             log_probs=(None,) * len(ids),
-            text=problem.answers[0],
+            text=text,
             reward=reward.value,
             correct=reward.correct,
             finished=True,
             turn_rewards=((len(ids) - 1, reward.value),),
         )
 
+    def _before(self, name: str, prompt: str | Messages) -> tuple[int, ...]:
+        """The tokens of a prompt, or of the conversation before an answer."""
+        if isinstance(prompt, str):
+            return self._prompting.of(Problem(name, prompt))
+        return self._prompting.of_messages([{"role": role, "content": content} for role, content in prompt])
+
     def comparison(self, preference: Preference) -> Comparison:
         """A preference as tokens. Raises UsageError where its conversation can't be put."""
-        if isinstance(preference.prompt, str):
-            prompt = self._prompting.of(Problem(preference.id, preference.prompt))
-        else:
-            prompt = self._prompting.of_messages(
-                [{"role": role, "content": content} for role, content in preference.prompt]
-            )
         return Comparison(
             problem=preference.id,
-            prompt_ids=prompt,
+            prompt_ids=self._before(preference.id, preference.prompt),
             context_ids=(),
             chosen_ids=self.completion(preference.chosen),
             rejected_ids=self.completion(preference.rejected),

@@ -1,8 +1,8 @@
 """Programs scored by tests: what share of them passes, each program run in the sandbox.
 
 A test is one of three: a statement that raises where something is wrong (``assert f(2) == 4``), a call whose result is
-compared with the right one, and an input whose output is. The last two are compared here, outside of the process that
-the program runs in, so that no program can say of itself that it is right.
+compared with the right one, and an input whose output is. None is compared in the process that the program runs in, so
+that no program can say of itself that it is right.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class CodeRewards:
 def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
     """How the tests of each completion's program came out, all runs side by side as far as the sandbox goes."""
     planned = [
-        _works(program_of(completion, problem.hidden), tests_of(problem), problem.hidden.get(SETUP, ""))
+        _works(program_of(completion, problem.hidden), tests_of(problem), problem.hidden)
         for problem, completion in zip(problems, completions, strict=True)
     ]
     outcomes = iter(sandbox.run_all([work for works in planned for work, _ in works]))
@@ -216,15 +216,19 @@ def program_of(completion: str, hidden: Mapping[str, str]) -> str:
     return f"{prefix.rstrip()}\n    pass\n\n{program}" if defines else prefix + program
 
 
-def _works(program: str, tests: Sequence[Test], setup: str) -> list[tuple[Work, tuple[Test, ...]]]:
+def _works(program: str, tests: Sequence[Test], hidden: Mapping[str, str]) -> list[tuple[Work, tuple[Test, ...]]]:
     """The runs that the tests need: one for all that look into the program's module, one for each input."""
     inside = tuple(each for each in tests if isinstance(each, Statement))
     calls = tuple(each for each in tests if isinstance(each, Call))
     works: list[tuple[Work, tuple[Test, ...]]] = []
+    setup, entry = hidden.get(SETUP, ""), hidden.get(ENTRY, "")
+    # What a prompt's program defines besides the function is not the answer's to change for the tests.
+    given = f"{hidden.get(PREFIX, '').rstrip()}\n    pass\n" if entry else ""
     if inside or calls:
         sources = tuple(each.source for each in inside)
         called = tuple((each.name, each.arguments) for each in calls)
-        works.append((Work(program, tests=sources, calls=called, before=setup, as_main=False), (*inside, *calls)))
+        work = Work(program, tests=sources, calls=called, before=setup, given=given, entry=entry)
+        works.append((work, (*inside, *calls)))
     for each in tests:
         if isinstance(each, Stream):
             works.append((Work(program, input=each.input, before=setup), (each,)))
@@ -286,7 +290,10 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
         if isinstance(one, int) and isinstance(other, int):
             return one == other
-        return math.isclose(one, other, rel_tol=_NEAR, abs_tol=_NEAR**2)
+        try:
+            return math.isclose(one, other, rel_tol=_NEAR, abs_tol=_NEAR**2)
+        except OverflowError:  # a whole number that is larger than any with a point
+            return False
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):

@@ -21,6 +21,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Sequence
@@ -35,12 +36,13 @@ _PRIVATE, _BIND, _RECURSIVE, _DETACH = 1 << 18, 4096, 16384, 2
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 _READ_ONLY_ATTRIBUTES = struct.pack("=QQQQ", 1 | 2, 0, 0, 0)  # MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID
 _AT_RECURSIVE, _AT_HERE = 0x8000, -100
-_PDEATHSIG, _NO_NEW_PRIVS, _SECCOMP, _FILTER = 1, 38, 22, 2
+_PDEATHSIG, _NO_NEW_PRIVS, _SECCOMP, _FILTER, _NO_HUGE_PAGES = 1, 38, 22, 2, 41
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _NOBODY = 65534
+_ANSWER_ENDED = 3  # of ``exchange``
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _WORK = "/sandbox"
 _COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of these is covered by the new root
@@ -52,6 +54,9 @@ def main(spec: dict[str, Any]) -> None:
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != spec["parent"]:  # it ended before we could be tied to it
         sys.exit(1)
+    if spec["group"]:
+        with suppress(OSError):  # a group that only looked as if it might be used
+            Path(spec["group"]).write_text("0")
     try:
         if spec["mode"] == "namespaces":
             _in_namespaces(spec)
@@ -88,22 +93,55 @@ def _in_group(spec: dict[str, Any]) -> None:
 
 
 def _run(spec: dict[str, Any]) -> None:
-    """Runs the program in a process of its own, waits for it, and tells how it ended."""
-    guard = os.getpid()
+    """Runs the program in a process of its own, waits for it, and reports how it ended.
+
+    Where an answer is tested, the program runs the tests, and a second process runs the answer. The report is of the
+    one that ended first: the tests' exit code shows when that was the answer.
+    """
+    guard, answer = os.getpid(), None
+    program, kept = spec["program"], []
+    if spec["answer"]:
+        ours, theirs = socket.socketpair()
+        answer = os.fork()
+        if not answer:
+            ours.close()
+            os.close(spec["reported_by"])
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # its input would tell it the tests
+            _become(spec, guard, [*spec["answer"], str(theirs.fileno())], theirs.fileno())
+        theirs.close()
+        program, kept = [*program, str(ours.fileno())], [ours.fileno()]
     child = os.fork()
     if not child:
-        _become(spec, guard)
-    while True:
+        _become(spec, guard, program, *kept)
+    if answer:
+        ours.close()
+    status, seconds = _waited(child)
+    if answer:
+        if status != _ANSWER_ENDED and answer not in _ended:
+            os.kill(answer, signal.SIGKILL)
+        of_answer, more = _waited(answer)
+        status, seconds = of_answer if status == _ANSWER_ENDED else status, seconds + more
+    _tell(spec, {"status": status, "cpu_seconds": seconds})
+
+
+_ended: dict[int, tuple[int, float]] = {}  # processes that were waited for: exit code and CPU time
+
+
+def _waited(process: int) -> tuple[int, float]:
+    """Waits for a process, and reaps others that end meanwhile. Returns its exit code and CPU time."""
+    while process not in _ended:
         ended, status, usage = os.wait4(-1, 0)
-        if ended == child:
-            break
-    _tell(spec, {"status": os.waitstatus_to_exitcode(status), "cpu_seconds": usage.ru_utime + usage.ru_stime})
+        _ended[ended] = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+    return _ended[process]
 
 
-def _become(spec: dict[str, Any], guard: int) -> NoReturn:
+def _become(spec: dict[str, Any], guard: int, program: list[str], *inherited: int) -> NoReturn:
     """Gives up all that is not needed, and becomes the program, which ends with its guard."""
     try:
+        for each in inherited:
+            os.set_inheritable(each, True)
         _prctl(_NO_NEW_PRIVS, 1)
+        _prctl(_NO_HUGE_PAGES, 1)  # of which a pipe's slot could keep a whole one, outside of the limit of memory
         if spec["mode"] == "namespaces":
             tasks = spec["limits"]["tasks"]
             if os.geteuid() != 0:  # a user stays who he is, and both guards count too; his capabilities end with exec
@@ -127,7 +165,7 @@ def _become(spec: dict[str, Any], guard: int) -> NoReturn:
             _restrict_files(spec["readable"])
         if spec["filter"]:
             _filter(bytes.fromhex(spec["filter"]))
-        os.execve(spec["program"][0], spec["program"], spec["environment"])  # noqa: S606
+        os.execve(program[0], program, spec["environment"])  # noqa: S606
     except Exception as problem:
         _tell(spec, {"problem": _said(problem)})
     os._exit(127)
@@ -141,9 +179,9 @@ def _enter_namespaces() -> None:
     user, group, root = os.geteuid(), os.getegid(), os.geteuid() == 0
     if not root:
         _called(_LIBC.unshare(_NEW_NAMESPACES), "namespaces")
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
         return
     # Two users can only be mapped from outside: by a child that was made before, and stays there.
     ready, entered = os.pipe()
@@ -155,7 +193,7 @@ def _enter_namespaces() -> None:
         with suppress(OSError):
             if os.read(ready, 1):
                 for name in ("gid_map", "uid_map"):
-                    Path(f"/proc/{outside}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
+                    Path(f"/proc/{outside}/{name}").write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n", encoding="utf-8")
                 failed = 0
         os._exit(failed)
     os.close(ready)

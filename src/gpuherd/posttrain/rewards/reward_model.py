@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.lm.memory import is_out_of_memory
+from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.lm.end_tokens import MARKER, turn_end
 from gpuherd.models.load.classes import check_code, config_of, runs_own_code
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown
+from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
+from gpuherd.qa.prompts.token_ids import token_ids
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +43,7 @@ class Form(StrEnum):
     PAIR = "pair"  # two texts with a separator between them, as encoders are trained
     JOINED = "joined"  # one text
     ENDED = "ended"  # one text, prompt and completion tokenised apart, with the end token behind: as rollouts are
+    TURN = "turn"  # the same of conversations: the prompt by the template, the end of a turn behind the completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ class RewardModel:
         )
         self.tokenizer.truncation_side = "left"  # the completion is what is judged
         self._controls = control_texts(self.tokenizer)
+        self._turn_end = turn_end(self.tokenizer)
         self.output = _output(model, config, label)
         self.padding = _padding(model, self.tokenizer)
         config.get_text_config().pad_token_id = self.padding
@@ -163,11 +168,13 @@ class RewardModel:
         """A row as the model reads it: ``input_ids``, and ``token_type_ids`` where its tokenizer makes them."""
         tokenizer = self.tokenizer
         # What a policy writes can't end its answer, or begin another's turn, before the judge.
-        prompt, completion = (defused(text, self._controls) for text in (prompt, completion))
+        completion = defused(completion, self._controls)
+        if self.form is Form.TURN or (self.form is Form.CHAT and self._is_templated(prompt)):
+            return {"input_ids": list(self._cut([*self._prompt_ids(prompt), *self._ended(completion, self._turn_end)]))}
+        prompt = defused(prompt, self._controls)
         if self.form is Form.ENDED:
-            behind = tokenizer(completion, add_special_tokens=False)["input_ids"]
-            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-            return {"input_ids": list(self._cut([*tokenizer(prompt)["input_ids"], *behind, *end]))}
+            ids = [*tokenizer(prompt)["input_ids"], *self._ended(completion, tokenizer.eos_token_id)]
+            return {"input_ids": list(self._cut(ids))}
         if self.form is Form.PAIR:
             made = tokenizer(prompt, completion)
             if self._too_long(made):
@@ -182,9 +189,29 @@ class RewardModel:
                 made = tokenizer(text, **own, truncation=True, max_length=self.most_tokens)
         return {name: list(made[name]) for name in ("input_ids", "token_type_ids") if name in made}
 
+    def _ended(self, completion: str, end: int | None) -> list[int]:
+        ids = list(self.tokenizer(completion, add_special_tokens=False)["input_ids"])
+        return ids if end is None else [*ids, end]
+
+    def _is_templated(self, prompt: str) -> bool:
+        """Whether a prompt is a rendered conversation already, and not the text of a user message."""
+        before, _, behind = self._rendered([{"role": "user", "content": MARKER}], ask=True).partition(MARKER)
+        return bool(before.strip() and behind.strip()) and prompt.startswith(before) and prompt.endswith(behind)
+
+    def _prompt_ids(self, prompt: str) -> tuple[int, ...]:
+        """The tokens of a prompt up to the answer: by the template, which is not put round it twice."""
+        if not self._is_templated(prompt):
+            said = [{"role": "user", "content": defused(prompt, self._controls)}]
+            prompt = self._rendered(said, ask=True)
+        return token_ids(self.tokenizer, prompt, conversation=True)
+
     def _conversation(self, prompt: str, completion: str) -> str:
-        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        return self._rendered([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}])
+
+    def _rendered(self, turns: list[dict[str, str]], *, ask: bool = False) -> str:
         try:
+            if ask:
+                return templated(self.tokenizer, turns)
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False))
         except Exception as problem:  # a template raises what it likes
             raise UsageError(

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import IO
 
 from gpuherd.errors import GpuherdError
+from gpuherd.posttrain.rewards.cgroups import memory_group
 from gpuherd.posttrain.rewards.syscall_filter import filter_program
 from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
 
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
 _HARNESS = Path(__file__).with_name("harness.py")
+_EXCHANGE = Path(__file__).with_name("exchange.py")
 _CONFINE = Path(__file__).with_name("confine.py")
 
 
@@ -35,13 +37,21 @@ def run_once(work: Work, limits: Limits, mode: Mode) -> Outcome:
     """Runs something. Raises NoProtection elsewhere than on Linux, GpuherdError where the mode does not work here."""
     if sys.platform != "linux":
         raise NoProtection("code of strangers is run on Linux only")
+    try:
+        return _run(work, limits, mode)
+    except OSError as problem:  # the machine's fault and not the code's: no process, no file, no memory is left
+        raise GpuherdError(f"the sandbox could not be started: {problem}") from None
+
+
+def _run(work: Work, limits: Limits, mode: Mode) -> Outcome:
     nonce = secrets.token_hex(16)
     # The other modes have a folder in memory, or none.
-    with tempfile.TemporaryDirectory() if mode is Mode.NOTHING else nullcontext("/") as folder:
+    room = tempfile.TemporaryDirectory() if mode is Mode.NOTHING else nullcontext("/")
+    with room as folder, memory_group(nonce, limits.memory * (1 + work.tested)) as group:
         told_by, told_to = os.pipe()
         reported_by, reported_to = os.pipe()
         try:
-            spec = _spec(limits, mode, told_to, reported_to, folder)
+            spec = {**_spec(work, limits, mode, told_to, reported_to, folder), "group": group}
             process = subprocess.Popen(
                 [_interpreter(), "-I", "-S", str(_CONFINE), json.dumps(spec)],
                 stdin=subprocess.PIPE,
@@ -112,7 +122,7 @@ def _watched(
     )
 
 
-def _spec(limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
+def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
     """What ``confine`` is told."""
     program = filter_for(mode, limits.children > 0)
     os_limits = {
@@ -122,7 +132,7 @@ def _spec(limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: st
         "disk": limits.disk,
         "inodes": 1 + limits.disk // 4096,
         "open_files": limits.open_files,
-        "tasks": 64 if limits.children == 0 else 1 + limits.children,
+        "tasks": 64 if limits.children == 0 else 1 + work.tested + limits.children,
     }
     environment = {
         "PATH": "/usr/bin:/bin",
@@ -132,16 +142,20 @@ def _spec(limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: st
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    harness = _HARNESS.read_text(encoding="utf-8")
+    source = (_EXCHANGE if work.tested else _HARNESS).read_text(encoding="utf-8")
+    python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", source]
     return {
         "mode": mode.value,
         "parent": os.getpid(),
         "told_by": told_to,
+        "reported_by": reported_to,
         "folder": folder,
         "readable": _readable(),
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),
-        "program": [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", harness, str(reported_to)],
+        # A socket's number is put behind where there are two that talk to each other.
+        "program": [*python, "tests", str(reported_to)] if work.tested else [*python, str(reported_to)],
+        "answer": [*python, "answer"] if work.tested else None,
         "environment": environment,
     }
 
@@ -154,7 +168,8 @@ def _given(work: Work, nonce: str) -> bytes:
         "code": work.code,
         "tests": work.tests,
         "calls": work.calls,
-        "as_main": work.as_main,
+        "given": work.given,
+        "entry": work.entry,
     }
     said = json.dumps(told).encode()
     return f"{len(said):08x}".encode() + said + work.input.encode(errors="replace")

@@ -48,6 +48,9 @@ _NEVER: Mapping[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97),
     "setns": (308, 268),
     "memfd_create": (319, 279),  # memory that no limit counts
+    "vmsplice": (278, 75),  # pages of a pipe, which stay when their addresses are given back
+    "splice": (275, 76),
+    "tee": (276, 77),
     "memfd_secret": (447, 447),
     # System V objects are found by number: without a namespace they are those of all the user's programs.
     "shmget": (29, 194),
@@ -148,8 +151,9 @@ _WITHOUT_NAMESPACES: Mapping[str, tuple[int | None, int | None]] = {
 _ARGUMENTS: Mapping[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     "fcntl": ((72, 25), 1, (8, 15)),
     "ioctl": ((16, 29), 1, (0x8901, 0x8902)),
-    "prctl": ((157, 167), 0, (1,)),
+    "prctl": ((157, 167), 0, (1, 41)),
 }
+_ALWAYS = {"prctl": ((157, 167), 0, (41,))}  # PR_SET_THP_DISABLE
 _FORKS: Mapping[str, tuple[int | None, int | None]] = {"fork": (57, None), "vfork": (58, None)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
@@ -184,9 +188,8 @@ def _instructions(machine: str, children: bool, namespaces: bool) -> Iterator[tu
         if (number := numbers[column]) is not None:
             yield from _refused(number, _EPERM)
     yield from _refused(_CLONE3, _ENOSYS)
-    if not namespaces:
-        for both, argument, values in _ARGUMENTS.values():
-            yield from _refused_with(both[column], argument, values)
+    for both, argument, values in (_ALWAYS if namespaces else _ARGUMENTS).values():
+        yield from _refused_with(both[column], argument, values)
     # clone: threads, and processes only where they are allowed, never with namespaces of their own.
     yield (_EQUAL, 0, 4, _CLONE[machine])
     yield (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)

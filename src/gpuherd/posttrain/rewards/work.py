@@ -60,11 +60,12 @@ class Work:
     Attributes:
         code: Python source.
         input: what it reads from its standard input.
-        tests: Python sources that are run one after the other in the code's module, and ``calls`` as (name of a
-            function, arguments): what these return is reported as JSON.
-        before: source that is run before the code.
-        as_main: the module's name is ``__main__``.
-        limits: of this run.
+        tests: Python sources that are run one after the other, and ``calls`` as (name of a function, arguments): what
+            these return is reported as JSON. Both run in a process separate from that of the code, whose module
+            is then called ``answer`` and not ``__main__``.
+        before: source that is run before the code, and before the tests.
+        given: the beginning of the code that is not its author's; the tests have what it defines from there.
+        entry: the function that ``given`` leaves to be written.
     """
 
     code: str
@@ -72,7 +73,13 @@ class Work:
     tests: tuple[str, ...] = ()
     calls: tuple[tuple[str, tuple[object, ...]], ...] = ()
     before: str = ""
-    as_main: bool = True
+    given: str = ""
+    entry: str = ""
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are tests or calls, which a second process runs."""
+        return bool(self.tests or self.calls)
 
 
 @dataclass(frozen=True, slots=True)

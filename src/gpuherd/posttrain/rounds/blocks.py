@@ -77,6 +77,7 @@ class TrainingSettings:
     Attributes:
         micro_batch_size, gradient_checkpointing, dynamic_batch_size: as in ``StepOptions``.
         datasets: names of ``datasets``, ids of tasks, or files of problems; None: all of ``datasets``.
+        lr: learning rate of all algorithms that set none themselves; None: each algorithm's own.
         seed: of initial weights and of the order of batches.
     """
 
@@ -84,7 +85,12 @@ class TrainingSettings:
     gradient_checkpointing: bool = False
     dynamic_batch_size: bool = False
     datasets: tuple[str, ...] | None = None
+    lr: float | None = None
     seed: int = 0
+
+    def shared(self) -> dict[str, Any]:
+        """Options for all algorithms that set none of this name themselves."""
+        return {} if self.lr is None else {"lr": self.lr}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class DataCollection:
                 raise UsageError(f"{name}={value}; the least is {least}")
 
     def shared(self) -> dict[str, Any]:
-        """What is said here for all algorithms that have such an option."""
+        """Options for all algorithms that have them and set none of this name themselves."""
         names = ("samples_per_example", "bradley_terry_sampling", "bradley_terry_beta")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 

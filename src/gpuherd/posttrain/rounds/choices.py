@@ -44,16 +44,18 @@ class Choice:
         return algorithm_class(self.algorithm)(self.options)
 
 
-def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> tuple[Choice, ...]:
+def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]) -> tuple[Choice, ...]:
     """The enabled algorithms of ``algos`` in order.
 
     Args:
-        shared: options for all algorithms that have one of this name and were not told themselves.
+        shared: by block of the configuration, options for all algorithms that have them and set none of this name
+            themselves.
 
     Raises UsageError: a name that is no algorithm, an option that is none; something shared that no algorithm reads.
     """
     found = []
     read_by: set[str] = set()
+    common = {key: value for block in shared.values() for key, value in block.items()}
     for name, block in blocks.items():
         where = f"algos.{name}"
         if not isinstance(block, Mapping):
@@ -63,16 +65,16 @@ def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any
         kind = algorithm_class(algorithm)
         given = {key: value for key, value in block.items() if key not in _OURS}
         fields = {each.name for each in dataclasses.fields(kind.Options)}
-        also = {key: value for key, value in shared.items() if key in fields}
+        also = {key: value for key, value in common.items() if key in fields}
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
             read_by |= fields
             collects = not getattr(options, "online", False) and getattr(options, "preferences", None) is None
             draws = kind.on_policy and not getattr(options, "greedy", False)
             found.append(Choice(name, algorithm, options, bool(kind.guided), bool(draws), collects))
-    for key in shared:
+    for where, key in ((where, key) for where, several in shared.items() for key in several):
         if found and key not in read_by:
-            raise UsageError(f"data_collection.{key}: none of {', '.join(each.name for each in found)} reads it")
+            raise UsageError(f"{where}.{key}: none of {', '.join(each.name for each in found)} reads it")
     return tuple(found)
 
 

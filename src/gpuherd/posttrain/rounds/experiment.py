@@ -11,9 +11,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -42,7 +42,7 @@ from gpuherd.posttrain.rounds.priority import priority_named
 from gpuherd.posttrain.rounds.record import RunRecord, begin, read_record
 from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.posttrain.rounds.telling import headline, plan_tree, print_tree, result_lines, warnings
+from gpuherd.posttrain.rounds.telling import end_lines, headline, notices, plan_tree, print_tree, result_lines
 from gpuherd.posttrain.rounds.work import versions
 from gpuherd.qa.working.model_jobs import having
 from gpuherd.qa.working.running import failure_lines
@@ -70,7 +70,7 @@ class RoundsOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 only when the run is complete, or nothing was to be started and all could be."""
+        """0 only when the run is complete or was drained, or nothing was to be started and all could be."""
         if self.jobs is not None:
             return self.jobs.exit_code
         return ExitCode.FAILED if self.never else ExitCode.OK
@@ -122,8 +122,9 @@ class RoundsExperiment:
         """
         if self.goes_on and self.folder.done.exists():
             return self._complete()
-        self.prepared = prepare(self.settings)
-        for line in warnings(self.settings, self.prepared):
+        recorded = read_record(self.folder).made.get("inputs", {}) if self.goes_on else None
+        self.prepared = prepare(self.settings, recorded)
+        for line in notices(self.settings, self.prepared):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         record = self._record()
         self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
@@ -173,6 +174,7 @@ class RoundsExperiment:
             told |= {
                 "exit_code": int(self.outcome.exit_code),
                 "complete": self.outcome.complete,
+                "can_go_on": jobs is None or not jobs.unsolvable,
                 "failures": []
                 if jobs is None
                 else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
@@ -216,7 +218,7 @@ class RoundsExperiment:
         began = clock.wall()
         logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
         assert self.prepared is not None  # noqa: S101 - as above
-        for line in warnings(self.settings, self.prepared):
+        for line in notices(self.settings, self.prepared):
             logger.info("%s", line)
         if self.simulate:
             logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
@@ -225,7 +227,7 @@ class RoundsExperiment:
             self.plan,
             self.folder,
             identity=record.identity,
-            cwd=record.cwd,
+            cwd=record.cwd if Path(record.cwd).is_dir() else os.getcwd(),  # noqa: PTH109 - as the record has it
             retries=self.options.retries,
             heartbeat_s=self.options.heartbeat,
             share=self.options.share,
@@ -242,7 +244,7 @@ class RoundsExperiment:
             *(outcome.done, outcome.failed, outcome.waiting, outcome.cancelled),
         )
         self._tidy(began)
-        complete = outcome.exit_code is ExitCode.OK and self.only is None
+        complete = outcome.complete and self.only is None
         if complete:
             values = {"format": FORMAT, "jobs": len(self.plan), "results": json_values(self._gathered())}
             text = json.dumps(values, indent=1, allow_nan=False)
@@ -273,7 +275,7 @@ class RoundsExperiment:
 
     def _tidy(self, began: float) -> None:
         """Removes half-written files of workers that were killed before this start; not while a job runs."""
-        with closing(Queue(self.folder.queue)) as queue:
+        with Queue(self.folder.queue) as queue:
             if queue.running():
                 return
         made = (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage)
@@ -299,11 +301,7 @@ class RoundsExperiment:
     def _tell_end(self) -> None:
         assert self.outcome is not None and self.outcome.jobs is not None  # noqa: S101 - as above
         self._tell_results()
-        lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(self.outcome.jobs)]
-        if self.outcome.jobs.interrupted:
-            lines.append("stopped: the same command goes on from here")
-        elif not self.outcome.complete and self.only is None:
-            lines.append(f"not all is done: the same command, or --resume {self.folder.root}, goes on from here")
+        lines = end_lines(self.outcome.jobs, self.folder.root)
         if self.only is None:
             lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
         for line in lines:

@@ -119,7 +119,7 @@ class ParallelDataGenerator(ParallelJobExecutor):
             raise UsageError("there is nothing to collect: with dry_run nothing is started, and a complete run has all")
         experiment.only = _of_the_first_round
         outcome = experiment.run()
-        if outcome.exit_code is not ExitCode.OK:
+        if outcome.exit_code is not ExitCode.OK or (outcome.jobs is not None and not outcome.jobs.complete):
             told = [] if outcome.jobs is None else failure_lines(outcome.jobs)
             raise NotCollected("; ".join(f"{job}: {reason}" for job, reason in told) or "stopped before all was done")
         return _read(experiment)

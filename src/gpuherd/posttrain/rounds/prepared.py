@@ -10,14 +10,17 @@ from pathlib import Path
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
-from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.rounds.choices import Choice
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.tasks import evaluation_problems, make_dataset, training_problems
-from gpuherd.qa.working.model_files import model_files
+from gpuherd.posttrain.sampling.lengths import Texts, check_lengths
+from gpuherd.posttrain.tasks.dataset import DataTask
+from gpuherd.qa.working.model_files import files_digest, model_files
 from gpuherd.qa.working.model_files import reference as model_reference
 
 # What a chat template adds to a message, at most, in tokens.
@@ -33,8 +36,11 @@ class Prepared:
         choices: its algorithms.
         problems: how many are trained on, by data set.
         evaluated: how many are evaluated on, by data set.
+        splits: how many problems the splits of a data set have that is read from files or the Hub, as far as they were
+            read.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
         reward_models: of the data sets whose completions a model scores.
+        short: warnings of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
         inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
@@ -42,21 +48,32 @@ class Prepared:
     choices: tuple[Choice, ...]
     problems: Mapping[str, int]
     evaluated: Mapping[str, int]
+    splits: Mapping[str, Mapping[Split, int]]
     prompt_tokens: Mapping[str, int]
     reward_models: Mapping[str, str]
+    short: tuple[str, ...]
     right_or_wrong: frozenset[str]
     inputs: Mapping[str, str]
 
 
-def prepare(settings: Settings) -> Prepared:
-    """Looks at all that the experiment names. Raises UsageError, MissingModel, BadModel; what reading data raises."""
+def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Prepared:
+    """Looks at all that the experiment names.
+
+    Args:
+        recorded: ``inputs`` of the run that goes on.
+
+    Raises UsageError, MissingModel, BadModel; what reading data raises.
+    """
     choices = settings.choices()
     problems: dict[str, int] = {}
     evaluated: dict[str, int] = {}
+    splits: dict[str, Mapping[Split, int]] = {}
     longest: dict[str, int] = {}
     inputs: dict[str, str] = {}
     reward_models: dict[str, str] = {}
     right_or_wrong: set[str] = set()
+    texts: dict[str, list[Texts]] = {}
+    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
@@ -71,25 +88,64 @@ def prepare(settings: Settings) -> Prepared:
                 problems[name] = len(found)
                 inputs[f"datasets.{name}, training"] = _digest(found)
                 longest[name] = _longest(found, settings)
+                texts[name] = [Texts([each.prompt for each in found])]
+                shown = [each for each in found if each.answers] if imitates else []
+                texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
             if name in asked_on:
                 found = evaluation_problems(settings, name, task)
                 evaluated[name] = len(found)
                 inputs[f"datasets.{name}, evaluation"] = _digest(found)
                 longest[name] = max(longest.get(name, 0), _longest(found, settings))
+                texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
+            if isinstance(task, DataTask):
+                splits[name] = task.split_sizes
         finally:
             task.close()
     guided = any(choice.guided for choice in choices)
+
+    def add_model(what: str, model: str, adapter: str | None = None) -> None:
+        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=(recorded or {}).get(what))
+
     for name, family in settings.families().items():
-        inputs[f"models.{name}.reference"] = model_files(family.reference, family.adapter).sha256
+        add_model(f"models.{name}.reference", family.reference, family.adapter)
         if guided and family.value is not None:
-            inputs[f"models.{name}.value"] = model_files(family.value).sha256
+            add_model(f"models.{name}.value", family.value)
             _refuse_other_tokens(name, family.reference, family.value)
         for choice in choices:
             if isinstance(choice.options, ProxyOptions):
                 proxy = choice.options.proxy_base(family.value, family.reference)
-                inputs[f"algos.{choice.name}.proxy_model, models.{name}"] = model_files(proxy).sha256
+                add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
                 _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
-    return Prepared(choices, problems, evaluated, longest, reward_models, frozenset(right_or_wrong), inputs)
+    return Prepared(
+        choices,
+        problems,
+        evaluated,
+        splits,
+        longest,
+        reward_models,
+        _short(settings, texts, guided=guided),
+        frozenset(right_or_wrong),
+        inputs,
+    )
+
+
+def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
+    """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
+    answers to imitate that exceed it by themselves."""
+    told = settings.generation
+    found = []
+    for name, family in settings.families().items():
+        for model in (family.reference, *([family.value] if guided and family.value is not None else [])):
+            for dataset, some in texts.items():
+                where = f"datasets.{dataset} with models.{name}"
+                try:
+                    warnings = [
+                        check_lengths(each, model, told.max_new_tokens, chat=told.use_chat_template) for each in some
+                    ]
+                except UsageError as problem:
+                    raise UsageError(f"{where}: {problem}") from None
+                found += [f"{where}: {each}" for each in warnings if each is not None]
+    return tuple(dict.fromkeys(found))
 
 
 def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:

@@ -90,7 +90,9 @@ class Settings:
 
     def choices(self) -> tuple[Choice, ...]:
         """The enabled algorithms with their options. Raises UsageError."""
-        return choices_of(self.algos, self.data_collection.shared())
+        return choices_of(
+            self.algos, {"training": self.training.shared(), "data_collection": self.data_collection.shared()}
+        )
 
     def families(self) -> dict[str, Family]:
         """The enabled ones."""

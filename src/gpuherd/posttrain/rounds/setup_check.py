@@ -67,7 +67,7 @@ def _collection(options: RoundsOptions, gpus: int, folder: Path, console: Consol
         f"data_collection.shards={workers}",
         "data_collection.samples_per_example=2",
     ]
-    told = replace(options, dry_run=False, max_gpus=max(options.max_gpus, workers))
+    told = replace(options, dry_run=False, max_gpus=options.max_gpus and max(options.max_gpus, workers))
     generator = ParallelDataGenerator(overrides, options=told, console=console, simulate=simulate)
     return _judged(generator, generator.generate(), gpus)
 

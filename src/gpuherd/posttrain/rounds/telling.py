@@ -7,19 +7,24 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gpuherd.columns import window
-from gpuherd.errors import printable
+from gpuherd.errors import ExitCode, printable
+from gpuherd.jobs.outcome import Outcome
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.algorithm import cut_draws
 from gpuherd.posttrain.evaluation.result import REFERENCE
-from gpuherd.posttrain.evaluation.telling import clear_differences, summary_table
+from gpuherd.posttrain.evaluation.telling import clear_differences, summary_table, unmoved_lines
 from gpuherd.posttrain.evaluation.telling import headline as summary_headline
+from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.rounds.jobs import PlannedStep
 from gpuherd.posttrain.rounds.plan import Phase
 from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
+from gpuherd.qa.working.running import failure_lines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.tree import Tree
 
@@ -41,11 +46,17 @@ def headline(settings: Settings, prepared: Prepared, plan: Sequence[PlannedStep]
     return f"{settings.experiment.name}: {words}: {len(plan)} jobs{finished}"
 
 
-def warnings(settings: Settings, prepared: Prepared) -> list[str]:
-    """What will run, and not as people may think."""
+def notices(settings: Settings, prepared: Prepared) -> list[str]:
+    """How data sets are split, and warnings of settings with surprising effects."""
+    words = {Split.TRAIN: "to train on", Split.HELDOUT: "held out", Split.TEST: "in the test"}
+    lines = []
+    for name, sizes in prepared.splits.items():
+        parts = [f"{sizes[split]} problems {said}" for split, said in words.items() if split in sizes]
+        lines.append(printable(f"{name}: {', '.join(parts)}"))
     drawing = [each.name for each in prepared.choices if each.draws]
     found = cut_draws(settings.generation.sampling(0), ", ".join(drawing), "generation") if drawing else None
-    return [] if found is None else [f"warning: {found}"]
+    warnings = [*([] if found is None else [found]), *prepared.short]
+    return [*lines, *(f"warning: {each}" for each in warnings)]
 
 
 def plan_tree(title: str, plan: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> Tree:
@@ -98,6 +109,22 @@ def _state(steps: Sequence[PlannedStep], done: Collection[str]) -> str:
     return "" if not finished else ", done" if finished == len(steps) else f", {finished} done"
 
 
+def end_lines(outcome: Outcome, folder: Path) -> list[str]:
+    """Which jobs have failed, and whether the run can go on."""
+    lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(outcome)]
+    stuck = [each.title for each in outcome.unsolvable]
+    if outcome.interrupted:
+        lines.append("stopped: the same command goes on from here")
+    elif stuck:
+        lines.append(
+            f"this run can't go on to its end: {', '.join(stuck)} would fail in the same way again; begin another run "
+            f"with other settings (what is done stays in {folder})"
+        )
+    elif outcome.exit_code is not ExitCode.OK:
+        lines.append(f"not all is done: the same command, or --resume {folder}, goes on from here")
+    return lines
+
+
 def print_tree(console: Console, tree: Tree) -> None:
     """Prints it: what a window has no room for goes on below, where a file's line is as long as it must be. (Rich cuts
     the lines of trees that it is told not to wrap.)"""
@@ -114,4 +141,11 @@ def result_lines(found: Gathered, width: int | None) -> list[str]:
     table = summary_table(found, width)
     left_out = [f"no room for {', '.join(table.left_out)}: a wider window shows them"] if table.left_out else []
     damaged = [f"damaged: {printable(each)}" for each in found.damaged]
-    return [*table.lines, summary_headline(found), *left_out, *clear_differences(found), *damaged]
+    return [
+        *table.lines,
+        summary_headline(found),
+        *left_out,
+        *clear_differences(found),
+        *unmoved_lines(found),
+        *damaged,
+    ]

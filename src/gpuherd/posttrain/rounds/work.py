@@ -181,6 +181,7 @@ def _training(work: Work) -> Training:
         device=work.device,
         seed=seed_for(settings.training.seed, f"training {work.round}"),
         steps=settings.steps,
+        root=work.folder.root,
         reward_batch_size=settings.data_collection.reward_batch_size,
     )
 
@@ -217,6 +218,7 @@ def evaluate(work: Work) -> dict[str, Any]:
             reference=work.reference,
             task=work.task,
             folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
+            root=work.folder.root,
             options=settings.evaluation.options(settings.data_collection.seed),
             sampling=work.sampling("evaluation"),
             precision=settings.system.precision,

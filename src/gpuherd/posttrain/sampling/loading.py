@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuherd.errors import UsageError
@@ -66,6 +66,25 @@ def load_anew(model: str, precision: Precision, device: str, *, adapter: str | N
     loaded = load_model(model, device_map=device_map_of(device), dtype=precision.dtype, adapter=adapter)
     set_attention(loaded.model, precision.attention)
     return LoadedModel(loaded.model, loaded.tokenizer, end_ids_of(loaded.model, loaded.tokenizer), loaded.input_device)
+
+
+def load_frozen(model: str, precision: Precision, device: str, *, adapter: str | None = None) -> LoadedModel:
+    """``load_anew`` for weights that no step changes, and that autocast reads: as the checkpoint has them.
+
+    Float32 keeps small changes, and here are none: of a bfloat16 checkpoint it would be twice the memory for the same
+    numbers. Activations between the layers stay in float32, as it is with weights in float32, so that every figure is
+    the same to the bit. Without autocast the weights are what they are computed in, as ``precision`` says.
+    """
+    held = replace(precision, dtype=None) if _is_widened(precision) else precision
+    loaded = load_anew(model, held, device, adapter=adapter)
+    embeddings = loaded.module.get_input_embeddings()
+    if held != precision and not getattr(loaded.module, "is_quantized", False):
+        embeddings.register_forward_hook(lambda _module, _given, made: made.float())
+    return loaded
+
+
+def _is_widened(precision: Precision) -> bool:
+    return precision.amp_dtype is not None and precision.dtype == "float32"
 
 
 def end_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gpuherd.errors import GpuherdError, printable
 from gpuherd.posttrain.problem import Problem, Reward, Task
+from gpuherd.posttrain.rewards.guarded import rewards_of
 
 _SHOWN = 80  # characters of a completion
 
@@ -16,14 +17,14 @@ class BadReward(GpuherdError):
 
 
 def scored(task: Task, problems: Sequence[Problem], completions: Sequence[str], batch_size: int = 32) -> list[Reward]:
-    """What each completion earns, so many scored at once, in their order.
+    """The reward of each completion, in order, ``batch_size`` scored at once; the least where scoring one fails.
 
     Raises BadReward for a reward that is not finite, with the task, the problem and the completion.
     """
     rewards: list[Reward] = []
     for start in range(0, len(completions), batch_size):
         some = problems[start : start + batch_size]
-        found = task.rewards(some, completions[start : start + batch_size])
+        found = rewards_of(task, task.name, some, completions[start : start + batch_size])
         if len(found) != len(some):
             raise BadReward(f"task {task.name}: {len(found)} rewards of {len(some)} completions")
         rewards += found

@@ -101,6 +101,11 @@ class DataTask:
         """The model that scores; None where a rule or tests do."""
         return self._scoring.model if isinstance(self._scoring, ModelRewards) else None
 
+    @property
+    def split_sizes(self) -> Mapping[Split, int]:
+        """The number of problems in each split that has been read."""
+        return {split: len(problems) for split, problems in self._known.items()}
+
     def close(self) -> None:
         """Ends what scoring has started."""
         self._scoring.close()

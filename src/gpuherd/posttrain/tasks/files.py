@@ -1,8 +1,10 @@
-"""A file of problems of one's own: prompts with answers, prompts of preferences, or programs with tests.
+"""Problems of one's own in a file or a data set of the Hub: prompts with answers, prompts of preferences, or programs
+with tests.
 
 What a file holds is seen by its first row: ``tests`` makes it programs (``tasks.code``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
-row has ``prompt`` (or ``question``) and perhaps ``answers`` (or ``answer``) and ``id``.
+row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
+user's message and its answer.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from gpuherd.posttrain.rewards.words import WordRewards
 from gpuherd.posttrain.tasks import code
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.preference_rows import compared
+from gpuherd.posttrain.tasks.preference_rows import Messages, compared, imitated
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part, read_rows
 from gpuherd.posttrain.tasks.scoring import Scoring
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
-_COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "chosen", "rejected"})
+_COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "completion", "messages", "chosen", "rejected"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Settings:
 
 def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     """The task of a file, which is looked into. Raises UsageError, MissingQuestions, BadQuestions."""
-    first = next((row.values for row in read_rows(Part(str(path), "train"), None, frozenset()) if row.values), {})
-    if {"tests", "test_list", "entry_point"} & first.keys():
+    first = _first_row(path)
+    if _is_program(first):
         return code.make_of(path.stem, str(path), options)
     settings = read(Settings, options.settings, path.name)
     preferences = {"chosen", "rejected"} <= first.keys()
@@ -69,13 +71,40 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     return DataTask(path.stem, source, draft_of_preference if preferences else draft, problem, scoring)
 
 
+def holds_programs(path: Path) -> bool:
+    """Whether a file's first row is a program with its tests. Raises UsageError, MissingQuestions, BadQuestions."""
+    return _is_program(_first_row(path))
+
+
+def _first_row(path: Path) -> Mapping[str, Any]:
+    rows = read_rows(Part(str(path), "train"), None, frozenset())
+    return next((row.values for row in rows if row.values), {})
+
+
+def _is_program(row: Mapping[str, Any]) -> bool:
+    return bool({"tests", "test_list", "entry_point"} & row.keys())
+
+
 def draft(row: Mapping[str, Any]) -> Draft:
     """A prompt with its answers. Raises BadRow."""
+    if row.get("messages") is not None or row.get("completion") is not None:
+        return _parse_answer_row(row)
     asked = row.get("prompt", row.get("question"))
     if asked is None:
         raise BadRow("no column prompt (or question)")
     answers = row.get("answers", row.get("answer"))
     return Draft(_of_user(asked), () if answers is None else answers, row.get("id"))
+
+
+def _parse_answer_row(row: Mapping[str, Any]) -> Draft:
+    """A prompt and the answer to imitate, of messages or of a completion. Raises BadRow."""
+    try:
+        (prompt, answer), *others = imitated(row)
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
+    if others:
+        raise BadRow("its conversation has several answers, and tasks ask one message of the user's")
+    return Draft(_question_of(prompt), answer, row.get("id"))
 
 
 def draft_of_preference(row: Mapping[str, Any]) -> Draft:
@@ -84,9 +113,13 @@ def draft_of_preference(row: Mapping[str, Any]) -> Draft:
         prompt, chosen, _ = compared(row)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    if isinstance(prompt, tuple):
-        prompt = _of_user([{"role": role, "content": content} for role, content in prompt])
-    return Draft(prompt, chosen, row.get("id"))
+    return Draft(_question_of(prompt), chosen, row.get("id"))
+
+
+def _question_of(prompt: str | Messages) -> Any:
+    if isinstance(prompt, str):
+        return prompt
+    return _of_user([{"role": role, "content": content} for role, content in prompt])
 
 
 def _of_user(asked: Any) -> Any:

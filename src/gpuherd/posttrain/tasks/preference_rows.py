@@ -1,7 +1,4 @@
-"""What a row of preferences says: a prompt, the completion that was preferred and the one that was not. Pure.
-
-The one reading of such rows, for tasks that ask their prompts and for trainings that learn from the pairs.
-"""
+"""Rows of what is imitated or compared: prompts and answers, as texts or as messages. Pure."""
 
 from __future__ import annotations
 
@@ -44,6 +41,57 @@ def compared(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:
     elif before and before not in (prompt, (("user", prompt),)):
         raise ValueError("its conversations begin with other turns than its prompt")
     return prompt, _answer(chosen[shared:], "chosen"), _answer(rejected[shared:], "rejected")
+
+
+def imitated(values: Mapping[str, Any]) -> list[tuple[str | Messages, str]]:
+    """Prompts and the answers to imitate of a row, in this order of its columns:
+
+    - ``messages``: a conversation, of which every turn of the assistant is an answer to the turns before it
+    - ``chosen``: the better completion of a preference, with or without ``rejected``
+    - ``prompt`` (or ``question``) with ``completion``, ``answer`` or ``answers`` (the first one)
+    - ``text``: all of it is imitated, behind an empty prompt
+
+    Prompts and completions are texts or lists of messages. Raises ValueError with what is wrong.
+    """
+    there = {name for name, value in values.items() if value is not None}
+    if "messages" in there:
+        return _assistant_turns(_messages(values["messages"], "messages"))
+    if {"chosen", "rejected"} <= there:
+        prompt, chosen, _ = compared(values)
+        return [(prompt, chosen)]
+    asked = next((name for name in ("prompt", "question") if name in there), None)
+    said = next((name for name in ("completion", "chosen", "answer", "answers") if name in there), None)
+    if said is None:
+        if "text" in there and isinstance(values["text"], str) and values["text"].strip():
+            return [("", values["text"])]
+        raise ValueError("it has no messages, no text, and no completion, chosen or answer to imitate")
+    before: str | Messages = ()
+    if asked is not None:
+        before = values[asked] if isinstance(values[asked], str) else _messages(values[asked], asked)
+    answer = values[said]
+    if said in ("completion", "chosen") and not isinstance(answer, str):
+        turns = _messages(answer, said)
+        prefix = (("user", before),) if isinstance(before, str) else before
+        return _assistant_turns(turns if turns[: len(prefix)] == prefix else (*prefix, *turns), len(prefix))
+    if isinstance(answer, list | tuple):
+        answer = answer[0] if answer else None
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise ValueError(f"its {said} is no text")
+    if not before:
+        raise ValueError("it has no prompt (or question)")
+    return [(before, str(answer))]
+
+
+def _assistant_turns(turns: Messages, first: int = 0) -> list[tuple[str | Messages, str]]:
+    """Each turn of the assistant from place ``first`` on, with the turns before it. Raises ValueError."""
+    found: list[tuple[str | Messages, str]] = [
+        (turns[:place], said)
+        for place, (role, said) in enumerate(turns)
+        if role == "assistant" and place >= first and place > 0
+    ]
+    if not found:
+        raise ValueError("it has no turn of the assistant behind another turn")
+    return found
 
 
 def _completion(value: Any, name: str) -> str | Messages:

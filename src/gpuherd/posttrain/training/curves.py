@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.training.world import World
 
 FILE = "curves.jsonl"
+_WANDB_RUN = "wandb-run"  # the id of the run of W&B
 REPORTERS = ("tensorboard", "wandb")
 
 
@@ -99,7 +101,7 @@ class Curves:
         if "tensorboard" in report_to:
             self._writers.append(_TensorBoard(folder / "tensorboard", step))
         if "wandb" in report_to:
-            self._writers.append(_WandB(folder, name, project))
+            self._writers.append(_WandB(folder, name, project, goes_on=step > 0))
 
     def log(self, step: int, figures: Mapping[str, float | None]) -> None:
         """Adds the figures of a step but those that are None. Raises ValueError for one not finite, CannotWrite."""
@@ -155,17 +157,34 @@ class _TensorBoard:
         self._writer.close()
 
 
+def _run_of(kept: Path) -> str | None:
+    try:
+        return kept.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
 class _WandB:
-    def __init__(self, folder: Path, name: str | None, project: str | None):
+    """A run of W&B. A training that is resumed from a checkpoint continues it: its id is kept in the folder."""
+
+    def __init__(self, folder: Path, name: str | None, project: str | None, *, goes_on: bool):
         try:
             import wandb
         except ModuleNotFoundError:
             raise MissingExtra("report_to wandb: wandb is not installed; pip install wandb") from None
-        # What is said in the environment (WANDB_PROJECT, WANDB_NAME) counts where nothing is said here.
+        kept = folder / _WANDB_RUN
+        # The environment (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID) counts where no option is given.
+        run = os.environ.get("WANDB_RUN_ID") or (_run_of(kept) if goes_on else None) or secrets.token_hex(4)
+        try:
+            atomic_write(kept, f"{run}\n".encode())
+        except OSError as problem:
+            raise CannotWrite(f"can't write {kept}: {problem.strerror}") from None
         self._run: Any = wandb.init(
             project=project or os.environ.get("WANDB_PROJECT", "gpuherd"),
             name=name or os.environ.get("WANDB_NAME", folder.name),
             dir=str(folder),
+            id=run,
+            resume="allow",
         )
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:

@@ -171,11 +171,26 @@ class Lora:
     target_modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check("lora.r", self.r, self.r >= 1, "1 or above")
-        _check("lora.alpha", self.alpha, self.alpha > 0, "above 0")
-        _check("lora.dropout", self.dropout, 0 <= self.dropout < 1, "from 0 to under 1")
+        check_range(self, "r", 1)
+        check_range(self, "alpha", above=0)
+        _check("dropout", self.dropout, 0 <= self.dropout < 1, "from 0 to under 1")
         if self.target_modules == ():
-            raise UsageError("lora.target_modules is empty: no layer would get an adapter; PEFT chooses them for null")
+            raise UsageError("target_modules=[]: no layer would get an adapter; PEFT chooses them for null")
+
+
+def check_range(
+    options: object, name: str, least: float | None = None, most: float = math.inf, *, above: float | None = None
+) -> None:
+    """Refuses an option that is not ``least`` or more (or more than ``above``), ``most`` at most and finite; None is
+    allowed, where a field has it. Raises UsageError, which begins with the name."""
+    value = getattr(options, name)
+    right = value is None or (
+        math.isfinite(value) and value <= most and (value > above if above is not None else value >= (least or 0))
+    )
+    if not right:
+        low = f"above {above:g}" if above is not None else f"{least or 0:g} or above"
+        high = "" if math.isinf(most) else f", and at most {most:g}"
+        raise UsageError(f"{name}={value}; it is {low}{high}")
 
 
 def _named(kind: type[StrEnum], name: str, word: str) -> None:

@@ -94,7 +94,7 @@ def enable_checkpointing(module: Any) -> None:
         if not getattr(each, "supports_gradient_checkpointing", False):
             continue
         how = {"use_reentrant": False}
-        if hasattr(each, "activation_checkpointing_enable"):  # its name from transformers 5.20 on
+        if hasattr(each, "activation_checkpointing_enable"):  # its name from transformers 5.23 on
             each.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
         else:
             each.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import Kind
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.training.options import Optimised
-from gpuherd.posttrain.value.scale import atoms
+from gpuherd.posttrain.training.options import Optimised, check_range
 
 
 class Loss(StrEnum):
@@ -90,7 +90,9 @@ class ValueOptions(Optimised):
         _ = self.optimiser  # refuses what is out of range
         if not 0 <= self.validation_share < 1:
             raise UsageError(f"validation_share={self.validation_share}; it is from 0 to under 1")
-        atoms(self.num_atoms, self.V_min, self.V_max)
+        check_range(self, "num_atoms", 2)
+        if not (math.isfinite(self.V_min) and math.isfinite(self.V_max) and self.V_min < self.V_max):
+            raise UsageError(f"V_min={self.V_min}, V_max={self.V_max}; finite numbers, the first below the second")
         if self.loss_type is Loss.MLE:
             if self.guidance.mode is Mode.BERNOULLI:
                 raise UsageError("guidance.mode=bernoulli is for a loss of one logit, and loss_type is mle")

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from gpuherd.errors import UsageError
@@ -91,8 +92,13 @@ def _examples(
         other = _read(str(few_shot_file), None, None, "yes")
         pool, source = other.collected.examples, other.source
     elif found.adapter is not None and found.adapter.few_shot_split not in (None, source.split):
-        other = _of_hub(found.adapter, found.adapter.few_shot_split, revision, "yes")
-        pool, source = other.collected.examples, other.source
+        try:
+            other = _of_hub(found.adapter, found.adapter.few_shot_split, revision, "yes")
+            pool, source = other.collected.examples, other.source
+        except MissingQuestions:
+            if found.adapter.drafts is not plain.drafts:
+                raise
+            # A folder with no other split than the requested one.
     if source is not found.source:  # what is asked is never shown, wherever it is drawn from
         asked = {each.question.question for each in found.collected.examples}
         pool = [each for each in pool if each.question.question not in asked]
@@ -139,7 +145,13 @@ def _of_hub(adapter: Adapter, split: str | None, revision: str | None, context: 
     split = split or adapter.split
     found = hub_rows(adapter.hub_id, adapter.config, split, revision, plain.worth_reading)
     with_context = context == "yes" or (context == "auto" and adapter.context_is_part)
-    collected = _collected(found.rows, adapter, adapter.hub_id, with_context)
+    first = next(found.rows, None)
+    rows = found.rows if first is None else chain([first], found.rows)
+    if adapter.drafts is plain.drafts and first is not None and first.values is not None:
+        # A folder, or a copy on the Hub, of a data set that is known has the split for examples that it has.
+        known = plain.data_set_of(first.values)
+        adapter = adapter if known is None else replace(adapter, few_shot_split=known.few_shot_split)
+    collected = _collected(rows, adapter, adapter.hub_id, with_context)
     source = Source(adapter.hub_id, adapter.config, split, found.revision, _digest(collected.examples), collected.rows)
     return _Found(collected, source, adapter)
 

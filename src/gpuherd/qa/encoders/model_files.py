@@ -14,10 +14,10 @@ from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.names import parse_model, shown
+from gpuherd.qa.working.file_hash import hashes_of
 
 _SETTINGS = ("*.json", "*.txt", "*.model", "*/config.json")
 _WEIGHTS = (("*.safetensors",), ("*.bin",))
-_PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class EncoderFiles:
 
 
 def encoder_files(name: str) -> EncoderFiles:
-    """Finds the model, downloads it if it is an id of the Hub, and reads every file once for the digest.
+    """Finds the model, downloads it if it is an id of the Hub, and reads each file whose hash is not kept.
 
     Raises MissingModel where it is not to be had, BadModel where it is no model that transformers can load.
     """
@@ -68,15 +68,9 @@ def encoder_files(name: str) -> EncoderFiles:
 def digest_of(folder: Path) -> str:
     """SHA-256 over the names and contents of the files that loading a model from this folder reads, in hex."""
     whole = hashlib.sha256()
-    for path in sorted(_files(folder), key=lambda each: each.relative_to(folder).as_posix()):
-        part = hashlib.sha256()
-        try:
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    part.update(piece)
-        except OSError as problem:
-            raise BadModel(f"can't read {path}: {problem.strerror}") from None
-        whole.update(f"{path.relative_to(folder).as_posix()}\0{part.hexdigest()}\n".encode("utf-8", "surrogatepass"))
+    hashes = hashes_of(list(_files(folder)))
+    for path in sorted(hashes, key=lambda each: each.relative_to(folder).as_posix()):
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{hashes[path]}\n".encode("utf-8", "surrogatepass"))
     return whole.hexdigest()
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, naming_extras
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.lm.batching import halved, plan_batches
-from gpuherd.lm.memory import is_out_of_memory
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.inputs import Input, padding_id
 from gpuherd.qa.encoders.model_files import EncoderFiles

@@ -46,13 +46,14 @@ def labels(ids: Sequence[str], judgments: Sequence[Judgment], which: str, not_at
 
     Args:
         not_attempted: ``exclude`` leaves such answers out; ``incorrect`` counts them as wrong. What could not be parsed
-            has no label either way: nobody knows what the judge meant.
+            has no label either way: nobody knows what the judge meant. Nor has a NaN, which is no answer.
     """
     meaning: dict[Verdict, bool | None] = {
         Verdict.CORRECT: False,
         Verdict.INCORRECT: True,
         Verdict.NOT_ATTEMPTED: True if not_attempted == INCORRECT else None,
         Verdict.UNPARSED: None,
+        Verdict.NAN: None,
     }
     asked = set(ids)
     judged = {each.id: each for each in judgments if each.which == which and each.id in asked}

@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 from gpuherd.qa.bootstrap import Floats, Plan, Statistics, Weights, as_they_are, figures
 from gpuherd.qa.evaluation import ranking
 from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece_figure
-from gpuherd.qa.evaluation.paired import compared
+from gpuherd.qa.evaluation.paired import Compared, compared
 from gpuherd.qa.evaluation.ranking import Ranked
-from gpuherd.qa.evaluation.result import AtCoverage, Difference, Histogram, MeasureResult, Point, Settings
-from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, auroc_interval, holm, wilson
+from gpuherd.qa.evaluation.result import (
+    AtCoverage,
+    Difference,
+    Histogram,
+    HolmCorrected,
+    MeasureResult,
+    Point,
+    Settings,
+    weighting_of,
+)
+from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, auroc_interval, holm, holm_divisors, wilson
 
 Scores = Sequence[float | None]
 Labels = Sequence[bool | None]
@@ -105,9 +114,28 @@ def differences(
         for name in names([*columns])
         if name != settings.against
     ]
+    every = _corrected(rows, settings.confidence)
+    measures = _corrected([row for row in rows if weighting_of(row[0].name) is None], settings.confidence)
     return tuple(
-        replace(row, p_holm=corrected) for row, corrected in zip(rows, holm([row.p for row in rows]), strict=True)
+        replace(
+            row,
+            p_holm=None if row.name not in every else every[row.name].p,
+            among_all=every.get(row.name),
+            among_measures=measures.get(row.name),
+        )
+        for row, _ in rows
     )
+
+
+def _corrected(rows: Sequence[tuple[Difference, Compared | None]], confidence: float) -> dict[str, HolmCorrected]:
+    """The differences of a family that have a p, by name."""
+    p_values = [row.p for row, _ in rows]
+    steps = zip(rows, holm(p_values), holm_divisors(p_values, 1 - confidence), strict=True)
+    return {
+        row.name: HolmCorrected(p, beside.interval(1 - (1 - confidence) / divisor))
+        for (row, beside), p, divisor in steps
+        if beside is not None and p is not None and divisor is not None
+    }
 
 
 def one_class(labels: NDArray[np.bool_]) -> str | None:
@@ -214,13 +242,16 @@ def _with_wilson(found: Figure, kept: int, settings: Settings) -> Figure:
     return replace(found, interval=interval, note=f"Wilson's interval of {kept} answers: {found.note}")
 
 
-def _difference(name: str, scores: Scores, base: Scores, wrong: Labels, settings: Settings) -> Difference:
+def _difference(
+    name: str, scores: Scores, base: Scores, wrong: Labels, settings: Settings
+) -> tuple[Difference, Compared | None]:
+    """The difference, not corrected yet, and what its p is from."""
     places = [at for at in both_known(scores, wrong) if base[at] is not None]
     one, other = (np.array([column[at] for at in places], dtype=np.float64) for column in (scores, base))
     labels = np.array([wrong[at] for at in places], dtype=bool)
     missing = one_class(labels)
     if missing is not None:
-        return Difference(name, len(places), Figure(None, note=missing), None, None)
+        return Difference(name, len(places), Figure(None, note=missing), None, None), None
     orders = [ranking.ranked(values, labels) for values in (one, other)]
 
     def statistic(weights: Weights) -> dict[str, Floats]:
@@ -233,7 +264,7 @@ def _difference(name: str, scores: Scores, base: Scores, wrong: Labels, settings
         interval = None if beside is None else beside.interval(settings.confidence)
         why = found.note or FEW
         found = replace(found, interval=interval, note=why if interval is None else f"{BY_DELONG}: {why}")
-    return Difference(name, len(places), found, None if beside is None else beside.p, None)
+    return Difference(name, len(places), found, None if beside is None else beside.p, None), beside
 
 
 def _roc(curves: ranking.Grouped) -> tuple[Point, ...]:

@@ -18,10 +18,13 @@ from gpuherd.qa.judging.auditing import audits
 from gpuherd.qa.judging.files import judging_named, judgings_of, judgments
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta
 from gpuherd.qa.measures.registry import measures
+from gpuherd.qa.numbers import rule_for
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.evidences import answer_of
 from gpuherd.qa.scoring.files import ScoreTable, scores, scoring_named
 from gpuherd.qa.scoring.meta import BadScoring, ScoringMeta
+
+_FIGURES = 2  # what an evaluation holds: where that changes, one made before is not taken for a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def read(run: Run, options: EvaluateOptions, console: Console | None = None) -> 
     asked = Asked(
         ids,
         which,
-        [answer_of(each.main, scoring.eos == "include") for each in answers],
+        [answer_of(each.main, scoring.eos == "include", span=scoring.span) for each in answers],
         Scored(
             {name: table.columns[name] for name in names},
             {each.name: each.undefined for each in scoring.measures if each.name in names},
@@ -116,7 +119,8 @@ def _judgings(run: Run, words: Sequence[str]) -> list[JudgingMeta]:
         metas = judgings_of(run.folder)
         if not metas:
             raise UsageError(
-                f"no judging of run {run.run_id} is there yet; 'gpuherd judge {run.run_id} exact' makes one"
+                f"no judging of run {run.run_id} is there yet; 'gpuherd judge {run.run_id} "
+                f"{rule_for(each.question for each in run.answers())}' makes one"
             )
         if len(metas) > 1:
             listed = ", ".join(meta.name for meta in metas)
@@ -155,6 +159,7 @@ def _identity(
     settings: Settings,
 ) -> str:
     values = {
+        "figures": _FIGURES,
         "answers": run.answers_sha256,
         "scoring": [scoring.name, scoring.sha256],
         "judgings": [[meta.name, meta.sha256] for meta in metas],

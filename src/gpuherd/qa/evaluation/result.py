@@ -98,7 +98,21 @@ class MeasureResult:
     @property
     def weighting(self) -> str | None:
         """The scheme, where this is the NLL under a weighting of tokens."""
-        return self.name.removeprefix(WEIGHTING) if self.name.startswith(WEIGHTING) else None
+        return weighting_of(self.name)
+
+
+def weighting_of(name: str) -> str | None:
+    """The scheme, where a measure is the NLL under a weighting of tokens."""
+    return name.removeprefix(WEIGHTING) if name.startswith(WEIGHTING) else None
+
+
+@dataclass(frozen=True, slots=True)
+class HolmCorrected:
+    """A difference among some that are looked at together: its p and its interval, both by DeLong's variance, and both
+    corrected for their number by Holm's steps, so that the interval leaves out 0 exactly where p is small enough."""
+
+    p: float
+    interval: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,8 @@ class Difference:
         p: two-sided, DeLong's test of equal areas by Student's t; None where the difference has no variance to test it
             by: the same order, or a class of one answer.
         p_holm: the same corrected for the number of measures compared (Holm 1979).
+        among_all: corrected for all measures compared; None where there is no p.
+        among_measures: corrected for those alone that are no weightings of tokens; None for weightings.
     """
 
     name: str
@@ -119,6 +135,8 @@ class Difference:
     auroc: Figure
     p: float | None
     p_holm: float | None
+    among_all: HolmCorrected | None = None
+    among_measures: HolmCorrected | None = None
 
 
 @dataclass(frozen=True, slots=True)

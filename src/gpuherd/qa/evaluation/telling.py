@@ -78,9 +78,10 @@ def labels(judge: ByJudge, settings: Settings) -> list[str]:
 def _without_label(judge: ByJudge, settings: Settings) -> str:
     """The answers that are left out, and why; those that count as wrong although nobody called them so."""
     counts, excluded = judge.counts, settings.not_attempted == "exclude"
-    unjudged = judge.left_out - counts.unparsed - (counts.not_attempted if excluded else 0)
+    unjudged = judge.left_out - counts.unparsed - counts.nan - (counts.not_attempted if excluded else 0)
     why = [f"{counts.not_attempted} not attempted"] if excluded else []
     why += [f"{counts.unparsed} unparsed"]
+    why += [f"{counts.nan} NaN"] if counts.nan else []
     why += [f"{unjudged} not judged"] if unjudged else []
     wrong = "" if excluded else f"{counts.not_attempted} of the wrong ones not attempted, "
     return f"{wrong}{judge.left_out} left out ({', '.join(why)})"

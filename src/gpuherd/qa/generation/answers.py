@@ -11,21 +11,29 @@ from typing import Any
 
 from gpuherd.lm.asked import Decoded, GuidedTokens, Tokens
 from gpuherd.qa.record import Answered, Finish, Generation, Guided, Prompted, Question
+from gpuherd.qa.span import is_only_thought
 
 
-def generation_of(tokens: Tokens) -> Generation:
-    """A decoded answer as it is recorded."""
-    finish = Finish.EOS if tokens.end_id is not None else Finish.STOP if tokens.stopped else Finish.LENGTH
+def generation_of(tokens: Tokens, *, in_thought: bool = False) -> Generation:
+    """A decoded answer as it is recorded. ``in_thought``: the prompt ended with an open thought."""
     return Generation(
         token_ids=tokens.token_ids,
         log_probs=tokens.log_probs,
         text=tokens.text,
         ends=tokens.ends,
-        finish=finish,
+        finish=_finish(tokens),
         end_id=tokens.end_id,
         end_log_prob=tokens.end_log_prob,
         guided=None if tokens.guided is None else _guided_of(tokens.guided),
+        in_thought=in_thought,
     )
+
+
+def _finish(tokens: Tokens) -> Finish:
+    """Why it ended. Decoding ends at the first token whose log-prob is not finite, whatever that token is."""
+    if None in tokens.log_probs or (tokens.end_id is not None and tokens.end_log_prob is None):
+        return Finish.NAN
+    return Finish.EOS if tokens.end_id is not None else Finish.STOP if tokens.stopped else Finish.LENGTH
 
 
 def _guided_of(tokens: GuidedTokens) -> Guided:
@@ -42,14 +50,16 @@ def _as_float32(value: float | None) -> float | None:
     return None if value is None else float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
-def answered_of(number: int, question: Question, prompt: Prompted, decoded: Decoded) -> Answered:
-    """The record of a question that was answered."""
+def answered_of(
+    number: int, question: Question, prompt: Prompted, decoded: Decoded, *, in_thought: bool = False
+) -> Answered:
+    """The record of a question that was answered. ``in_thought``: the prompt ended with an open thought."""
     return Answered(
         number=number,
         question=question,
         prompt=prompt,
-        greedy=None if decoded.greedy is None else generation_of(decoded.greedy),
-        samples=tuple(generation_of(each) for each in decoded.samples),
+        greedy=None if decoded.greedy is None else generation_of(decoded.greedy, in_thought=in_thought),
+        samples=tuple(generation_of(each, in_thought=in_thought) for each in decoded.samples),
     )
 
 
@@ -62,6 +72,7 @@ class Counts:
         finish: answers by why they ended.
         empty: answers without any text.
         not_finite: log-probs that were not finite.
+        only_thought: answers whose thought was not closed, so that there is no answer.
         guided: answers that a classifier guided.
         kl: the mean of their KL divergences from the model, an answer's being the sum over its tokens, in nats; over
             those whose divergence is finite, None where there is none.
@@ -77,6 +88,7 @@ class Counts:
     guided: int = 0
     kl: float | None = None
     kl_not_finite: int = 0
+    only_thought: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -86,12 +98,13 @@ class Counts:
             "finish": self.finish,
             "empty": self.empty,
             "log_probs_not_finite": self.not_finite,
+            "only_thought": self.only_thought,
         }
 
 
 def counted(answers: Iterable[Answered]) -> Counts:
     """What these answers are in numbers."""
-    questions = total = tokens = empty = not_finite = 0
+    questions = total = tokens = empty = not_finite = only_thought = 0
     finish: Counter[str] = Counter()
     divergences: list[float | None] = []
     for answered in answers:
@@ -101,6 +114,7 @@ def counted(answers: Iterable[Answered]) -> Counts:
             tokens += len(each.token_ids) + (each.end_id is not None)
             finish[each.finish.value] += 1
             empty += not each.text.strip()
+            only_thought += is_only_thought(each)
             ended = each.end_id is not None and each.end_log_prob is None
             not_finite += sum(value is None for value in each.log_probs) + ended
             if each.guided is not None:
@@ -116,6 +130,7 @@ def counted(answers: Iterable[Answered]) -> Counts:
         guided=len(divergences),
         kl=math.fsum(known) / len(known) if known else None,
         kl_not_finite=len(divergences) - len(known),
+        only_thought=only_thought,
     )
 
 

@@ -51,10 +51,12 @@ class GenerateOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 only when the run is complete, or nothing was to be started and all could be."""
+        """0 only when the run is complete or was drained, and not all answers are NaN; or nothing was to be started and
+        all could be."""
         if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
             return self.jobs.exit_code
-        return ExitCode.FAILED if self.never else ExitCode.OK
+        nothing = self.done is not None and summary.all_nan(self.done)
+        return ExitCode.FAILED if self.never or nothing else ExitCode.OK
 
 
 class GenerateExperiment:
@@ -103,7 +105,7 @@ class GenerateExperiment:
         self._tell_plan(shards)
         jobs = make_jobs(self.config, self.prepared, self.plan, shards, self.folder, simulate=self.simulate)
         outcome = run_work(jobs, self.config, self.folder, self.console, kind="generate")
-        done = finish(self.folder, self.prepared, shards) if outcome.exit_code is ExitCode.OK else None
+        done = finish(self.folder, self.prepared, shards) if outcome.complete else None
         self.outcome = GenerateOutcome(outcome, done)
         self._tell_end(outcome, done)
         return self.outcome
@@ -148,6 +150,7 @@ class GenerateExperiment:
 
     def _complete(self, kept: Mapping[str, Any]) -> GenerateOutcome:
         run = run_of_path(self.folder.root)
+        run.check()
         if not self.config.dry_run:
             clear_shards(self.folder, len(read_plan(self.folder)) if self.folder.plan.exists() else 0)
         self.console.print(f"run {kept['run_id']} is complete; nothing is left to do", markup=False, highlight=False)

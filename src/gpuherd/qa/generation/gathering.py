@@ -44,8 +44,8 @@ def _alone(folder: QADirectory) -> Iterator[None]:
 
 def _finish(folder: QADirectory, prepared: Prepared, shards: Sequence[Shard]) -> Mapping[str, Any]:
     written = gather(folder, shards, folder.answers)
-    counts = counted(_answers(folder))
-    write_table(folder.answers_table, _answers(folder), guided=prepared.guide is not None)
+    counts = counted(_answers(folder, shards))
+    write_table(folder.answers_table, _answers(folder, shards), guided=prepared.guide is not None)
     made = [_shard_record(folder, number) for number, shard in enumerate(shards) if shard.items]
     done = {
         "format": FORMAT,
@@ -75,16 +75,23 @@ def clear_shards(folder: QADirectory, shards: int) -> None:
             folder.shard(number).unlink(missing_ok=True)
 
 
-def _answers(folder: QADirectory) -> Iterator[Answered]:
+def _answers(folder: QADirectory, shards: Sequence[Shard]) -> Iterator[Answered]:
     with folder.answers.open("rb") as file:
         for number, line in enumerate(file):
             try:
                 answered = answered_of(line)
             except BadRecord as problem:
-                raise Damaged(f"the answer to question {number}, from 0: {problem}; remove {folder.shards}") from None
+                raise _damaged(folder, shards, number, f"is damaged: {problem}") from None
             if answered.number != number:
-                raise Damaged(f"question {answered.number} stands in place {number}; remove {folder.shards}")
+                raise _damaged(folder, shards, number, f"has the number {answered.number}")
             yield answered
+
+
+def _damaged(folder: QADirectory, shards: Sequence[Shard], item: int, told: str) -> Damaged:
+    """The error of an answer that is none, with what to remove: the shard that has it, and no other."""
+    number = next(number for number, shard in enumerate(shards) if item in shard.items)
+    remedy = f"remove {folder.shard(number)} and {folder.shard_done(number)} and start the same command again"
+    return Damaged(f"the answer to question {item}, from 0, {told}; {remedy}")
 
 
 def _shard_record(folder: QADirectory, number: int) -> dict[str, Any]:

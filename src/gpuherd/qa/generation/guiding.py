@@ -164,6 +164,7 @@ def load_guidance(record: Mapping[str, Any], device: str) -> Guidance | None:
     from gpuherd.qa.working.model_files import files_digest
 
     guide = Guide.from_dict(record["guide"])
-    if files_digest(Path(guide.classifier)) != record["guide_sha256"]:
+    recorded = record["guide_sha256"]
+    if files_digest(Path(guide.classifier), recorded=recorded) != recorded:
         raise BadModel(f"{guide.classifier} has changed since the run was begun; give another --run-id")
     return Guidance.load(guide, device=device)

@@ -12,16 +12,18 @@ from gpuherd.qa.prompts.maker import MadePrompt
 from gpuherd.qa.record import Prompted, Question
 from gpuherd.qa.record_json import question_of
 from gpuherd.qa.runs import DamagedRun
+from gpuherd.qa.span import opens_thought
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A question of a run with its prompt."""
+    """A question of a run with its prompt; ``in_thought``: the prompt ends with an open thought."""
 
     number: int
     question: Question
     prompt: PromptTokens
     prompted: Prompted
+    in_thought: bool = False
 
 
 def read_items(folder: QADirectory, wanted: Iterable[int]) -> dict[int, Item]:
@@ -45,4 +47,4 @@ def _item(number: int, question_line: bytes, prompt_line: bytes) -> Item:
     if prompt["id"] != question.id:
         raise ValueError(f"the prompt in line {number + 1} is of another question")
     made = MadePrompt(prompt["text"], tuple(int(each) for each in prompt["token_ids"]), int(prompt["cut"]))
-    return Item(number, question, PromptTokens(question.id, made.token_ids), made.prompted)
+    return Item(number, question, PromptTokens(question.id, made.token_ids), made.prompted, opens_thought(made.text))

@@ -70,6 +70,11 @@ class Prepared:
         return None if kept is None else Guide.from_dict(kept)
 
     @property
+    def thinks(self) -> bool:
+        """Whether the model's chat template has tags for thoughts, so that answers may begin with one."""
+        return self.record.get("thinks") is True
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(self.lengths)
@@ -99,7 +104,7 @@ def prepare(config: GenerateConfig, kept: Mapping[str, Any] | None, folder: QADi
         context=config.context,
     )
     files = model_files(config.model, config.adapter)
-    now = _settled(found, files, config)
+    now = _settled(found, files, config, {} if kept is None else kept)
     if kept is not None:
         refuse_change(kept, now, config)
         if is_whole(folder, kept):
@@ -141,15 +146,18 @@ def write(prepared: Prepared, folder: QADirectory) -> None:
 # ---- made anew -------------------------------------------------------------------------------------------------------
 
 
-def _settled(found: QuestionSet, files: ModelFiles, config: GenerateConfig) -> dict[str, Any]:
+def _settled(found: QuestionSet, files: ModelFiles, config: GenerateConfig, kept: Mapping[str, Any]) -> dict[str, Any]:
     """What the answers depend on besides the settings: the content of the data, of the model and of its guide."""
     examples = found.examples_source
-    guided = {} if config.guide is None else {"guide_sha256": files_digest(Path(config.guide).expanduser())}
+    guided = {}
+    if config.guide is not None:
+        folder = Path(config.guide).expanduser()
+        guided = {"guide_sha256": files_digest(folder, recorded=kept.get("guide_sha256"))}
     return {
         **guided,
         "source": found.source.to_dict(),
         "examples_source": None if examples is None else examples.to_dict(),
-        "model_sha256": files.sha256,
+        "model_sha256": files_digest(*files.folders, recorded=kept.get("model_sha256")),
     }
 
 
@@ -182,6 +190,7 @@ def _made(
         "identity": config.identity(),
         **now,
         **({} if guide is None else {"guide": guide.to_dict()}),
+        **({"thinks": True} if maker.thinks else {}),
         "questions": len(asked),
         "questions_sha256": _sha256(questions),
         "prompts": maker.identity,

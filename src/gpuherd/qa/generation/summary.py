@@ -16,8 +16,11 @@ from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.plan import Plan
 from gpuherd.qa.generation.prepared import Prepared
+from gpuherd.qa.numbers import rule_for
+from gpuherd.qa.runs import questions_in
 
 _MOST_REFUSED = 10
+LEAST_FOR_A_THOUGHT = 1024  # tokens of an answer with a thought before it; many take more
 
 
 def plan_lines(config: GenerateConfig, prepared: Prepared, plan: Plan, shards: int, answered: int) -> list[str]:
@@ -38,6 +41,11 @@ def plan_lines(config: GenerateConfig, prepared: Prepared, plan: Plan, shards: i
         lines.append(
             f"guided by {guide.classifier}: eta {guide.eta:g} ({guide.mode}), among the {guide.top_k} most probable "
             "tokens"
+        )
+    if prepared.thinks and config.max_new_tokens < LEAST_FOR_A_THOUGHT:
+        lines.append(
+            f"warning: the model's chat template has thoughts, and {config.max_new_tokens} tokens may end before a "
+            "thought does: then there is no answer; --max-new-tokens 4096 leaves room for both"
         )
     if prepared.cut:
         lines.append(f"{_many(prepared.cut, 'prompt')} had to be shortened: their contexts were cut")
@@ -60,6 +68,8 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     counts = done["counts"]
     finish = counts["finish"]
     ended = f"{finish['eos']} ended by themselves, {finish['stop']} at a stop string, {finish['length']} at the limit"
+    if finish.get("nan"):
+        ended += f", {finish['nan']} at numbers that are not finite (NaN)"
     things = ((done["questions"], "question"), (counts["answers"], "answer"), (counts["tokens"], "token"))
     lines = [f"{', '.join(_many(count, what) for count, what in things)}{_speed(done['shards'])}: {ended}"]
     remarks = [
@@ -68,6 +78,7 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
             ("refused", "rows refused (refused.jsonl says why)"),
             ("prompts_cut", "contexts shortened"),
             ("empty", "answers without text"),
+            ("only_thought", "answers ended within a thought and so are none (--max-new-tokens allows more)"),
             ("log_probs_not_finite", "log-probs that are not finite"),
             ("kl_not_finite", "guided answers whose KL divergence is not finite: the mean is without them"),
         )
@@ -75,6 +86,10 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     ]
     if remarks:
         lines.append("; ".join(remarks))
+    if all_nan(done):
+        lines.append(
+            "failed  every answer is NaN: the model gives no finite numbers; try another --dtype, or other files"
+        )
     if counts.get("kl_per_answer") is not None:
         kl = beyond_rounding(counts["kl_per_answer"])
         lines.append(f"guided away from the model by {kl:.3g} nats an answer on average (KL)")
@@ -82,9 +97,15 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     where = "" if place.name == "runs" and place.parent.samefile(".") else f" --runs-dir {shlex.quote(str(place))}"
     lines += [
         f"answers: {folder.answers}",
-        f"next: gpuherd judge {name} exact{where}   and   gpuherd score {name}{where}",
+        f"next: gpuherd judge {name} {rule_for(questions_in(folder))}{where}   and   gpuherd score {name}{where}",
     ]
     return [printable(line) for line in lines]
+
+
+def all_nan(done: Mapping[str, Any]) -> bool:
+    """Whether there is no answer at all, since the model's numbers broke down in each."""
+    counts = done["counts"]
+    return bool(counts["answers"]) and counts["finish"].get("nan", 0) == counts["answers"]
 
 
 def _speed(shards: Sequence[Mapping[str, Any]]) -> str:

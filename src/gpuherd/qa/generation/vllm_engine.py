@@ -197,6 +197,8 @@ def tokens_of(tokenizer: Any, token_ids: Sequence[int], log_probs: Sequence[floa
             end_id, end_log_prob = token, log_prob
             break
         growing.add(token)
+        if log_prob is None:
+            break
         stop_at = growing.find(how.stop)
         if stop_at is not None:
             break

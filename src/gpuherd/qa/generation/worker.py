@@ -100,7 +100,7 @@ class Told:
         self.seconds += time.monotonic() - started
         lines = []
         for item, answers in zip(items, decoded, strict=True):
-            answered = answered_of(item.number, item.question, item.prompted, answers)
+            answered = answered_of(item.number, item.question, item.prompted, answers, in_thought=item.in_thought)
             self.tokens += sum(len(each.token_ids) + (each.end_id is not None) for each in answered.which.values())
             lines.append(line_of(answered))
         return lines

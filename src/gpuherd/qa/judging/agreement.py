@@ -38,11 +38,12 @@ class Counts:
     incorrect: int = 0
     not_attempted: int = 0
     unparsed: int = 0
+    nan: int = 0
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.correct + self.incorrect + self.not_attempted + self.unparsed
+        return self.correct + self.incorrect + self.not_attempted + self.unparsed + self.nan
 
     @property
     def labelled(self) -> int:

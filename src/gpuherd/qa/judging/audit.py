@@ -80,7 +80,7 @@ def audit(judged: Judged, others: Sequence[Judged], confidence: float = CONFIDEN
         yes_rate=Share(counts.correct, counts.labelled, confidence),
         agreements=agreements,
         disagreements=_disagreements(judged, in_order),
-        warnings=tuple(doubts(judged, counts, agreements, confidence)),
+        warnings=tuple(doubts(judged, counts, agreements, in_order, confidence)),
     )
 
 

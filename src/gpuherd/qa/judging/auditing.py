@@ -9,18 +9,20 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from rich.console import Console
 
 from gpuherd.qa.judging.agreement import Judged
 from gpuherd.qa.judging.audit import Audit, audit
+from gpuherd.qa.judging.doubts import Kind as DoubtKind
 from gpuherd.qa.judging.files import judgings_of, judgments
 from gpuherd.qa.judging.items import Item, items_of
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, Kind
 from gpuherd.qa.judging.rules import judge_by_rule
 from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.runs import Run
 from gpuherd.report.progress import track
 
@@ -62,14 +64,20 @@ def audits(
     there = _sound(run, set() if metas is None else {meta.name for meta in metas}, which)
     metas = [meta for meta, _ in there.values()] if metas is None else metas
     items, _ = items_of(run.answers(), "all" if any(meta.answers != "greedy" for meta in metas) else None)
-    found = []
+    found: list[Audited] = []
     for meta in metas:
         _, judged = there[meta.name]
         keys = {(each.id, each.which) for each in judged.judgments}
         mine = {key: item for item in items if (key := (item.question.id, item.which)) in keys}
         others = [*_rules(list(mine.values()), meta, console), *_others(there, meta)]
-        found.append(Audited(meta, audit(judged, others), mine, reasons_of(judged.judgments)))
+        found.append(Audited(meta, _without_repeats(audit(judged, others), found), mine, reasons_of(judged.judgments)))
     return found
+
+
+def _without_repeats(made: Audit, before: Sequence[Audited]) -> Audit:
+    """The audit without warnings about two judges that an earlier audit already contains."""
+    told = {each.text for audited in before for each in audited.audit.warnings if each.kind is DoubtKind.FLIPPED}
+    return replace(made, warnings=tuple(each for each in made.warnings if each.text not in told))
 
 
 def reasons_of(judged: Iterable[Judgment]) -> tuple[tuple[int, str], ...]:
@@ -88,29 +96,14 @@ def reasons_of(judged: Iterable[Judgment]) -> tuple[tuple[int, str], ...]:
 def _rules(items: Sequence[Item], meta: JudgingMeta, console: Console | None) -> list[Judged]:
     """What the rules say of the same answers; math too where its library is there and it is not just for words."""
     kinds = [kind for kind in ALWAYS if kind is not meta.kind]
-    if meta.kind is not Kind.MATH and _mathematical(items) and find_spec("math_verify") is not None:
+    of_numbers = mostly_numbers(item.question for item in items)
+    if meta.kind is not Kind.MATH and of_numbers and find_spec("math_verify") is not None:
         kinds.append(Kind.MATH)
 
     def shown(kind: Kind) -> Iterable[Item]:
         return items if console is None else track(console, items, f"auditing with {kind.value}")
 
     return [Judged(kind.value, kind.value, list(judge_by_rule(kind, shown(kind)))) for kind in kinds]
-
-
-def _mathematical(items: Sequence[Item]) -> bool:
-    """Whether the references are mostly numbers, so that comparing values says something."""
-    if not items:
-        return False
-    numbers = sum(any(_is_number(answer) for answer in item.question.answers) for item in items)
-    return 2 * numbers > len(items)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "").strip().removeprefix("$").removesuffix("%"))
-    except ValueError:
-        return False
-    return True
 
 
 def _others(there: Mapping[str, tuple[JudgingMeta, Judged]], meta: JudgingMeta) -> list[Judged]:

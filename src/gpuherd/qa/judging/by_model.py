@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.errors import UsageError, printable
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.files import existing, write_judging
@@ -108,7 +108,7 @@ def judge_by_model(
         call = WorkerCall(WORKER, ready.model_name, (), ready.workload, simulate, ready.measured, "judge")
         jobs = shard_jobs(call, shards, ready.folder, asks, ready.config)
         outcome = run_work(jobs, ready.config, ready.folder, console, kind="judge")
-        if outcome.exit_code is not ExitCode.OK:
+        if not outcome.complete:
             return Made(None, outcome.exit_code, failures=tuple(failure_lines(outcome)))
     return finish(ready)
 

@@ -116,7 +116,7 @@ def _asked(
     size = config.concurrency * REQUESTS_EACH
     plan = (Shard(tuple(tuple(range(at, min(at + size, len(texts)))) for at in range(0, len(texts), size))),)
     shards = kept_plan(folder, measured, lambda: plan)
-    with ShardFile(folder.shard(0), shards[0]) as file:
+    with ShardFile(folder.shard(0), shards[0], sealed=True) as file:
         if file.todo:
             endpoint.settle(plain)
         for batch in track(console, file.todo, "asking the judge"):

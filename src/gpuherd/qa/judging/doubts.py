@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Interval, hanley_mcneil, z_of
-from gpuherd.qa.judging.agreement import Agreement, Counts, Judged
+from gpuherd.qa.judging.agreement import Agreement, Counts, Judged, agreement
 from gpuherd.qa.judging.verdict import Verdict
 
 MOST_UNPARSED = 0.05
@@ -21,6 +22,7 @@ FAR_FROM_RULES = 0.2  # of an extreme yes-rate from the nearest rule's
 LEAST_KAPPA = 0.2  # "slight" agreement ends there (Landis & Koch 1977)
 FLIPPED_RATE, FLIPPED_P = 0.1, 0.001  # two judgings whose yes-rates are not of one kind
 SAME_PROBABILITY = 0.02  # a judge whose probabilities lie within this says the same of every answer
+FEWEST_OTHERS = 2  # judges and rules that must agree before one can differ from the rest
 ENOUGH_TO_TELL = 20  # answers below which nothing is said of a judge: whatever it does can be chance
 
 
@@ -30,6 +32,7 @@ class Kind(StrEnum):
     NOTHING = "nothing judged"
     UNPARSED = "unparsed"
     NOT_ATTEMPTED = "not attempted"
+    NAN = "NaN"
     ONE_CLASS = "one class"
     FEW_OF_A_CLASS = "few of a class"
     EXTREME_RATE = "extreme yes-rate"
@@ -37,6 +40,7 @@ class Kind(StrEnum):
     CHANCE_AGREEMENT = "no better than chance"
     INVERTED = "inverted"
     FLIPPED = "flipped"
+    APART = "apart from all others"
 
 
 OF_CLASSES = frozenset({Kind.ONE_CLASS, Kind.FEW_OF_A_CLASS})
@@ -50,16 +54,19 @@ class Warned:
     text: str
 
 
-def doubts(judged: Judged, counts: Counts, agreements: Sequence[Agreement], confidence: float) -> list[Warned]:
-    """The warnings of a judging, the gravest first, from its counts and its agreements with rules and other judges."""
+def doubts(
+    judged: Judged, counts: Counts, agreements: Sequence[Agreement], others: Sequence[Judged], confidence: float
+) -> list[Warned]:
+    """The warnings of a judging, the gravest first, from its counts and its agreements with ``others``: rules and other
+    judges."""
     if counts.total == 0:
         return [Warned(Kind.NOTHING, f"{judged.name} has judged no answer.")]
     rules = [each for each in agreements if each.by_rule and each.labelled]
     return [
         *_one_thing(judged, counts),
-        *_extreme_rate(judged, rules),
+        *(_extreme_rate(judged, rules) or _apart(judged, agreements)),
         *_against_rules(judged, rules),
-        *_flips(judged, [each for each in agreements if not each.by_rule]),
+        *_flips(judged, agreements, others),
         *doubts_of_classes(counts.correct, counts.incorrect, counts.total, confidence),
         *_without_label(judged, counts),
     ]
@@ -119,19 +126,74 @@ def _against_rules(judged: Judged, rules: Sequence[Agreement]) -> list[Warned]:
     return []
 
 
-def _flips(judged: Judged, judges: Sequence[Agreement]) -> list[Warned]:
+def _apart(judged: Judged, agreements: Sequence[Agreement]) -> list[Warned]:
+    """A yes-rate far from that of every other judge and rule on the same answers, which are nearer to one another."""
+    known = [(each, *each.rates) for each in agreements if each.rates is not None and each.labelled >= ENOUGH_TO_TELL]
+    if judged.by_rule or len(known) < FEWEST_OTHERS:
+        return []
+    nearest, mine, theirs = min(known, key=lambda each: abs(each[1] - each[2]))
+    # Each pair has answers of its own without a label; what is compared are differences on the same answers.
+    apart = [rate - other for _, rate, other in known]
+    one_side = all(each > 0 for each in apart) or all(each < 0 for each in apart)
+    spread = max(apart) - min(apart)
+    chance = nearest.mcnemar_p is None or nearest.mcnemar_p >= FLIPPED_P
+    if chance or not one_side or abs(mine - theirs) <= max(FAR_FROM_RULES, spread):
+        return []
+    others = ", ".join(each.other for each, _, _ in known)
+    kappa = "none" if nearest.kappa.value is None else f"{nearest.kappa.value:.2f}"
+    return [
+        Warned(
+            Kind.APART,
+            f"{judged.name} differs from all the rest ({others}): it calls {mine:.1%} correct, the nearest of them, "
+            f"{nearest.other}, {theirs:.1%} of the same {nearest.labelled} answers; {nearest.only_this} are correct by "
+            f"it alone, {nearest.only_other} by {nearest.other} alone, kappa {kappa}. Read these disagreements.",
+        )
+    ]
+
+
+def _flips(judged: Judged, agreements: Sequence[Agreement], others: Sequence[Judged]) -> list[Warned]:
+    """Warnings of other judges that apply another standard. The sentence is the same in the audits of both, and names
+    the one that differs from the rest."""
     warned = []
-    for each in judges:
-        if each.rates is None or each.mcnemar_p is None:
+    judges = {each.name: each for each in others if not each.by_rule}
+    for each in agreements:
+        other = judges.get(each.other)
+        if judged.by_rule or other is None or each.rates is None or each.mcnemar_p is None:
             continue
         mine, theirs = each.rates
-        if abs(mine - theirs) > FLIPPED_RATE and each.mcnemar_p < FLIPPED_P:
-            text = (
-                f"{judged.name} and {each.other} are two standards: {mine:.1%} and {theirs:.1%} correct of the same "
-                f"{each.labelled} answers, {each.only_this + each.only_other} of them judged otherwise."
-            )
-            warned.append(Warned(Kind.FLIPPED, text))
+        if abs(mine - theirs) <= FLIPPED_RATE or each.mcnemar_p >= FLIPPED_P:
+            continue
+        rest = [third for third in others if third.name != other.name]
+        (first, rate, alone), (second, other_rate, other_alone) = sorted(
+            ((judged, mine, each.only_this), (other, theirs, each.only_other)), key=lambda side: side[0].name
+        )
+        text = (
+            f"{first.name} and {second.name} are two standards: {rate:.1%} and {other_rate:.1%} correct of the same "
+            f"{each.labelled} answers, {alone} correct by the one alone and {other_alone} by the other; "
+            f"{_which_differs(first, second, rest)}."
+        )
+        warned.append(Warned(Kind.FLIPPED, text))
     return warned
+
+
+def _which_differs(first: Judged, second: Judged, rest: Sequence[Judged]) -> str:
+    """Which of two judges agrees less with the rest, by the median of the shares of answers on which they agree."""
+    one, other = _median_agreement(first, rest), _median_agreement(second, rest)
+    if one is None or other is None:
+        return "there is no third judge to tell which of them differs"
+    if abs(one - other) <= FLIPPED_RATE / 2:
+        return f"the rest agree with either alike ({one:.1%} and {other:.1%} of answers)"
+    odd = first if one < other else second
+    return (
+        f"{odd.name} is the one that differs from the rest, which agree with it on {min(one, other):.1%} of answers, "
+        f"with the other on {max(one, other):.1%}"
+    )
+
+
+def _median_agreement(judged: Judged, rest: Sequence[Judged]) -> float | None:
+    beside = (agreement(judged, each) for each in rest)
+    shares = [each.agreed.value for each in beside if each.agreed.value is not None and each.labelled >= ENOUGH_TO_TELL]
+    return median(shares) if shares else None
 
 
 def doubts_of_classes(right: int, wrong: int, total: int, confidence: float) -> list[Warned]:
@@ -155,6 +217,9 @@ def doubts_of_classes(right: int, wrong: int, total: int, confidence: float) -> 
 
 def _without_label(judged: Judged, counts: Counts) -> list[Warned]:
     warned = []
+    if counts.nan:
+        text = f"{counts.nan} of {counts.total} answers are NaN, which no judge is asked about: they have no label."
+        warned.append(Warned(Kind.NAN, text))
     for kind, number, most, why, then in (
         (Kind.UNPARSED, counts.unparsed, MOST_UNPARSED, "gave no verdict that can be read on", "they are left out"),
         (

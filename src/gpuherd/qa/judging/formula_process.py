@@ -13,6 +13,8 @@ math-verify's parser of plain expressions ends in Python's ``eval``, and is neve
 from __future__ import annotations
 
 import json
+import math
+import re
 import select
 import subprocess
 import sys
@@ -21,11 +23,15 @@ from typing import IO, Self
 
 from gpuherd.errors import GpuherdError, naming_extras
 
-_CPU_SECONDS = 10  # for a comparison
+_CPU_SECONDS = 2  # for a comparison
 _PATIENCE = 12  # so many times as long is waited on a busy machine
 _STARTING_SECONDS = 300.0  # for the imports
 _MEMORY = 2 << 30  # bytes of address space
 _LONGEST = 2000  # characters of a formula
+_MOST_DIGITS = 100_000  # of a number that a formula comes to
+_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*-?\s*(\d+)\s*\}|(\d))")
+_FACTORIAL = re.compile(r"(\d+)\s*!")
+_BRACKETS = re.compile(r"(?:\\left)?\(\s*(\d+)\s*(?:\\right)?\)|\{\s*\{\s*(\d+)\s*\}\s*\}")
 
 
 class FormulaProcess:
@@ -48,7 +54,7 @@ class FormulaProcess:
 
         Raises MissingExtra where math-verify is not installed, GpuherdError where the process does not start.
         """
-        if len(reference) > _LONGEST or len(answer) > _LONGEST:
+        if any(len(each) > _LONGEST or astronomical(each) for each in (reference, answer)):
             return None
         process = self._started()
         try:
@@ -69,23 +75,58 @@ class FormulaProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             _look_for_library()
-            self._process = subprocess.Popen(
-                # -P: no file of the folder that somebody works in is taken for a library
-                [sys.executable, "-P", "-m", __spec__.name, str(self._cpu_seconds)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-            )
+            # -P: no file of the folder that somebody works in is taken for a library
+            command = [sys.executable, "-P", "-m", __spec__.name, str(self._cpu_seconds)]
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+            try:
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0)
+            except OSError as problem:
+                raise GpuherdError(f"the process that compares formulas can't be started: {problem}") from None
             try:
                 ready = _line(self._process, _STARTING_SECONDS)
             except TimeoutError:
                 ready = b""
             if not ready:
                 self.close()
-                command = f"{sys.executable} -m {__spec__.name}"
-                raise GpuherdError(f"the process that compares formulas does not start; {command} tells why")
+                raise GpuherdError(
+                    f"the process that compares formulas does not start; {sys.executable} -m {__spec__.name} tells why"
+                )
         return self._process
+
+
+def astronomical(formula: str) -> bool:
+    r"""Whether a power or factorial of plain numbers in a formula has more digits than can be worked with.
+
+    A computer-algebra system writes it out before it compares anything. What this misses ends with its time.
+
+    >>> astronomical("10^{10^{10}}"), astronomical("2^{2^{3}}"), astronomical("x^{10^{10}}"), astronomical("10000000!")
+    (True, False, False, True)
+    """
+    before = ""
+    while before != formula:  # from the inside out
+        before = formula
+        formula = _BRACKETS.sub(lambda found: found[1] or f"{{{found[2]}}}", formula)
+        for power in _POWER.finditer(formula):
+            if _digits(power) > _MOST_DIGITS:
+                return True
+        formula = _POWER.sub(_power, formula)
+    # A factorial has fewer digits than its number times theirs.
+    return any(int(each[1]) * len(each[1]) > _MOST_DIGITS for each in _FACTORIAL.finditer(formula))
+
+
+def _digits(power: re.Match[str]) -> float:
+    """How many digits a power has, about."""
+    base, exponent = int(power[1]), power[2] or power[3]
+    each = math.log10(base) if base > 1 else 0.0
+    return each and each * (float(exponent) if len(exponent) < 100 else math.inf)
+
+
+def _power(power: re.Match[str]) -> str:
+    """A power as a number; in place of a long one another that is too large for an exponent, too."""
+    if _digits(power) > len(str(_MOST_DIGITS)):
+        return str(10 * _MOST_DIGITS)
+    base, exponent = int(power[1]), int(power[2] or power[3])
+    return str(base ** (exponent if base > 1 else min(exponent, 1)))
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.judging.form import Case
 from gpuherd.qa.judging.lexical import attempts_nothing
 from gpuherd.qa.judging.meta import Answers
-from gpuherd.qa.judging.parsing import without_thoughts
 from gpuherd.qa.judging.verdict import Judgment, Verdict
-from gpuherd.qa.record import Answered, Question
+from gpuherd.qa.record import Answered, Generation, Question
+from gpuherd.qa.span import is_only_thought, part_of
+
+
+class NoAnswer(StrEnum):
+    """Why a generation is no answer."""
+
+    NAN = "the model gave no finite numbers (NaN): this is no answer"
+    OPEN_THOUGHT = "its thought was not closed: there is no answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An answer to be judged: its name, its question, and its text without closed thoughts (``<think>``) and without
-    white space at both ends. What is open is judged as it stands: nobody knows where the thought would have ended."""
+    """An answer to be judged.
+
+    Attributes:
+        which: its name.
+        question: that it answers.
+        text: the answer without the thought before it, and without white space at both ends.
+        no_answer: why there is no answer at all: the model gave no numbers, or its thought was not closed.
+    """
 
     which: str
     question: Question
     text: str
+    no_answer: NoAnswer | None = None
 
     @property
     def case(self) -> Case:
@@ -38,7 +53,7 @@ def items_of(answers: Iterable[Answered], which: Answers | None) -> tuple[list[I
     has_greedy = any(row.greedy is not None for row in rows)
     chosen: Answers = which or ("greedy" if has_greedy else "samples")
     items = [
-        Item(name, row.question, (without_thoughts(generation.text) or generation.text).strip())
+        Item(name, row.question, part_of(generation, "answer").text, _no_answer(generation))
         for row in rows
         for name, generation in row.which.items()
         if chosen == "all" or (name == "greedy") == (chosen == "greedy")
@@ -69,7 +84,7 @@ def asking(items: Sequence[Item]) -> Asking:
     cases: list[Item] = []
     of_item: list[int | None] = []
     for item in items:
-        if attempts_nothing(item.text, item.question):
+        if item.no_answer is not None or attempts_nothing(item.text, item.question):
             of_item.append(None)
             continue
         key = (item.question.id, item.text)
@@ -83,14 +98,24 @@ def asking(items: Sequence[Item]) -> Asking:
 def spread(items: Sequence[Item], asked: Asking, verdicts: Sequence[Judgment]) -> list[Judgment]:
     """A judgment an item: that of its case, under its own name."""
     return [
-        _not_attempted(item) if place is None else _renamed(verdicts[place], item)
+        unasked(item) if place is None else _renamed(verdicts[place], item)
         for item, place in zip(items, asked.of_item, strict=True)
     ]
 
 
-def _not_attempted(item: Item) -> Judgment:
-    note = "empty" if not item.text else "says only that it doesn't know"
+def unasked(item: Item) -> Judgment:
+    """The judgment of an answer that is none, or attempts nothing: no judge is asked."""
+    if item.no_answer is NoAnswer.NAN:
+        return Judgment(item.question.id, item.which, Verdict.NAN, note=item.no_answer.value)
+    said = "empty" if not item.text else "says only that it doesn't know"
+    note = said if item.no_answer is None else item.no_answer.value
     return Judgment(item.question.id, item.which, Verdict.NOT_ATTEMPTED, note=f"{note}; the judge was not asked")
+
+
+def _no_answer(generation: Generation) -> NoAnswer | None:
+    if generation.is_nan:
+        return NoAnswer.NAN
+    return NoAnswer.OPEN_THOUGHT if is_only_thought(generation) else None
 
 
 def _renamed(judgment: Judgment, item: Item) -> Judgment:

@@ -1,6 +1,6 @@
 """A judge as far as it is needed before any GPU: its tokenizer, its limits, and what tells it from another model.
 
-Reads no weights but for a digest of pieces of them; loads no model.
+Reads weights only for their digest; loads no model.
 """
 
 from __future__ import annotations

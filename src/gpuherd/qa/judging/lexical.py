@@ -1,21 +1,28 @@
 """Judges that only compare words: exact, contains, squad (F1), rouge (ROUGE-L). Pure functions, no model.
 
-Each compares with every reference and takes the best. An answer that says nothing, or only that it doesn't know, is
+Each compares with every reference and takes the best; a reference that is a number is compared as one: 1500 is 1500.00,
+and 1.5 is not 15. An answer that says nothing, or only that it doesn't know, is
 not attempted; but a reference that says so ("unknown") is a reference like any other.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuherd.errors import GpuherdError
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.measures import rouge
+from gpuherd.qa.numbers import number_of, spelt
 from gpuherd.qa.record import Question
+from gpuherd.report.log import warn_once
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,19 @@ class Rule:
     judge: Callable[[str, Question, float], Ruling]
 
     def __call__(self, answer: str, question: Question, threshold: float | None = None) -> Ruling:
-        """The ruling on an answer; ``threshold`` None is the rule's own."""
-        return self.judge(answer, question, threshold if threshold is not None else self.threshold or 0.0)
+        """The ruling on an answer; ``threshold`` None is the rule's own.
+
+        An answer that the rule did not foresee is unparsed, and ends no judging. Raises GpuherdError for faults that
+        are not the answer's.
+        """
+        try:
+            return self.judge(answer, question, threshold if threshold is not None else self.threshold or 0.0)
+        except GpuherdError:
+            raise
+        except Exception as problem:
+            message = "the rule %s failed for an answer to %s; it is unparsed"
+            warn_once(logger, f"rule {self.name}", problem, message, self.name, question.id)
+            return Ruling(Verdict.UNPARSED, None, f"the rule {self.name} failed: {type(problem).__name__}: {problem}")
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -100,29 +118,28 @@ def attempts_nothing(answer: str, question: Question) -> bool:
 
 def exact(answer: str, question: Question, threshold: float = 0.0) -> Ruling:  # noqa: ARG001
     """Correct where the normalised answer is a normalised reference."""
-    words = normalised(answer)
-    return _ruled(answer, question, any(words == normalised(each) for each in question.answers))
+    right = any(normalised(own) == normalised(each) for own, each in _pairs(answer, question))
+    return _ruled(answer, question, right)
 
 
 def contains(answer: str, question: Question, threshold: float = 0.0) -> Ruling:  # noqa: ARG001
     """Correct where a reference's words stand in the answer, whole and in this order. "Not Paris" contains "Paris"."""
-    words = f" {normalised(answer)} "
-    return _ruled(answer, question, any(f" {normalised(each)} " in words for each in question.answers))
+    right = any(f" {normalised(each)} " in f" {normalised(own)} " for own, each in _pairs(answer, question))
+    return _ruled(answer, question, right)
 
 
 def squad(answer: str, question: Question, threshold: float = 0.5) -> Ruling:
     """Correct where the best F1 of words is at least the threshold."""
-    score = max(f1(answer, each) for each in question.answers)
+    score = max(f1(own, each) for own, each in _pairs(answer, question))
     return _ruled(answer, question, score >= threshold, score)
 
 
 def rouge_judge(answer: str, question: Question, threshold: float = 0.3) -> Ruling:
     """Correct where the best ROUGE-L F1 is at least the threshold; unparsed where no reference has words for it."""
-    references = [words for each in question.answers if (words := rouge.words(each))]
-    if not references:
+    pairs = [(rouge.words(own), words) for own, each in _pairs(answer, question) if (words := rouge.words(each))]
+    if not pairs:
         return Ruling(Verdict.UNPARSED, None, "ROUGE-L knows ASCII letters and digits; no reference has any")
-    own = rouge.words(answer)
-    score = max(rouge.rouge_l_of_words(own, each) for each in references)
+    score = max(rouge.rouge_l_of_words(own, each) for own, each in pairs)
     return _ruled(answer, question, score >= threshold, score)
 
 
@@ -136,6 +153,12 @@ def f1(first: str, second: str) -> float:
         return float(left == right)
     same = sum((Counter(left) & Counter(right)).values())
     return 2 * same / (len(left) + len(right))
+
+
+def _pairs(answer: str, question: Question) -> Iterator[tuple[str, str]]:
+    """The answer with each reference; with a reference that is a number both have their numbers spelt alike."""
+    for each in question.answers:
+        yield (spelt(answer), spelt(each)) if number_of(each) is not None else (answer, each)
 
 
 def _ruled(answer: str, question: Question, right: bool, score: float | None = None) -> Ruling:

@@ -12,7 +12,7 @@ from gpuherd import __version__
 from gpuherd.errors import ExitCode
 from gpuherd.qa.judging.meta import JudgingMeta
 
-RULES_VERSION = 1  # of all that lies between a reply or a probability and a verdict; a change makes other judgings
+RULES_VERSION = 2  # of all that lies between a reply or a probability and a verdict; a change makes other judgings
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def meta_of(value: Any) -> JudgingMeta:
             kind=Kind(value["kind"]),
             answers=value["answers"],
             answers_sha256=_text(value["answers_sha256"]),
-            counts={verdict: int(value["counts"][verdict.value]) for verdict in Verdict},
+            counts={verdict: int(value["counts"].get(verdict.value, 0)) for verdict in Verdict},
             sha256=_text(value["sha256"]),
             model=None if value["model"] is None else _text(value["model"]),
             threshold=None if value["threshold"] is None else float(value["threshold"]),

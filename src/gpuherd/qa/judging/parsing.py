@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from gpuherd.qa.judging.form import Way
 from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.span import without_thoughts
 
 # Words that are verdicts, in lower case; those of three grades by letter or by name.
 WORDS: Mapping[Way, Mapping[str, Verdict]] = {
@@ -31,21 +32,20 @@ WORDS: Mapping[Way, Mapping[str, Verdict]] = {
 _LABEL = re.compile(r"(?:(?:my|the|final) )*(?:verdict|grade|judge?ment|answer) ?(?:is ?)?[:=] ?(.*)")
 _BOTH = re.compile(r"([abc]) ?(?:\(([a-z_ ]+)\)|[:,.)-] ?([a-z_ ]+))")  # "A: CORRECT", "B (INCORRECT)"
 _QUOTING = re.compile(r"^\s*[>|]|[\"“”„«»‘’`]|(?<!\w)'|'(?!\w)")
-_THOUGHT = re.compile(r"<think>((?:(?!</?think>).)*)</think>", re.DOTALL | re.IGNORECASE)
-_THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _MARKS = "*_#~ \t"
 _ENDINGS = ".! \t"
 
 
-def parse_reply(reply: str, way: Way) -> tuple[Verdict, str | None]:
-    """The verdict in a judge's reply, and where there is none the reason.
+def parse_reply(reply: str, way: Way, *, in_thought: bool = False) -> tuple[Verdict, str | None]:
+    """The verdict in a judge's reply, and where there is none the reason. ``in_thought``: the reply begins in a thought
+    that the judge's template opened.
 
     >>> parse_reply("<think>maybe yes?</think>No", "two-way")
     (<Verdict.INCORRECT: 'incorrect'>, None)
     >>> parse_reply("no, they left yesterday", "two-way")
     (<Verdict.UNPARSED: 'unparsed'>, 'no line of the reply is a verdict')
     """
-    said = without_thoughts(reply)
+    said = without_thoughts(reply, in_thought=in_thought)
     if said is None:
         return Verdict.UNPARSED, "the reply ends, or begins anew, in the middle of a thought"
     if not said.strip():
@@ -61,20 +61,6 @@ def parse_reply(reply: str, way: Way) -> tuple[Verdict, str | None]:
     if any(_opening(line, way) not in (None, found[0]) for line in lines):
         return Verdict.UNPARSED, "the reply begins a line with a verdict that contradicts the one that it gives"
     return found[0], None
-
-
-def without_thoughts(reply: str) -> str | None:
-    """The reply without ``<think>`` blocks; None where one is not closed, or the tags make no sense.
-
-    Where a template has opened the block, the reply begins inside it and only the closing tag is there.
-    """
-    rest, blocks = _THOUGHT.subn("\n", reply)
-    tags = [tag.lower() for tag in _THINK_TAG.findall(rest)]
-    if not tags:
-        return rest
-    if tags == ["</think>"] and not blocks:
-        return _THINK_TAG.split(rest)[1]
-    return None
 
 
 def _outside_code(text: str) -> list[str]:

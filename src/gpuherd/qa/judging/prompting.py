@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ from gpuherd.qa.judging.task import Task
 from gpuherd.qa.judging.words import verdict_tokens
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts
+from gpuherd.qa.span import opens_thought, with_closed_thought
 from gpuherd.report.progress import track
 
 _AT_ONCE = 256  # texts that the tokenizer is given, over which its threads divide themselves
-_OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,14 @@ class Prompts:
         of_case: for each case its place among these; None where the judge can't be asked.
         unasked: for each case why it can't, None where it can.
         most: the most that a prompt may have; None where the judge does not say.
+        in_thought: the judge's template opens a thought, in which its reply begins.
     """
 
     fitting: tuple[tuple[int, ...], ...]
     of_case: tuple[int | None, ...]
     unasked: tuple[str | None, ...]
     most: int | None
+    in_thought: bool = False
 
 
 def make_prompts(cases: Sequence[Case], form: Form, judge: JudgeModel, room: int, console: Console) -> Prompts:
@@ -51,7 +52,8 @@ def make_prompts(cases: Sequence[Case], form: Form, judge: JudgeModel, room: int
     of_case: list[int | None] = []
     unasked: list[str | None] = []
     special = _special_ids(judge.tokenizer, control)
-    (plain,) = _token_ids([filled(form, Case("", ("",), ""))], form, judge)
+    nothing = filled(form, Case("", ("",), ""))
+    (plain,) = _token_ids([nothing], form, judge)
     ours = sum(each in special for each in plain)
     pieces = [cases[at : at + _AT_ONCE] for at in range(0, len(cases), _AT_ONCE)]
     for piece in track(console, pieces, "filling in forms"):
@@ -66,7 +68,8 @@ def make_prompts(cases: Sequence[Case], form: Form, judge: JudgeModel, room: int
             of_case.append(None if reason else len(fitting))
             if reason is None:
                 fitting.append(ids)
-    return Prompts(tuple(fitting), tuple(of_case), tuple(unasked), most)
+    in_thought = judge.chat and opens_thought(_in_conversation(nothing, form, judge))
+    return Prompts(tuple(fitting), tuple(of_case), tuple(unasked), most, in_thought)
 
 
 def _special_ids(tokenizer: Any, control: Sequence[str]) -> frozenset[int]:
@@ -108,4 +111,4 @@ def _in_conversation(text: str, form: Form, judge: JudgeModel) -> str:
     if form.mode == "text":
         return whole
     # Where the template opens a thought the verdict would else be weighed in the middle of it.
-    return _OPEN_THOUGHT.sub("<think>\n\n</think>\n\n", whole) + form.cue
+    return with_closed_thought(whole) + form.cue

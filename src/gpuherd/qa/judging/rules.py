@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gpuherd.qa.judging.items import Item
+from gpuherd.qa.judging.items import Item, unasked
 from gpuherd.qa.judging.lexical import RULES, Rule
 from gpuherd.qa.judging.meta import Kind
 from gpuherd.qa.judging.verdict import Judgment
@@ -31,6 +31,9 @@ def judge_by_rule(kind: Kind, items: Iterable[Item], threshold: float | None = N
     """What the rule says of each answer; ``threshold`` None is the rule's own."""
     with rule_of(kind) as rule:
         for item in items:
+            if item.no_answer is not None:
+                yield unasked(item)
+                continue
             ruling = rule(item.text, item.question, threshold)
             yield Judgment(item.question.id, item.which, ruling.verdict, score=ruling.score, note=ruling.note)
 

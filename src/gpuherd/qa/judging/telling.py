@@ -27,6 +27,7 @@ _AGREEMENT = (
     Column("answers", 3, right=True),
     Column("agreed", 2, right=True),
     Column("95% interval", 4, right=True),
+    Column("correct", 6, right=True),
     Column("kappa", 1, right=True),
     Column("95% interval", 3, right=True),
     Column("this/other", 5, right=True),
@@ -74,7 +75,7 @@ def audit_lines(audited: Audited, width: int | None) -> list[str]:
     lines += [f"WARNING {printable(each.text)}" for each in audit.warnings]
     lines.append(
         f"{audit.counts.correct} correct, {audit.counts.incorrect} incorrect, {audit.counts.not_attempted} not "
-        f"attempted, {audit.counts.unparsed} unparsed"
+        f"attempted, {audit.counts.unparsed} unparsed" + (f", {audit.counts.nan} NaN" if audit.counts.nan else "")
     )
     lines += [f"unparsed: {count} like '{_short(note)}'" for count, note in audited.reasons[:MOST_REASONS]]
     if audit.yes_rate.of:
@@ -82,7 +83,7 @@ def audit_lines(audited: Audited, width: int | None) -> list[str]:
     compared = [each for each in audit.agreements if each.labelled]
     if compared:
         lines += ["", *fitted(_AGREEMENT, [_agreement(each) for each in compared], width).lines]
-        lines += ["this/other: called correct by this judge alone, and by the other alone"]
+        lines += ["correct: by this judge and by the other; this/other: by this or the other alone"]
         lines += [f"kappa with {each.other}: none, {each.kappa.reason}" for each in compared if each.kappa.reason]
     if audit.disagreements:
         shown = audit.disagreements[:MOST_SHOWN]
@@ -108,6 +109,7 @@ def _agreement(each: Agreement) -> tuple[str, ...]:
         str(each.labelled),
         "-" if each.agreed.value is None else f"{each.agreed.value:.1%}",
         _percent(each.agreed.interval),
+        "-" if each.rates is None else f"{each.rates[0]:.1%}/{each.rates[1]:.1%}",
         "-" if kappa.value is None else f"{kappa.value:.2f}",
         "-" if kappa.interval is None else f"{kappa.interval.low:.2f} to {kappa.interval.high:.2f}",
         f"{each.only_this}/{each.only_other}",

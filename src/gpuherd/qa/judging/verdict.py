@@ -7,12 +7,13 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Four classes that are kept apart everywhere; only the first two are labels."""
+    """Classes that are kept apart everywhere; only the first two are labels."""
 
     CORRECT = "correct"
     INCORRECT = "incorrect"
     NOT_ATTEMPTED = "not_attempted"  # "I don't know", or nothing at all
     UNPARSED = "unparsed"  # the judge did not say; never the same as incorrect
+    NAN = "nan"  # the model's numbers broke down: there is no answer to judge
 
 
 @dataclass(frozen=True, slots=True)

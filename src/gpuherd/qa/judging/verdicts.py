@@ -34,7 +34,7 @@ def judgments_of_cases(
         elif form.mode == "tokens":
             found.append(_weighed(item, lines[place], threshold, min_mass))
         else:
-            found.append(_read(item, lines[place], form))
+            found.append(_read(item, lines[place], form, in_thought=prompts.in_thought))
     return found
 
 
@@ -45,9 +45,9 @@ def _weighed(item: Item, line: bytes, threshold: float | None, min_mass: float) 
     )
 
 
-def _read(item: Item, line: bytes, form: Form) -> Judgment:
+def _read(item: Item, line: bytes, form: Form, *, in_thought: bool) -> Judgment:
     reply, cut = reply_of(line)
-    verdict, note = parse_reply(reply, form.way)
+    verdict, note = parse_reply(reply, form.way, in_thought=in_thought)
     if note is not None and cut:
         note += "; the reply was cut off (--reply-tokens allows more)"
     return Judgment(item.question.id, item.which, verdict, reply=reply, note=note)

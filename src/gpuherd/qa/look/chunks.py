@@ -14,6 +14,7 @@ from typing import Any
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.look.shown import Shown
 from gpuherd.qa.record import Answered, Generation
+from gpuherd.qa.span import Span, has_thought, part_of
 from gpuherd.report.packing import packed_json
 
 CHUNK = 100  # answers
@@ -87,7 +88,7 @@ def answer_values(shown: Shown, answered: Answered, limits: Limits) -> dict[str,
     main = "sample-0" if answered.greedy is None else "greedy"
     clusters = shown.clusters.get(question.id, ())
     samples = [
-        _sample_values(generation, limits)
+        _sample_values(generation, shown.span, limits)
         | {
             "cluster": clusters[number] if number < len(clusters) else None,
             "verdicts": [_code(each.judgments.get((question.id, f"sample-{number}"))) for each in shown.judgings],
@@ -100,37 +101,60 @@ def answer_values(shown: Shown, answered: Answered, limits: Limits) -> dict[str,
         "context": None if question.context is None else _cut(question.context, limits.context),
         "references": [_cut(each, limits.answer) for each in question.answers[:100]],
         "prompt": [answered.prompt.tokens, answered.prompt.cut],
-        "main": _main_values(answered.main, shown.relevance.get(question.id), limits),
+        "main": _main_values(answered.main, shown.relevance.get(question.id), shown.span, limits),
         "judgments": [_judgment_values(each.judgments.get((question.id, main)), limits) for each in shown.judgings],
         "samples": samples,
         "more": len(answered.samples) - len(samples),
     }
 
 
-def _main_values(generation: Generation, relevance: Sequence[float] | None, limits: Limits) -> dict[str, Any]:
+def _main_values(
+    generation: Generation, relevance: Sequence[float] | None, span: Span, limits: Limits
+) -> dict[str, Any]:
     shown = sum(end <= limits.answer for end in generation.ends)
     text = generation.text[: generation.ends[shown - 1] if shown else 0]
-    # Relevance may go on with the end token's, which is 0 by rule and stands apart here.
-    known = relevance is not None and len(relevance) >= len(generation.token_ids)
+    # Relevance is of the span's tokens; it may go on with the end token's, which is 0 by rule and stands apart here.
+    measured = part_of(generation, span).tokens
+    known = dict(zip(measured, relevance, strict=False)) if relevance and len(relevance) >= len(measured) else {}
     return {
         "text": text,
         "cut": len(generation.text) - len(text),
         "lengths": [_units(each) for each in generation.pieces[:shown]],
         "nll": [_nll(each) for each in generation.log_probs[:shown]],
-        "relevance": [_short(each) for each in relevance[:shown]] if known and relevance is not None else None,
+        "relevance": [_short(known.get(at)) for at in range(shown)] if known else None,
+        "thought": _runs(part_of(generation, "thought").tokens, shown) if has_thought(generation) else [],
         "tokens": len(generation.token_ids),
         "finish": generation.finish.value,
         "end": _nll(generation.end_log_prob),
     }
 
 
-def _sample_values(generation: Generation, limits: Limits) -> dict[str, Any]:
-    known = [each for each in generation.log_probs if each is not None]
-    whole = len(known) == len(generation.log_probs)
+def _runs(places: Sequence[int], shown: int) -> list[list[int]]:
+    """Places of tokens as runs, from a place to before another, as far as tokens are shown."""
+    runs: list[list[int]] = []
+    for at in places:
+        if at >= shown:
+            break
+        if runs and runs[-1][1] == at:
+            runs[-1][1] = at + 1
+        else:
+            runs.append([at, at + 1])
+    return runs
+
+
+def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[str, Any]:
+    """A sample: its answer, and its thought apart; the figures are of the span that is scored."""
+    part = part_of(generation, span)
+    log_probs = [generation.log_probs[at] for at in part.tokens]
+    known = [each for each in log_probs if each is not None]
+    whole = len(known) == len(log_probs) and not generation.is_nan
+    thought = part_of(generation, "thought").text
     return {
-        "text": _cut(generation.text, limits.sample),
+        # Without a thought all that was written, white space too.
+        "text": _cut(part_of(generation, "answer").text if thought else generation.text, limits.sample),
+        "thought": _cut(thought, limits.sample) if thought else None,
         "nll": _nll(math.fsum(known)) if whole else None,
-        "tokens": len(generation.token_ids),
+        "tokens": len(part.tokens),
         "finish": generation.finish.value,
     }
 

@@ -11,6 +11,7 @@ from gpuherd.qa.evaluation.result import (
     ByJudge,
     Difference,
     Evaluation,
+    HolmCorrected,
     MeasureResult,
     Point,
 )
@@ -143,7 +144,8 @@ def _measure_values(found: MeasureResult, difference: Difference | None) -> dict
             "answers": difference.answers,
             "auroc": _figure(difference.auroc),
             "p": _short(difference.p),
-            "p_holm": _short(difference.p_holm),
+            "among_all": _corrected(difference.among_all),
+            "among_measures": _corrected(difference.among_measures),
         },
     }
 
@@ -185,6 +187,10 @@ def _disagreement_values(found: Disagreement, numbers: Mapping[str, int]) -> lis
 
 def _place(verdict: Verdict) -> int:
     return VERDICTS.index(verdict)
+
+
+def _corrected(found: HolmCorrected | None) -> dict[str, Any] | None:
+    return None if found is None else {"p": _short(found.p), "ends": _ends(found.interval)}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

@@ -15,9 +15,11 @@ _GRAVEST_FIRST = (
     Kind.INVERTED,
     Kind.CHANCE_AGREEMENT,
     Kind.EXTREME_RATE,
+    Kind.APART,
     Kind.ONE_CLASS,
     Kind.FEW_OF_A_CLASS,
     Kind.FLIPPED,
+    Kind.NAN,
     Kind.UNPARSED,
     Kind.NOT_ATTEMPTED,
 )
@@ -33,7 +35,7 @@ def notes_of(shown: Shown, chunks: Chunks) -> list[str]:
         doubts.setdefault(what, text)
     told = [*doubts.values(), *shown.notes]
     if chunks.cut:
-        told.append("To keep this page below 10 MB, long texts and samples are cut; answers.jsonl has all.")
+        told.append("To limit the size of this page, long texts and samples are cut; answers.jsonl has all.")
     if chunks.answers < len(shown.answers):
         told.append(
             f"The first {chunks.answers} of {len(shown.answers)} answers can be looked at; all are in every figure."

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
+from gpuherd.jobs.reader import notes_on_gpus
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.evaluation.files import read_evaluation
 from gpuherd.qa.evaluation.result import Evaluation
@@ -27,6 +28,7 @@ from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.evidences import Measured, Row, Rules, evidence_of
 from gpuherd.qa.scoring.files import scores, scoring_named, scorings_of
 from gpuherd.qa.scoring.meta import ScoringMeta
+from gpuherd.qa.scoring.options import BY_TEXT
 from gpuherd.qa.scoring.statistic import BadStatistic, Kind, Meta
 from gpuherd.qa.scoring.statistic_files import rows, statistics_of
 
@@ -61,6 +63,7 @@ def shown_of(run: Run, evaluation: Evaluation | None, console: Console | None = 
         relevance=_relevance(run, answers, scoring),
         clusters={} if scoring is None else _clusters(run, answers, scoring),
         audits=[each.audit for each in audits(run, metas, console)],
+        span="answer" if scoring is None else scoring.span,
         evaluation=evaluation,
         notes=_notes(run),
     )
@@ -125,13 +128,15 @@ def _scores(run: Run, scoring: ScoringMeta, evaluation: Evaluation | None) -> li
 
 
 def _relevance(run: Run, answers: Sequence[Answered], scoring: ScoringMeta | None) -> Mapping[str, Sequence[float]]:
-    """Of each token of the main answers: as the scoring used it, else as measured last; empty where it was not."""
+    """Of each token of the span: as the scoring used it, else as measured last; empty where it was not."""
     which = "greedy" if any(each.greedy is not None for each in answers) else "samples"
     there = [
         meta
         for meta in statistics_of(run.folder, run.answers_sha256)
         if meta.spec.kind is Kind.RELEVANCE and meta.spec.settings.get("answers") == which
     ]
+    if scoring is not None:
+        there = [meta for meta in there if meta.spec.span == scoring.span]
     used = " ".join(scoring.statistics.values()) if scoring is not None else ""
     there.sort(key=lambda meta: meta.name in used)  # stable: the latest stays behind
     return _relevance_in(run, answers, there[-1]) if there else {}
@@ -152,9 +157,11 @@ def _clusters(run: Run, answers: Sequence[Answered], scoring: ScoringMeta) -> di
     how = scoring.settings.get("equivalence")
     if not isinstance(how, Mapping):
         return {}
-    rules = Rules(equivalence=how["by"], rule=Rule(how["rule"]), threshold=how["threshold"], affinity=None)
+    rules = Rules(
+        equivalence=how["by"], rule=Rule(how["rule"]), threshold=how["threshold"], affinity=None, span=scoring.span
+    )
     try:
-        found = [None] * len(answers) if how["by"] == "exact" else _equivalence_rows(run, scoring)
+        found = [None] * len(answers) if how["by"] in BY_TEXT else _equivalence_rows(run, scoring)
         made = [evidence_of(each, Measured(equivalence=row), rules) for each, row in zip(answers, found, strict=True)]
     except (BadStatistic, ValueError) as problem:
         logger.warning("the clusters of scoring %s can't be shown: %s", scoring.name, problem)
@@ -208,9 +215,15 @@ def _told(text: str) -> str:
 
 def _notes(run: Run) -> list[str]:
     counts = run.done.get("counts") or {}
-    notes = []
+    # Judgings and scorings have queues of their own.
+    queues = sorted(run.folder.root.rglob(run.folder.queue.name))
+    notes = [*dict.fromkeys(note for queue in queues for note in notes_on_gpus(queue))]
     if refused := counts.get("refused"):
         notes.append(f"{refused} rows of the data set were not asked; refused.jsonl says why.")
     if cut := counts.get("prompts_cut"):
         notes.append(f"{cut} contexts were cut to fit the model.")
+    if nan := (counts.get("finish") or {}).get("nan"):
+        notes.append(f"{nan} of {counts['answers']} answers are NaN: the model gave no finite numbers.")
+    if only_thought := counts.get("only_thought"):
+        notes.append(f"{only_thought} answers ended within a thought, and so are none.")
     return notes

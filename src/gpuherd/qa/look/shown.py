@@ -10,6 +10,7 @@ from gpuherd.qa.judging.audit import Audit
 from gpuherd.qa.judging.meta import JudgingMeta
 from gpuherd.qa.judging.verdict import Judgment
 from gpuherd.qa.record import Answered
+from gpuherd.qa.span import Span
 
 if TYPE_CHECKING:
     from gpuherd.qa.evaluation.result import Evaluation
@@ -54,6 +55,7 @@ class Shown:
         relevance: of each token of the main answer, by question id; what is not there was not measured.
         clusters: of each sample, by question id.
         audits: of the judgings, in their order.
+        span: which part of the generations scores are of.
         evaluation: what came out, where the run was evaluated.
         notes: what a reader must know first.
     """
@@ -67,5 +69,6 @@ class Shown:
     relevance: Mapping[str, Sequence[float]] = field(default_factory=dict)
     clusters: Mapping[str, Sequence[int]] = field(default_factory=dict)
     audits: Sequence[Audit] = ()
+    span: Span = "answer"
     evaluation: Evaluation | None = None
     notes: Sequence[str] = ()

@@ -5,6 +5,7 @@ The reasons are counted by scorings, so each is one sentence, the same for every
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import GpuherdError
@@ -28,6 +29,7 @@ NO_AFFINITY = "the affinity of the samples is not measured"
 NO_P_TRUE = "P(True) is not measured"
 NO_P_IK = "P(IK) is not measured"
 
+_NEARLY_ONE = math.log1p(-(2.0**-25))  # the log of the largest probability that float32 tells from 1
 ROUNDING = 1e-5  # by which float32 figures may differ from what they are: the log of a probability from at most 0, say
 
 
@@ -91,10 +93,11 @@ def affinity(evidence: Evidence) -> NDArray[np.float64]:
 
 
 def log_p_true(evidence: Evidence) -> float:
-    """log p("True"), at most 0. Raises Undefined."""
+    """log p("True"), below 0: a probability that float32 calls 1 is 1 - 2^-25, half of its last digit away. Raises
+    Undefined."""
     if evidence.p_true is None:
         raise Undefined(NO_P_TRUE)
-    return min(evidence.p_true, 0.0)
+    return min(evidence.p_true, _NEARLY_ONE)
 
 
 def p_ik(evidence: Evidence) -> float:
@@ -132,8 +135,6 @@ def check(evidence: Evidence) -> None:
 
 
 def _check_answer(question: str, name: str, answer: Answer) -> None:
-    import math
-
     if not all(map(math.isfinite, answer.log_probs)):
         raise BadEvidence(f"question {question!r}: {name} has log-probs that are not finite")
     if max(answer.log_probs, default=0.0) > ROUNDING:

@@ -35,7 +35,7 @@ class Measure:
     aliases: tuple[str, ...] = ()
 
 
-FORMULAS_VERSION = 1  # of all measures: where a formula changes, a scoring made before is not taken for a new one
+FORMULAS_VERSION = 2  # of all measures: where a formula changes, a scoring made before is not taken for a new one
 
 _MEASURES: dict[str, Measure] = {}
 _ALIASES: dict[str, str] = {}

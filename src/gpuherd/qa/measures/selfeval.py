@@ -11,10 +11,12 @@ from gpuherd.qa.measures.registry import measure
 _PAPER = "Kadavath et al. 2022 (arXiv 2207.05221)"
 
 
-@measure("p-true", needs=[Need.P_TRUE], source=f"{_PAPER}: P(True); jlko: p_false_fixed")
+@measure("p-true", needs=[Need.P_TRUE], source=f"{_PAPER}: P(True); jlko: p_false_fixed, as log-odds")
 def p_true(evidence: Evidence) -> float:
-    """The model, asked, does not call its answer true: 1 - p("True")."""
-    return -math.expm1(given.log_p_true(evidence))
+    """The model, asked, does not call its answer true: log((1 - p) / p), p = p("True")."""
+    # Not 1 - p: that is 1 for every p below 1e-16, and answers that differ in nats would be tied.
+    log_p = given.log_p_true(evidence)
+    return math.log(-math.expm1(log_p)) - log_p
 
 
 @measure("p-true:nll", needs=[Need.P_TRUE], source=f"{_PAPER}: P(True); LM-Polygraph: PTrue")

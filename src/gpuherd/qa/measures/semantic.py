@@ -76,9 +76,16 @@ def semantic_entropy_kuhn(evidence: Evidence) -> float:
 )
 def discrete_semantic_entropy(evidence: Evidence) -> float:
     """Entropy of the clusters' sizes, no log-probs: -sum_c (n_c/K) log(n_c/K)."""
-    clusters = given.clusters(evidence)
-    shares = (size / len(clusters) for size in Counter(clusters).values())
-    return -math.fsum(share * math.log(share) for share in shares)
+    sizes = Counter(given.clusters(evidence)).values()
+    # By whole numbers: 5, 1, 1, 1 ... and 2, 2 ... may have one entropy, and rounding would rank them.
+    common = math.gcd(*sizes)
+    parts = [size // common for size in sizes]
+    total = sum(parts)
+    power, product = total**total, math.prod(part**part for part in parts)
+    try:
+        return math.log(power / product) / total
+    except OverflowError:  # of hundreds of samples
+        return (math.log(power) - math.log(product)) / total
 
 
 @measure(

@@ -17,6 +17,7 @@ from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.style import style_named
 from gpuherd.qa.prompts.token_ids import token_ids
 from gpuherd.qa.record import Prompted, Question
+from gpuherd.qa.span import knows_thoughts
 
 
 class PromptTooLong(GpuherdError):
@@ -73,6 +74,11 @@ class PromptMaker:
         self._examples = tuple(self._defused_example(each) for each in examples)
         if examples and not self.chat and not self.style.places_examples:
             raise UsageError(f"--prompt {self.style.name} has no place for examples: write {{examples}} where they go")
+
+    @property
+    def thinks(self) -> bool:
+        """Whether these prompts are conversations by a template that has thoughts."""
+        return self.chat and knows_thoughts(str(self._tokenizer.chat_template))
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from gpuherd.lm.spellings import spellings, without_longer
 from gpuherd.qa.encoders.entailment import Asked, Relation
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
-from gpuherd.qa.record import Answered
+from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.scoring.weighing import Weigher, Word
+from gpuherd.qa.span import Span, part_of
 
 # LM-Polygraph's PTrue asks so and scores the word; jlko/semantic_uncertainty asks so and scores the letter. Both follow
 # Kadavath et al. 2022 (arXiv 2207.05221), section 3.
@@ -53,12 +54,14 @@ class PTruePrompts:
         form: ``true`` or ``letter``.
         ideas: show the samples before the answer.
         examples: questions with their label, shown before every other question.
+        span: which part of a generation is shown.
     """
 
     tokenizer: Any
     form: str
     ideas: bool = False
     examples: tuple[tuple[Answered, bool], ...] = ()
+    span: Span = "answer"
 
     @cached_property
     def shown(self) -> frozenset[int]:
@@ -94,17 +97,20 @@ class PTruePrompts:
     def _asked(self, answered: Answered) -> str:
         lines = [f"Question: {self._plain(answered.question.question)}"]
         if self.ideas:
-            ideas = [self._plain(each.text) for each in answered.samples]
+            ideas = [self._said(each) for each in answered.samples]
             if self.form == "letter":
                 # jlko's begin on the line of their heading, and have the answer itself among them.
-                lines.append(f"{_IDEAS[self.form]} " + "\n".join((*ideas, self._plain(answered.main.text))))
+                lines.append(f"{_IDEAS[self.form]} " + "\n".join((*ideas, self._said(answered.main))))
             else:
                 lines += [_IDEAS[self.form], *ideas]
-        lines += [f"Possible answer: {self._plain(answered.main.text)}", _ASK.format(options=_OPTIONS[self.form])]
+        lines += [f"Possible answer: {self._said(answered.main)}", _ASK.format(options=_OPTIONS[self.form])]
         return "\n".join(lines)
 
     def _word(self, label: bool) -> str:
         return ("True" if label else "False") if self.form == "true" else ("A" if label else "B")
+
+    def _said(self, generation: Generation) -> str:
+        return self._plain(part_of(generation, self.span).text)
 
     def _plain(self, text: str) -> str:
         return one_line(text, self._controls)

@@ -10,6 +10,7 @@ from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.measures.registry import Measure, measure_named
 from gpuherd.qa.scoring.options import ALL, LOG_PROBS, ScoreOptions
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec
+from gpuherd.qa.span import Span
 
 # What needs the generator again, which is not begun unless somebody asks for it.
 COSTLY = frozenset({Need.P_TRUE, Need.P_IK})
@@ -141,19 +142,21 @@ def sources(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> dic
 
 
 def _relevance(options: ScoreOptions, has: Has, planned: Spec | None, answers: str) -> Source | str:
-    known = _latest(has, Kind.RELEVANCE, answers=answers, long_texts=options.long_texts)
+    known = _latest(has, Kind.RELEVANCE, options.span, answers=answers, long_texts=options.long_texts)
     return _statistic(planned, known, "--relevance-model names a model that measures it")
 
 
 def _similarity(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
     alone = options.similarity_without_question
-    known = _latest(has, Kind.SIMILARITY, with_question=not alone, long_texts=options.long_texts)
+    known = _latest(has, Kind.SIMILARITY, options.span, with_question=not alone, long_texts=options.long_texts)
     remedy = "--similarity-model (or --relevance-model, for both) names a model that measures it"
     return _statistic(planned.get("similarity"), known, remedy)
 
 
 def _equivalence(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
-    if options.equivalence == "exact":
+    if options.equivalence == "math":
+        return Source("math: of one result, numbers by value")
+    if options.equivalence in (None, "exact"):
         return Source("exact: equal but for case, punctuation and articles")
     if options.equivalence == "embedding":
         spec = planned.get("equivalence-similarity")
@@ -181,14 +184,15 @@ def _affinity(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> S
 
 def _p_true(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
     so_many = [each for each in has.measured if len(each.spec.settings.get("examples", ())) == options.p_true_examples]
-    known = _latest(replace(has, measured=tuple(so_many)), Kind.P_TRUE, form=options.p_true, ideas=options.p_true_ideas)
+    has = replace(has, measured=tuple(so_many))
+    known = _latest(has, Kind.P_TRUE, options.span, form=options.p_true, ideas=options.p_true_ideas)
     return _statistic(planned.get("p-true"), known, "--measures p-true has the model asked")
 
 
 def _p_ik(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
     if options.judge is None:
         return "--judge names the judging whose labels train the probe"
-    met = _statistic(planned.get("hidden"), _latest(has, Kind.HIDDEN), "--measures p-ik has the model read")
+    met = _statistic(planned.get("hidden"), _latest(has, Kind.HIDDEN, "both"), "--measures p-ik has the model read")
     return met if isinstance(met, str) else Source(f"{met.said}, labels of {options.judge}", met.spec)
 
 
@@ -198,12 +202,14 @@ def _statistic(planned: Spec | None, there: Meta | None, remedy: str) -> Source 
     return f"not measured; {remedy}" if spec is None else Source(spec.name, spec)
 
 
-def _latest(has: Has, kind: Kind, **settings: object) -> Meta | None:
+def _latest(has: Has, kind: Kind, span: Span, **settings: object) -> Meta | None:
     """The latest of this kind that was measured by these conventions: another one is never used in silence."""
     fitting = [
         each
         for each in has.measured
-        if each.spec.kind is kind and all(each.spec.settings.get(name) == value for name, value in settings.items())
+        if each.spec.kind is kind
+        and each.spec.span == span
+        and all(each.spec.settings.get(name) == value for name, value in settings.items())
     ]
     return fitting[-1] if fitting else None
 

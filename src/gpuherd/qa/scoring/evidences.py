@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.qa.encoders.entailment import Relation, Rule, clusters, mean_the_same
 from gpuherd.qa.judging.lexical import normalised
+from gpuherd.qa.judging.math_answers import same_results
 from gpuherd.qa.measures.evidence import Answer, Evidence
 from gpuherd.qa.record import Answered, Generation
+from gpuherd.qa.span import Span, part_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +26,11 @@ class Rules:
 
     Attributes:
         with_end: the token that ended an answer is one of its tokens.
-        equivalence: ``exact``, ``relations`` or ``similarity``; None: not wanted.
+        equivalence: ``exact``, ``math``, ``relations`` or ``similarity``; None: not wanted.
         rule: when relations make two answers one meaning.
         threshold: from which similarity on two answers are one meaning.
         affinity: ``jaccard``, ``relations`` or ``similarity``; None: not wanted.
+        span: which part of a generation counts, text and tokens alike.
     """
 
     with_end: bool = True
@@ -35,6 +38,7 @@ class Rules:
     rule: Rule = Rule.STRICT
     threshold: float = 0.9
     affinity: str | None = "jaccard"
+    span: Span = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,9 @@ def evidence_of(answered: Answered, measured: Measured, rules: Rules) -> Evidenc
     """
     greedy = None
     if answered.greedy is not None:
-        greedy = answer_of(answered.greedy, rules.with_end, _relevance(measured.relevance, 0))
+        greedy = answer_of(answered.greedy, rules.with_end, _relevance(measured.relevance, 0), rules.span)
     samples = [
-        answer_of(each, rules.with_end, _relevance(measured.sample_relevance, number))
+        answer_of(each, rules.with_end, _relevance(measured.sample_relevance, number), rules.span)
         for number, each in enumerate(answered.samples)
     ]
     whole = tuple(each for each in samples if each is not None)
@@ -79,18 +83,21 @@ def evidence_of(answered: Answered, measured: Measured, rules: Rules) -> Evidenc
     )
 
 
-def answer_of(generation: Generation, with_end: bool, relevance: Sequence[float] | None = None) -> Answer | None:
-    """The answer as measures see it; None where a log-prob is not finite. An answer that a stop string or the length
-    ended has no token that ended it."""
-    log_probs: list[float | None] = list(generation.log_probs)
-    ended = with_end and generation.end_id is not None
+def answer_of(
+    generation: Generation, with_end: bool, relevance: Sequence[float] | None = None, span: Span = "answer"
+) -> Answer | None:
+    """The part of a generation that a span names, as measures see it; None where a log-prob of the generation is not
+    finite. An answer that a stop string or the length ended has no token that ended it."""
+    part = part_of(generation, span)
+    log_probs = [generation.log_probs[at] for at in part.tokens]
+    ended = with_end and part.has_end and generation.end_id is not None
     if ended:
         log_probs.append(generation.end_log_prob)
     finite = tuple(each for each in log_probs if each is not None)
-    if len(finite) < len(log_probs):
+    if generation.is_nan or len(finite) < len(log_probs):
         return None
     weights = None if relevance is None else (*relevance, *([0.0] if ended else []))
-    return Answer(finite, generation.text.strip(), weights)
+    return Answer(finite, part.text, weights)
 
 
 def jaccard(first: str, second: str) -> float:
@@ -127,6 +134,8 @@ def _clusters(texts: Sequence[str], row: Row | None, rules: Rules) -> tuple[int,
     if rules.equivalence == "exact":
         plain = [normalised(text) for text in texts]
         return clusters(len(texts), lambda one, other: plain[one] == plain[other])
+    if rules.equivalence == "math":
+        return clusters(len(texts), same_results(texts))
     if row is None:
         return None
     if rules.equivalence == "similarity":

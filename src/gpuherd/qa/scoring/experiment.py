@@ -26,6 +26,7 @@ from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.measures.compute import Scores, compute
 from gpuherd.qa.measures.evidence import Evidence, Need
 from gpuherd.qa.measures.registry import FORMULAS_VERSION, Measure, measures
+from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, open_run
 from gpuherd.qa.scoring.choosing import Choice, Has, choose, meant, sources, wanted_needs
@@ -33,11 +34,12 @@ from gpuherd.qa.scoring.evidences import Measured, Row, Rules, evidence_of
 from gpuherd.qa.scoring.files import ScoreTable, scoring_named, write_scoring
 from gpuherd.qa.scoring.measuring import Work, carry_out, plan_work, versions
 from gpuherd.qa.scoring.meta import BadScoring, ScoredMeasure, ScoringMeta
-from gpuherd.qa.scoring.options import ScoreOptions
+from gpuherd.qa.scoring.options import Equivalence, ScoreOptions
 from gpuherd.qa.scoring.planned import planned_specs
 from gpuherd.qa.scoring.probing import probe
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec
 from gpuherd.qa.scoring.statistic_files import is_there, rows, statistic_named, statistics_of
+from gpuherd.qa.span import Span, has_thought, span_setting
 from gpuherd.qa.working.running import failure_lines
 from gpuherd.report.progress import track
 
@@ -92,10 +94,11 @@ class Scoring:
     """
 
     def __init__(self, run_id: str, options: ScoreOptions, *, console: Console, simulate: bool = False) -> None:
-        self.options = options
         self.console = console
         self.simulate = simulate
         self.source: Run = open_run(run_id, options.runs_dir)
+        by_text: Equivalence = "math" if mostly_numbers(each.question for each in self.answers) else "exact"
+        self.options = replace(options, span=self._span(options.span), equivalence=options.equivalence or by_text)
 
     @property
     def folder(self) -> QADirectory:
@@ -168,7 +171,7 @@ class Scoring:
             return ScoreOutcome(left_out=self.choice.left_out, never=self.outlook.never)
         for work in self.missing:
             outcome = carry_out(work, self.source, self.console, simulate=self.simulate)
-            if outcome is not None and outcome.exit_code is not ExitCode.OK:
+            if outcome is not None and not outcome.complete:
                 return ScoreOutcome(left_out=self.choice.left_out, stopped=outcome)
         return self._computed()
 
@@ -206,6 +209,15 @@ class Scoring:
 
             told |= {"scoring": meta_values(outcome.meta), "file": str(self.folder.scoring(outcome.meta.name, ".csv"))}
         return told
+
+    def _span(self, wanted: Span) -> Span:
+        """The span that is measured: of answers without a thought everything is the answer. Raises UsageError where
+        thoughts are to be measured and there are none."""
+        if wanted == "both" or any(has_thought(each) for row in self.answers for each in row.which.values()):
+            return wanted
+        if wanted == "thought":
+            raise UsageError(f"--span thought: no answer of run {self.source.run_id} has a thought")
+        return "both"
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -255,10 +267,13 @@ class Scoring:
         equivalence, affinity = chosen.get(Need.EQUIVALENCE), chosen.get(Need.AFFINITY)
         return Rules(
             with_end=options.eos == "include",
-            equivalence=None if equivalence is None else _by(equivalence.spec, "exact"),
+            equivalence=None
+            if equivalence is None
+            else _by(equivalence.spec, "math" if options.equivalence == "math" else "exact"),
             rule=Rule(options.equivalence_rule),
             threshold=options.equivalence_threshold,
             affinity=None if affinity is None else _by(affinity.spec, "jaccard"),
+            span=options.span,
         )
 
     def _p_ik(self, metas: Mapping[str, Meta]) -> tuple[Sequence[float | None], list[str]]:
@@ -281,7 +296,7 @@ class Scoring:
     def _meta(self, chosen: Sequence[Measure]) -> ScoringMeta:
         options = self.options
         statistics = {need.value: source.said for need, source in sorted(self.choice.sources.items())}
-        settings: dict[str, Any] = {"formulas": FORMULAS_VERSION}
+        settings: dict[str, Any] = {"formulas": FORMULAS_VERSION, **span_setting(options.span)}
         if Need.EQUIVALENCE in self.choice.sources:
             rules = self.rules
             by = {"by": rules.equivalence, "rule": rules.rule.value, "threshold": rules.threshold}

@@ -112,7 +112,7 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
     )
     jobs = replace(work, shards=shards).jobs(run.answers_sha256, simulate=simulate)
     outcome = run_work(jobs, work.options, work.folder, console, kind="score")
-    if outcome.exit_code == 0:
+    if outcome.complete:
         finish(work.spec, work.folder, shards, run)
     return outcome
 

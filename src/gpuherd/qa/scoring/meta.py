@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.qa.span import Span, span_in
 
 FORMAT = 1
 
@@ -63,6 +64,11 @@ class ScoringMeta:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
+
+    @property
+    def span(self) -> Span:
+        """Which part of the generations was measured; a scoring that names none measured all that was written."""
+        return span_in(self.settings)
 
 
 def meta_values(meta: ScoringMeta) -> dict[str, Any]:

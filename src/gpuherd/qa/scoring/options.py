@@ -9,16 +9,18 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.options import count
 from gpuherd.jobs.rundir import safe_name
 from gpuherd.options import option
+from gpuherd.qa.span import SPANS, Span
 from gpuherd.qa.working.options import RunsOptions, WorkOptions
 
 Eos = Literal["include", "exclude"]
 EncoderWord = Literal["cross-encoder", "bi-encoder"]
-Equivalence = Literal["exact", "nli", "judge", "embedding"]
+Equivalence = Literal["exact", "math", "nli", "judge", "embedding"]
 RuleWord = Literal["strict", "not-contradicting"]
 Affinity = Literal["nli", "similarity", "jaccard"]
 PTrueForm = Literal["true", "letter"]
 LongTexts = Literal["refuse", "cut"]
 
+BY_TEXT = frozenset({"exact", "math"})  # equivalences that take no model
 ALL, LOG_PROBS = "all", "log-probs"
 DEFAULT_THRESHOLD = 0.9
 
@@ -52,6 +54,13 @@ class ScoreOptions(RunsOptions, WorkOptions):
         choices=get_args(Eos),
         group="measures",
     )
+    span: Span = option(
+        "answer",
+        help="which part of what a reasoning model wrote is measured, texts and tokens alike: the answer behind its "
+        "thought, the thought, or both; without thoughts these are the same",
+        choices=SPANS,
+        group="measures",
+    )
     relevance_model: str | None = option(
         None,
         help="model of similarity that says how much each token matters (SAR), such as "
@@ -74,10 +83,11 @@ class ScoreOptions(RunsOptions, WorkOptions):
     similarity_without_question: bool = option(
         False, help="compare the samples alone; else each with the question before it, as SAR does", group="models"
     )
-    equivalence: Equivalence = option(
-        "exact",
-        help="when two samples mean the same: equal but for case, punctuation and articles; each entails the other by "
-        "an NLI model, or by a language model that is asked; their similarity is at least a threshold",
+    equivalence: Equivalence | None = option(
+        None,
+        help="when two samples mean the same: equal but for case, punctuation and articles; of one result, numbers by "
+        "value; each entails the other by an NLI model, or by a language model that is asked; their similarity is at "
+        "least a threshold (default: math where most references are numbers, else exact)",
         choices=get_args(Equivalence),
         group="models",
     )
@@ -152,7 +162,7 @@ class ScoreOptions(RunsOptions, WorkOptions):
                 "--similarity-kind says how --similarity-model compares; name that",
             ),
             (
-                self.equivalence_model is not None and self.equivalence == "exact",
+                self.equivalence_model is not None and self.equivalence in (None, *BY_TEXT),
                 "--equivalence-model needs --equivalence nli, judge or embedding",
             ),
             (

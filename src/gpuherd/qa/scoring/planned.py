@@ -22,8 +22,9 @@ from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.options import ScoreOptions
+from gpuherd.qa.scoring.options import BY_TEXT, ScoreOptions
 from gpuherd.qa.scoring.statistic import Kind, Spec
+from gpuherd.qa.span import span_setting
 
 # How a generator was loaded for its answers is how it is asked about them, unless something else is said.
 _AS_GENERATED = ("dtype", "quantization", "adapter", "merge_adapter", "trust_remote_code")
@@ -74,7 +75,7 @@ def planned_specs(
     found: dict[str, Spec] = {}
     if options.relevance_model is not None:
         files, kind = _similarity(options.relevance_model, options.relevance_kind)
-        common = {"encoder": kind.value, "long_texts": options.long_texts}
+        common = {"encoder": kind.value, "long_texts": options.long_texts, **span_setting(options.span)}
         for need, name, answers in (
             (Need.RELEVANCE, "relevance", "greedy"),
             (Need.SAMPLE_RELEVANCE, "sample-relevance", "samples"),
@@ -86,7 +87,7 @@ def planned_specs(
         own = options.similarity_model is not None
         kind_word = options.similarity_kind if own else options.relevance_kind
         found["similarity"] = _similarity_spec(options, similarity, kind_word)
-    if needs & _PAIRWISE and options.equivalence != "exact":
+    if needs & _PAIRWISE and options.equivalence not in (None, *BY_TEXT):
         _add_equivalence(found, options, run)
     if Need.P_TRUE in needs and options.measures:
         found["p-true"] = _p_true(options, run, labels)
@@ -102,6 +103,7 @@ def _similarity_spec(options: ScoreOptions, model: str, kind_word: str | None) -
         "encoder": kind.value,
         "long_texts": options.long_texts,
         "with_question": not options.similarity_without_question,
+        **span_setting(options.span),
     }
     return Spec(Kind.SIMILARITY, files.name, files.sha256, settings)
 
@@ -118,13 +120,14 @@ def _add_equivalence(found: dict[str, Spec], options: ScoreOptions, run: Run) ->
             "by": "nli",
             "condition_on_question": options.condition_on_question,
             "long_texts": options.long_texts,
+            **span_setting(options.span),
         }
         found["entailment"] = Spec(Kind.ENTAILMENT, files.name, files.sha256, settings)
         return
     from gpuherd.qa.scoring.asking import ENTAILMENT_SHA256
 
     model, sha256, loaded = _language_model(options, run)
-    settings = {"by": "judge", "prompt_sha256": ENTAILMENT_SHA256, **_loaded(loaded)}
+    settings = {"by": "judge", "prompt_sha256": ENTAILMENT_SHA256, **_loaded(loaded), **span_setting(options.span)}
     found["entailment"] = Spec(Kind.ENTAILMENT, model, sha256, settings)
 
 
@@ -154,6 +157,7 @@ def _p_true(options: ScoreOptions, run: Run, labels: Mapping[str, Judgment] | No
         "ideas": options.p_true_ideas,
         "examples": examples,
         **_loaded(generator.options),
+        **span_setting(options.span),
     }
     return Spec(Kind.P_TRUE, generator.model, generator.sha256, settings)
 
@@ -207,12 +211,13 @@ def language_model_of(spec: Spec, options: ScoreOptions, run: Run) -> tuple[str,
 
     Raises BadModel where the model is not the one that answered any more.
     """
-    from gpuherd.qa.working.model_files import model_files
+    from gpuherd.qa.working.model_files import files_digest, model_files
 
     if spec.kind is Kind.ENTAILMENT and options.equivalence_model is not None:
         return options.equivalence_model, options
     generator = generator_of(run, options)
-    if model_files(generator.model, generator.options.adapter).sha256 != generator.sha256:
+    folders = model_files(generator.model, generator.options.adapter).folders
+    if files_digest(*folders, recorded=generator.sha256) != generator.sha256:
         raise BadModel(
             f"{shown(generator.model)} is not the model any more that answered: its files have changed; what it would "
             "say now says nothing about those answers"

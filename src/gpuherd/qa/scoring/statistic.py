@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.qa.span import Span, span_in
 
 FORMAT = 1
 
@@ -56,6 +57,11 @@ class Spec:
         """Of its files: the kind and 8 hex digits. The model's name has no part in it, its files have."""
         text = json.dumps([self.kind.value, self.model_sha256, dict(self.settings)], sort_keys=True)
         return f"{self.kind.value}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+    @property
+    def span(self) -> Span:
+        """Which part of the generations it is of; one that names none is of all that was written."""
+        return span_in(self.settings)
 
     @property
     def by_encoder(self) -> bool:

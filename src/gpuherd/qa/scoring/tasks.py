@@ -20,6 +20,7 @@ from gpuherd.qa.encoders.similarity import Similarity
 from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.scoring.asking import PTruePrompts
 from gpuherd.qa.scoring.weighing import Weigher
+from gpuherd.qa.span import Span, is_only_thought, part_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,11 +41,11 @@ def line(answered: Answered, values: Mapping[str, Any], why: str | None = None) 
     return json.dumps(named, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def measure_relevance(model: Similarity, answered: Sequence[Answered], which: str) -> list[str]:
+def measure_relevance(model: Similarity, answered: Sequence[Answered], which: str, span: Span) -> list[str]:
     """``relevance``: for the greedy answer (``which`` is greedy) or each sample a list of a number a token."""
     chosen = [_generations(each, which) for each in answered]
     flat = [
-        Pieces(each.question.question, generation.pieces)
+        Pieces(each.question.question, part_of(generation, span).pieces)
         for each, generations in zip(answered, chosen, strict=True)
         for generation in generations
     ]
@@ -61,9 +62,9 @@ def measure_relevance(model: Similarity, answered: Sequence[Answered], which: st
     return lines
 
 
-def measure_similarity(model: Similarity, answered: Sequence[Answered], *, question: bool) -> list[str]:
+def measure_similarity(model: Similarity, answered: Sequence[Answered], span: Span, *, question: bool) -> list[str]:
     """``matrix``: g of each pair of samples, the mean of both orders; of equal texts g(a, a)."""
-    texts = [_texts(each, question) for each in answered]
+    texts = [_texts(each, span, question) for each in answered]
     pairs = list(dict.fromkeys((one, other) for each in texts for one, other in product(dict.fromkeys(each), repeat=2)))
     found = dict(zip(pairs, model.of_pairs(pairs), strict=True))
     lines = []
@@ -74,10 +75,10 @@ def measure_similarity(model: Similarity, answered: Sequence[Answered], *, quest
     return lines
 
 
-def measure_entailment(model: Entailment, answered: Sequence[Answered]) -> list[str]:
+def measure_entailment(model: Entailment, answered: Sequence[Answered], span: Span) -> list[str]:
     """``texts``: for each sample the place of its text among the different ones; ``relations``: of each ordered pair of
     these p(entailment), p(neutral), p(contradiction); null of a text with itself."""
-    texts = [_texts(each, False) for each in answered]
+    texts = [_texts(each, span, False) for each in answered]
     unique = [list(dict.fromkeys(each)) for each in texts]
     asked = [
         Asked(each.question.question, premise, hypothesis)
@@ -112,19 +113,28 @@ def measure_p_true(
 ) -> list[str]:
     """``log_p``: log of the probability of the word or letter that says "true"; ``mass``: of it and its opposite, which
     ``masses`` is given too."""
-    asked = [None if each.number in prompts.shown else prompts.tokens(each) for each in answered]
+    why_not = [_why_not(prompts, each) for each in answered]
+    asked = [prompts.tokens(each) if why is None else None for each, why in zip(answered, why_not, strict=True)]
     found = iter(weigher.weigh([each for each in asked if each is not None], prompts.words))
     lines = []
-    for each, prompt in zip(answered, asked, strict=True):
+    for each, prompt, why_none in zip(answered, asked, why_not, strict=True):
         weighed = None if prompt is None else next(found)
         if weighed is None or weighed[0] is None:
-            why = EXAMPLE if prompt is None else TOO_LONG if weighed is None else NOT_FINITE
+            why = why_none or (TOO_LONG if weighed is None else NOT_FINITE)
             lines.append(line(each, {"log_p": None, "mass": None}, why))
             continue
         mass = math.fsum(math.exp(each) for each in weighed if each is not None)
         masses.append(mass)
         lines.append(line(each, {"log_p": min(0.0, weighed[0]), "mass": _short(min(1.0, mass))}))
     return lines
+
+
+def _why_not(prompts: PTruePrompts, answered: Answered) -> str | None:
+    """Why the model is not asked about this answer."""
+    if answered.number in prompts.shown:
+        return EXAMPLE
+    no_answer = prompts.span == "answer" and is_only_thought(answered.main)
+    return NO_ANSWER if answered.main.is_nan or no_answer else None
 
 
 def measure_hidden(
@@ -158,8 +168,8 @@ def _generations(answered: Answered, which: str) -> tuple[Generation, ...]:
     return () if answered.greedy is None else (answered.greedy,)
 
 
-def _texts(answered: Answered, question: bool) -> list[str]:
-    stripped = [each.text.strip() for each in answered.samples]
+def _texts(answered: Answered, span: Span, question: bool) -> list[str]:
+    stripped = [part_of(each, span).text for each in answered.samples]
     return [with_question(answered.question.question, each) for each in stripped] if question else stripped
 
 

@@ -60,6 +60,8 @@ def score_lines(console: Console, run: Run, outcome: ScoreOutcome) -> list[str]:
         rows.append((each.name, str(each.defined), *map(_figure, _range(values)), undefined))
     lines = list(fitted(_COLUMNS, rows, window(console)).lines)
     lines += [f"{need}: {said}" for need, said in meta.statistics.items() if said != "answers"]
+    if meta.span != "both":
+        lines.append(f"span: {meta.span}, of texts and tokens")
     lines.append(f"end token: {'counted' if meta.eos == 'include' else 'left out'}")
     lines += [f"note: {remark}" for remark in outcome.remarks]
     lines.append(f"scoring {meta.name}: {run.folder.scoring(meta.name, '.csv')}")

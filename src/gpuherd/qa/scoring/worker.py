@@ -97,15 +97,15 @@ def _by_encoder(spec: Spec, answers: Sequence[Answered], options: ShardOptions) 
         nli: Entailment = NliModel(
             files, condition_on_question=settings["condition_on_question"], cut=cut, rows=options.batch_size
         )
-        return Measuring(lambda batch: tasks.measure_entailment(nli, batch))
+        return Measuring(lambda batch: tasks.measure_entailment(nli, batch, spec.span))
     model = similarity_model(files, EncoderKind(settings["encoder"]), cut=cut, rows=options.batch_size)
     lowest = self_similarity(model, [each.question.question for each in answers[:_TRIED]])
     tried = partial(seen, self_similarity=lowest)
     if spec.kind is Kind.RELEVANCE:
         which = settings["answers"]
-        return Measuring(lambda batch: tasks.measure_relevance(model, batch, which), tried)
+        return Measuring(lambda batch: tasks.measure_relevance(model, batch, which, spec.span), tried)
     question = settings["with_question"]
-    return Measuring(lambda batch: tasks.measure_similarity(model, batch, question=question), tried)
+    return Measuring(lambda batch: tasks.measure_similarity(model, batch, spec.span, question=question), tried)
 
 
 def _by_language_model(
@@ -127,14 +127,15 @@ def _by_language_model(
     if spec.kind is Kind.P_TRUE:
         settings = spec.settings
         shown_ones = tuple((answers[number], bool(label)) for number, label in settings["examples"])
-        asked = PTruePrompts(model.tokenizer, settings["form"], settings["ideas"], shown_ones)
+        asked = PTruePrompts(model.tokenizer, settings["form"], settings["ideas"], shown_ones, spec.span)
         return Measuring(
             lambda batch: tasks.measure_p_true(weigher, asked, batch, masses),
             lambda: seen(words="both options", masses=masses),
         )
     entailment = AskedEntailment(weigher, masses)
     return Measuring(
-        lambda batch: tasks.measure_entailment(entailment, batch), lambda: seen(words="the three words", masses=masses)
+        lambda batch: tasks.measure_entailment(entailment, batch, spec.span),
+        lambda: seen(words="the three words", masses=masses),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.jobs.durable import atomic_write, replacing
 from gpuherd.qa.folder import ShardedDirectory
-from gpuherd.qa.working.shardfile import line_ends
+from gpuherd.qa.working.shardfile import line_ends, unsealed
 from gpuherd.qa.working.sharding import Shard
 
 _CHUNK = 1 << 20
@@ -52,7 +52,7 @@ def gathered_lines(folder: ShardedDirectory, shards: Sequence[Shard]) -> Iterato
         if len(ends) != len(items):
             raise Damaged(
                 f"{path} has {len(ends)} whole lines and should have {len(items)}; remove "
-                f"{folder.shard_done(number)} and start the same command again"
+                f"{folder.shard_done(number)} and start the same command again, which makes the others"
             )
         for item, start, end in zip(items, [0, *ends], ends, strict=False):
             places[item] = path, start, end
@@ -61,7 +61,10 @@ def gathered_lines(folder: ShardedDirectory, shards: Sequence[Shard]) -> Iterato
         # Opened anew for each line: there may be more shards than a process may have files open.
         with path.open("rb") as file:
             file.seek(start)
-            yield file.read(end - start).rstrip(b"\n")
+            line = unsealed(file.read(end - start))
+        if line is None:
+            raise Damaged(f"{path} was changed while it was read; start the same command again")
+        yield line
 
 
 def write_lines(target: Path, lines: Iterable[bytes]) -> Written:

@@ -6,28 +6,29 @@ Of a model on the Hub only the small files are fetched here; its weights come wh
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel, naming_extras
 from gpuherd.models.load.quantised import EXTRAS
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
+from gpuherd.qa.working.file_hash import hashes_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-# Smaller files are read whole; of larger ones the two ends, where a safetensors file has its header, and pieces between
-# them, so that other weights in a file of the same form are seen too. Reading 140 GB before each start would be another
-# matter.
-_WHOLE = 32 << 20
+# The content of smaller files goes into the digest as it is, that of larger ones by its SHA-256, which is kept from one
+# command to the next.
+_LARGE = 32 << 20
 _END = 1 << 20
 _PIECES, _PIECE = 64, 16 << 10
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm", "*.bpe", "*.vocab", "*.py")
-_READ = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".safetensors", ".bin", ".pt", ".pth", ".py")
+_READ_BEFORE = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".safetensors", ".bin", ".pt", ".pth", ".py")
+_READ = (*_READ_BEFORE, ".bpe", ".vocab", ".gguf")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,17 @@ class ModelFiles:
     Attributes:
         config_folder: its config.json, and generation_config.json if there is one.
         tokenizer_folder: its tokenizer: the adapter's, where that brings one.
-        sha256: the same for the same files. Of a model on the Hub by its commit, of a local one by names, sizes and
-            content; of large weight files by pieces of it.
+        folders: what its digest is made of: the model's folder or file, and the adapter's.
     """
 
     config_folder: Path
     tokenizer_folder: Path
-    sha256: str
+    folders: tuple[Path, ...]
+
+    @property
+    def sha256(self) -> str:
+        """The same for the same files, as ``files_digest``. Reads all of them whose hash is not kept."""
+        return files_digest(*self.folders)
 
 
 def model_files(model: str, adapter: str | None = None) -> ModelFiles:
@@ -61,19 +66,29 @@ def model_files(model: str, adapter: str | None = None) -> ModelFiles:
         base = _folder(ref)
     config = base if base.is_dir() else base.parent
     own = top is not None and (top / "tokenizer_config.json").is_file()
-    digest = files_digest(*([base] if top is None else [base, top]))
-    return ModelFiles(config, top if top is not None and own else config, digest)
+    return ModelFiles(config, top if top is not None and own else config, (base,) if top is None else (base, top))
 
 
-def files_digest(*folders: Path) -> str:
-    """SHA-256 that says whether a model, and the adapter on top of it, are the same, as ``ModelFiles.sha256``.
+def files_digest(*folders: Path, recorded: str | None = None) -> str:
+    """SHA-256 that says whether a model, and the adapter on top of it, are the same.
 
-    Raises BadModel where a file can't be read.
+    Of a model on the Hub by its commit, of a local one by names, sizes and the whole content.
+
+    Args:
+        recorded: the digest in the record of work that goes on. Earlier versions compared large files by pieces: where
+            theirs is that of the pieces as they are now, it is the result, with a warning of what can't be compared.
+
+    Raises MissingModel, BadModel where a file can't be read.
     """
-    whole = hashlib.sha256()
-    for folder in folders:
-        whole.update(_digest(folder).encode())
-    return whole.hexdigest()
+    now = _of_all([_digest(folder) for folder in folders])
+    if recorded in (None, now) or recorded != _of_all([_digest(folder, by_pieces=True) for folder in folders]):
+        return now
+    _log.warning(
+        "%s: this work was begun by an earlier gpuherd, which compared weight files of over 32 MiB by pieces only. The "
+        "pieces are the same, so the work goes on; if the weights have been changed since, begin it anew",
+        " and ".join(str(folder) for folder in folders),
+    )
+    return recorded
 
 
 def tokenizer_in(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -135,33 +150,48 @@ def _folder(ref: ModelRef) -> Path:
         raise missing(ref, problem) from None
 
 
-def _digest(folder: Path) -> str:
-    """A digest of a model's files; of a snapshot of the Hub its commit, which names them all."""
+def _of_all(digests: Sequence[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of a snapshot of the Hub, which names all its files, downloaded or not."""
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return f"{folder.parent.parent.name}@{folder.name}"
+    return None
+
+
+def _digest(folder: Path, *, by_pieces: bool = False) -> str:
+    """A digest of a model's files; of a snapshot of the Hub its commit. ``by_pieces``: as earlier versions did."""
+    commit = _commit(folder)
+    if commit is not None:
+        return commit
     digest = hashlib.sha256()
     try:
-        for path in sorted(_files(folder)):
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogatepass"))
-            digest.update(_sample(path))
+        sizes = {path: path.stat().st_size for path in sorted(_files(folder, _READ_BEFORE if by_pieces else _READ))}
+        large = {} if by_pieces else hashes_of([path for path, size in sizes.items() if size > _LARGE])
+        for path, size in sizes.items():
+            digest.update(f"{path.name}\0{size}\0".encode("utf-8", "surrogatepass"))
+            digest.update(bytes.fromhex(large[path]) if path in large else _sample(path))
     except OSError as problem:
         raise BadModel(f"{folder} can't be read: {problem.strerror}") from None
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
     if not folder.is_dir():
         yield folder
         return
     for path in folder.iterdir():
-        if path.suffix.lower() in _READ and path.is_file():
+        if path.suffix.lower() in suffixes and path.is_file():
             yield path
 
 
 def _sample(path: Path) -> bytes:
+    """The content of a file; of a large one the pieces that earlier versions compared."""
     with path.open("rb") as file:
         size = path.stat().st_size
-        if size <= _WHOLE:
+        if size <= _LARGE:
             return file.read()
         pieces = [file.read(_END)]
         for number in range(1, _PIECES):

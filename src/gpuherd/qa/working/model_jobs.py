@@ -32,6 +32,8 @@ from gpuherd.qa.working.sharding import Shard
 # Workers tell their progress with each batch, and loading tells none: two hours without any is a worker that hangs. (A
 # batch of long answers by a model that is offloaded to the disk may well take one.)
 HEARTBEAT_S = 7200.0
+# Among so many GPUs of a cluster work is divided where --max-gpus does not say.
+_CLUSTER_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,28 @@ class Having:
         ``node_cards``."""
         return idle_cards(self.gpus) if self.cluster is None else node_cards(self.cluster)
 
+    def most_gpus(self, options: DispatchOptions) -> int:
+        """How many GPUs the work may use at once."""
+        return (options.max_gpus or _CLUSTER_WIDTH) if self.cluster is not None else options.most_of(len(self.gpus))
+
     def places(self, gpus: int, options: DispatchOptions) -> int:
         """How many jobs on so many GPUs each (0: on the CPU) the work is best divided among, at least 1.
 
         A cluster has room for any number; there ``max_gpus`` says how wide the work is to be.
         """
         if self.cluster is not None:
-            places = options.max_gpus // max(1, gpus)
+            places = self.most_gpus(options) // max(1, gpus)
         elif gpus and self.gpus:
-            places = min(options.max_gpus, len(self.gpus)) // gpus
+            places = self.most_gpus(options) // gpus
         else:
             places = options.cpu_jobs or self.cores // 2
         if options.max_concurrent is not None:
             places = min(places, options.max_concurrent)
         return max(1, places)
+
+
+# Flags of gpuherd plan in the spelling of these commands; they have none for the length of prompts.
+_SPELLING: Mapping[str, str | None] = {"--batch": "--batch-size {}", "--prompt-tokens": None, "--num-gpus": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +96,10 @@ def having(options: DispatchOptions) -> Having:
     which isn't asked before somebody wants to know."""
     if options.engine != LOCAL:
         return Having((), allotment.cores(), options)
-    from gpuherd.jobs.gpuwatch import GpuWatch
+    from gpuherd.jobs.gpuwatch import watch_for_plan
     from gpuherd.jobs.settings import load
 
-    return Having(tuple(GpuWatch(options, "plan", load()).gpus), allotment.cores())
+    return Having(watch_for_plan(options, load()).gpus, allotment.cores())
 
 
 def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int = 0) -> Asks:
@@ -129,15 +139,16 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
             parallel=options.parallel,
-            gpus=None if least == 1 else (least, max(least, options.max_gpus)),
+            gpus=None if least == 1 else (least, max(least, have.most_gpus(options))),
             most=options.max_gpus,
             reserve=Reserve().with_beside(beside),
             read=_reader(options.adapter),
+            spelling=_SPELLING,
         )
     except JobCannotFit:
         if options.allow_offload is None or not cards:
             raise
-        gpus = min(options.max_gpus, len(cards))
+        gpus = options.most_of(len(cards))
         said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
         return Asks(gpus, None, 1, said)
     return Asks(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from gpuherd.errors import CannotWrite
+from gpuherd.exclusive import put_first
 from gpuherd.jobs.durable import sync_folder
 
 
@@ -29,8 +30,7 @@ def writing_once(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):
-                path.hardlink_to(temporary)
+            put_first(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from datetime import datetime
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.durable import remove_strays
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.live import display
-from gpuherd.jobs.outcome import Failure, Outcome
+from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
 from gpuherd.jobs.run import run_jobs
 from gpuherd.qa.folder import ShardedDirectory
@@ -52,16 +51,12 @@ def run_work(
 
 def failure_lines(outcome: Outcome) -> list[tuple[str, str]]:
     """Each job that failed for good, by its title, with its reason and where its log is."""
-    return [(failure.title, _with_log(failure)) for failure in outcome.failures]
-
-
-def _with_log(failure: Failure) -> str:
-    return failure.reason if failure.log is None else f"{failure.reason} (log: {failure.log})"
+    return [(failure.title, failure.sentence) for failure in outcome.failures]
 
 
 def _tidy(folder: ShardedDirectory, began: float) -> None:
     """Removes half-written files of workers that were killed before this run of jobs began; not while a job runs."""
-    with closing(Queue(folder.queue)) as queue:
+    with Queue(folder.queue) as queue:
         if queue.running():
             return
     for place in (folder.root, folder.shards):

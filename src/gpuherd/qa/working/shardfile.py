@@ -2,14 +2,18 @@
 most the batch that is under way.
 
 Lines stand in the order of the shard's batches. So how many whole lines there are says what is done, and what a killed
-writer left of a batch is cut off when the file is opened again.
+writer left of a batch is cut off when the file is opened again. With ``sealed`` each line carries a checksum behind a
+tab, so that a line is whole only where no bit of it has changed; lines without one, of versions before, are whole
+where they are JSON.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import zlib
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +23,10 @@ from typing import Self
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.jobs.durable import sync_folder
 from gpuherd.qa.working.sharding import Shard
+
+logger = logging.getLogger(__name__)
+
+_DIGITS = 8  # of a checksum: CRC-32 in hex
 
 
 class ShardBusy(GpuherdError):
@@ -33,14 +41,15 @@ class ShardFile:
     Args:
         path: the file, made if it is not there.
         shard: its batches.
+        sealed: lines are written with a checksum, for readers that take it off (``unsealed``).
 
     Raises:
         ShardBusy: another process writes it.
         CannotWrite: it can't be opened or written.
     """
 
-    def __init__(self, path: Path, shard: Shard):
-        self._path, self._shard = path, shard
+    def __init__(self, path: Path, shard: Shard, *, sealed: bool = False):
+        self._path, self._shard, self._sealed = path, shard, sealed
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -64,7 +73,8 @@ class ShardFile:
         batch = self._shard.batches[self.done]
         if len(lines) != len(batch) or any("\n" in line for line in lines):
             raise ValueError(f"{len(lines)} lines for {len(batch)} items; each is one line")
-        data = memoryview("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        written = (line.encode("utf-8") for line in lines)
+        data = memoryview(b"".join((sealed(line) if self._sealed else line) + b"\n" for line in written))
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -94,6 +104,9 @@ class ShardFile:
     def _cut_back(self) -> int:
         """Cuts off what is no whole batch. Returns how many batches stay."""
         ends = line_ends(self._path)
+        if _has_line_behind(self._path, ends[-1] if ends else 0):
+            told = "%s, line %d is damaged: it and what stands behind it are made again"
+            logger.warning(told, self._path, len(ends) + 1)
         done = _whole_batches(len(ends), self._shard)
         lines = sum(map(len, self._shard.batches[:done]))
         try:
@@ -115,17 +128,38 @@ def _whole_batches(lines: int, shard: Shard) -> int:
 
 
 def line_ends(path: Path) -> list[int]:
-    """Where each line ends, in bytes, its line break included: of the lines up to the first that is half or no JSON
-    object."""
+    """Where each line ends, in bytes, its line break included: of the lines up to the first that is half or damaged."""
     ends: list[int] = []
     place = 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n") or not _is_object(line):
+            if unsealed(line) is None:
                 break
             place += len(line)
             ends.append(place)
     return ends
+
+
+def sealed(line: bytes) -> bytes:
+    """The line with its checksum, without a line break. JSON has no tab in it but between its parts."""
+    return b"%s\t%08x" % (line, zlib.crc32(line))
+
+
+def unsealed(line: bytes) -> bytes | None:
+    """A line without its checksum, or a JSON object that has none; None where the line is incomplete or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    content, tab, checksum = line[:-1].rpartition(b"\t")
+    if tab and len(checksum) == _DIGITS:
+        return content if checksum == b"%08x" % zlib.crc32(content) else None
+    return line[:-1] if _is_object(line) else None
+
+
+def _has_line_behind(path: Path, place: int) -> bool:
+    """Whether a whole line stands behind this place: the line there is damaged, and not what a killed writer left."""
+    with path.open("rb") as file:
+        file.seek(place)
+        return file.readline().endswith(b"\n")
 
 
 def _is_object(line: bytes) -> bool:

@@ -62,7 +62,7 @@ def work_through(
             do(batch)
             now += len(batch)
         return Worked(items, now)
-    with ShardFile(folder.shard(number), shard) as file:
+    with ShardFile(folder.shard(number), shard, sealed=True) as file:
         todo = file.todo
         before = items - sum(map(len, todo))
         progress.report(before, items, stage)

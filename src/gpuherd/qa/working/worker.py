@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.flags import Parser, add_options, build
+from gpuherd.jobs.failures import is_out_of_memory
 from gpuherd.qa.working.loading import leave
 from gpuherd.report.log import configure_console
 
@@ -48,17 +49,6 @@ def run_worker(
         traceback.print_exc()
         return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
     return ExitCode.OK
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a GPU's or the computer's memory ran out."""
-    # torch's allocator on the CPU has no class of its own for it.
-    text = str(problem)
-    return (
-        isinstance(problem, MemoryError)
-        or type(problem).__name__ == "OutOfMemoryError"
-        or (isinstance(problem, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in text)
-    )
 
 
 def unbuffered() -> None:

@@ -47,7 +47,8 @@ function scatter(series, metric, title) {
 }
 
 function equalKl(comparison) {
-  if (!comparison.atKl.length) return make("p", { class: "soft" }, comparison.note ?? "The curves have no KL in common at which two methods could be compared.");
+  const still = comparison.unmoved.map(([method, kl]) => make("p", { class: "note" }, `${method} has hardly moved from the reference (KL at most ${axisWords(kl)} nats), and is compared with no other here.`));
+  if (!comparison.atKl.length) return make("div", {}, make("p", { class: "soft" }, comparison.note ?? "The curves have no KL in common at which two methods could be compared."), ...still);
   const kls = [...new Set(comparison.atKl.map((each) => each.kl))].sort((a, b) => a - b);
   const methods = [...new Set(comparison.atKl.map((each) => each.method))];
   const cell = (method, kl) => { const found = comparison.atKl.find((each) => each.method === method && each.kl === kl)?.figure; return make("td", { class: "num", title: found?.note }, fixed(found?.value), make("span", { class: "ends" }, found?.ends ? `${fixed(found.ends[0])} to ${fixed(found.ends[1])}` : "")); };
@@ -56,7 +57,7 @@ function equalKl(comparison) {
   const clear = comparison.differencesAtKl.filter(isClear);
   const pairs = clearPairs(clear);
   return make("div", {}, make("h3", {}, `${comparison.metric} at equal KL`), make("div", { class: "scroll" }, read),
-    make("p", { class: "note" }, "Read off by straight lines between a method's own policies; nothing beyond its ends."),
+    make("p", { class: "note" }, "Read off by straight lines between a method's own policies; nothing beyond its ends. Two methods are compared at the values that both reach."), ...still,
     ...(pairs.length ? pairs.map((pair) => make("p", { class: "clear" }, clearWords(pair))) : [make("p", { class: "soft" }, comparison.differencesAtKl.length ? "No difference at equal KL is beyond chance." : "")]));
 }
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpuherd.qa.data.adapters import bioasq, gsm8k
-from gpuherd.qa.data.adapters.registry import adapters
+from gpuherd.qa.data.adapters.registry import Adapter, adapters
 from gpuherd.qa.data.rows import Draft, Unusable
 
 _OWN = frozenset({"question", "answers", "answer", "context", "id"})
@@ -31,12 +31,23 @@ def worth_reading(columns: Iterable[str]) -> list[str] | None:
     return kept if _ASKING.intersection(kept) else None
 
 
-def drafts(row: Mapping[str, Any]) -> Iterable[Draft | Unusable]:
-    """The question of a row, or which column is missing and what may have been meant by it."""
+def data_set_of(row: Mapping[str, Any]) -> Adapter | None:
+    """The data set that a row is of, by its columns and by what stands in them; None of one that is not known."""
     for each in adapters().values():
         if each.columns and each.columns <= row.keys():
             with suppress(KeyError, TypeError, AttributeError):  # the same columns with something else in them
-                return list(each.drafts(row))
+                list(each.drafts(row))
+                return each
+    answer = row.get("answer")
+    of_gsm8k = "question" in row and isinstance(answer, str) and gsm8k.result_of(answer) is not None
+    return adapters()["gsm8k"] if of_gsm8k and row.get("answers") is None else None
+
+
+def drafts(row: Mapping[str, Any]) -> Iterable[Draft | Unusable]:
+    """The question of a row, or which column is missing and what may have been meant by it."""
+    data_set = data_set_of(row)
+    if data_set is not None:
+        return data_set.drafts(row)
     if bioasq.is_challenge_row(row):
         return bioasq.challenge_drafts(row)
     if "question" not in row:
@@ -45,9 +56,6 @@ def drafts(row: Mapping[str, Any]) -> Iterable[Draft | Unusable]:
         known = "answers" in row or "answer" in row
         missing = "there is no reference answer" if known else f"no column 'answers'{_nearest('answers', row)}"
         return [Unusable(missing, row.get("id"))]
-    answer = row.get("answer")
-    if row.get("answers") is None and isinstance(answer, str) and gsm8k.result_of(answer) is not None:
-        return gsm8k.drafts(row)
     return _as_named(row)
 
 

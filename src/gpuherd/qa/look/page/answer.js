@@ -35,7 +35,7 @@ function answerView(one, { step, place, count }) {
 const part = (word, ...children) => make("section", { class: "part" }, make("h3", {}, word), ...children);
 
 function ending({ main, prompt: [tokens, cut] }) {
-  const why = { eos: "an end token", stop: "a stop string", length: "as many tokens as were allowed" }[main.finish];
+  const why = { eos: "an end token", stop: "a stop string", length: "as many tokens as were allowed", nan: "numbers of the model that are not finite (NaN): this is no answer" }[main.finish];
   const last = present(main.end) ? ` (p ${probability(main.end)}, NLL ${figure(main.end)} nats)` : "";
   return `${main.tokens} token${main.tokens === 1 ? "" : "s"}; ended by ${why}${last}. Prompt: ${tokens} tokens${cut ? `, ${cut} of the context left out` : ""}.`;
 }
@@ -87,7 +87,7 @@ function sampleTable(one) {
     last = each.cluster;
     return make("tr", { class: opens ? "opens" : null },
       clustered ? make("td", { class: "num" }, opens && present(each.cluster) ? String(each.cluster + 1) : "") : null,
-      make("td", {}, textBox(each.text)),
+      make("td", {}, textBox(each.text), each.thought !== null ? make("details", {}, make("summary", { class: "soft" }, "thought"), textBox(each.thought)) : null),
       make("td", { class: "num" }, figure(each.nll)), make("td", { class: "num" }, String(each.tokens)),
       ...judged.map((judge) => make("td", {}, pill(each.verdicts[judge] ?? UNJUDGED))));
   });

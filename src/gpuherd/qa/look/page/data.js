@@ -1,9 +1,9 @@
 // What the page holds: an index, scores and verdicts, and the answers themselves in chunks, which are
 // unpacked when they are first looked at.
 
-const VERDICTS = ["correct", "incorrect", "not_attempted", "unparsed"];
-const VERDICT_WORDS = ["correct", "incorrect", "not attempted", "unparsed", "not judged"];
-const UNJUDGED = 4;
+const VERDICTS = ["correct", "incorrect", "not_attempted", "unparsed", "nan"];
+const VERDICT_WORDS = ["correct", "incorrect", "not attempted", "unparsed", "NaN", "not judged"];
+const UNJUDGED = 5;
 
 let index = null; // what contents.py made
 let scores = null; // one Float32Array a measure, NaN where it is not defined

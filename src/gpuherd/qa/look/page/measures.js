@@ -30,7 +30,7 @@ function measuresView() {
     { word: "AUPRC", why: "average precision at finding wrong answers; chance gives the share of wrong ones", num: true, rare: true, key: (m) => m.auprc.value, cell: (m) => told(m.auprc, m) },
     { word: "PRR", why: "prediction rejection ratio: 0 is chance, 1 the best order", num: true, rare: true, key: (m) => m.prr.value, cell: (m) => told(m.prr, m) },
     { word: "AURAC", why: "mean accuracy over all rejections", num: true, rare: true, key: (m) => m.aurac.value, cell: (m) => told(m.aurac, m) },
-    { word: `Δ to ${index.evaluation.against}`, why: `AUROC minus that of ${index.evaluation.against}, on the answers that both score; paired bootstrap; p by DeLong's test, corrected by Holm`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m) },
+    { word: `Δ to ${index.evaluation.against}`, why: `AUROC minus that of ${index.evaluation.against}, on the answers that both score; interval and p by DeLong's test, both corrected by Holm for the measures shown: the interval leaves out 0 where p is below ${Math.round(1000 * (1 - index.evaluation.confidence)) / 1000}`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m) },
     { word: "ECE", why: `expected calibration error after cross-validated ${index.evaluation.calibration} calibration`, num: true, rare: true, key: (m) => m.ece.value, cell: (m) => told(m.ece, m) },
     { word: "answers", why: "with a label and a score", num: true, key: (m) => m.right + m.wrong, cell: (m) => scored(m) },
   ];
@@ -94,8 +94,11 @@ function told(found, m) {
 
 function difference(m) {
   if (!m.difference) return m.name === index.evaluation.against ? make("span", { class: "soft" }, "–") : "–";
-  const { auroc, p_holm: p } = m.difference;
-  const cell = told(auroc, m);
+  const { auroc, among_all: all, among_measures: measures } = m.difference;
+  // Corrected for the measures that are shown, p and interval alike.
+  const found = (state.weightings ? all : measures) ?? { p: null, ends: null };
+  const cell = told({ ...auroc, ends: found.ends }, m);
+  const { p } = found;
   if (present(p)) cell.firstChild.after(make("span", { class: "p" }, p < 0.001 ? "p < 0.001" : p > 0.999 ? "p 1" : `p ${fixed(p)}`));
   return cell;
 }
@@ -115,8 +118,8 @@ function sourceOf(name) {
 function labelled({ right, wrong, left_out: out, counts, which }) {
   const base = right + wrong ? `${percent(wrong / (right + wrong))} wrong: the AUPRC of chance. ` : "";
   const wrongToo = index.evaluation.not_attempted === "incorrect" ? counts[2] : 0;
-  const reasons = [[counts[2] - wrongToo, "not attempted"], [counts[3], "unparsed"]];
-  reasons.push([out - reasons[0][0] - reasons[1][0], "not judged"]);
+  const reasons = [[counts[2] - wrongToo, "not attempted"], [counts[3], "unparsed"], [counts[4], "NaN"]];
+  reasons.push([out - reasons[0][0] - reasons[1][0] - reasons[2][0], "not judged"]);
   const left = out ? `${out} left out (${reasons.filter(([count]) => count > 0).map((each) => each.join(" ")).join(", ")}). ` : "";
   const taken = wrongToo ? ` (${wrongToo} of them not attempted)` : "";
   const one = !right || !wrong ? make("p", { class: "warn" }, `All labels are ${right ? "right" : "wrong"}: there is nothing to tell apart, and no AUROC.`) : null;

@@ -41,14 +41,17 @@ const SCALES = {
 function share(main, at) {
   if (!main.relevance || main.cut) return null;
   main.parts ??= (() => {
-    const each = main.nll.map((nll, i) => (nll ?? NaN) * main.relevance[i]);
+    const each = main.nll.map((nll, i) => (nll ?? NaN) * (main.relevance[i] ?? 0));
     const all = each.reduce((a, b) => a + b, 0);
     return all > 0 ? each.map((part) => part / all) : each.map(() => null);
   })();
   return main.parts[at];
 }
 
+const inThought = (main, at) => main.thought.some(([from, to]) => at >= from && at < to);
+
 function colourClass(main, at) {
+  if (inThought(main, at)) return "thought";
   const value = SCALES[state.colour].value(main, at);
   return present(value) ? `${state.colour === "nll" ? "warm" : "cool"} c${SCALES[state.colour].place(value)}` : "unknown";
 }
@@ -57,7 +60,8 @@ function tokenWords(main, at, piece) {
   const nll = main.nll[at];
   const told = [`token ${at + 1} of ${main.tokens}`, piece === "" ? "no character of its own" : JSON.stringify(piece),
     present(nll) ? `p ${probability(nll)}, NLL ${figure(nll)} nats` : "log-prob not finite"];
-  if (main.relevance) told.push(`relevance ${figure(main.relevance[at])}`);
+  if (inThought(main, at)) told.push("part of the thought");
+  if (present(main.relevance?.[at])) told.push(`relevance ${figure(main.relevance[at])}`);
   const part = share(main, at);
   if (present(part)) told.push(`${percent(part)} of token-SAR`);
   return told;

@@ -1,0 +1,247 @@
+"""Eigenvalues that a Gram matrix can't tell from its rounding, found without a singular value decomposition of W.
+
+A Gram matrix W Wᵀ loses every λ below about n ε λ_max, that is every σ below about 1e-6 σ_max. Two ways find them from
+the triangle R of W's QR factorisation (W is short and wide here: Wᵀ = Q R), which has the singular values of W with an
+error of ε σ_max:
+
+- ``graded_singular_values``: for many lost values. The rows of R fall from large to small, so R Rᵀ is a graded matrix:
+  its entry (i, j) is of the size of r_ii r_jj. Reduced to tridiagonal form from the large end, a graded matrix keeps
+  its small eigenvalues to a relative error of about ε (Barlow and Demmel 1990, "Computing accurate eigensystems of
+  scaled diagonally dominant matrices"; Demmel and Veselić 1992). That fails where many equal large values stand before
+  a gap, so R is first divided at its gaps.
+- ``smallest_singular_values``: for a few lost values, by inverse iteration on a subspace.
+
+Whether the graded way held is checked, not assumed: Σ ln σ_i = Σ ln |r_ii|, and one small value that came out wrong
+changes the sum on the left. It knows triangles; it doesn't know how W is read (``eigenvalues``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuherd.esd.spectra.lapack import aligned
+from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
+
+Float64 = npt.NDArray[np.float64]
+
+EPS = float(np.finfo(np.float64).eps)
+
+# R is divided where its diagonal falls by this factor at least, if what the division leaves out changes no value by
+# more than NEGLECTED of the largest.
+GAP, NEGLECTED = 1e3, 1e-13
+# Σ ln σ_i may differ from Σ ln |r_ii| by this: a relative error of as much in one value. Good results differ by 1e-8.
+LARGEST_MISFIT = 1e-5
+# The part of the rows, those of the least squares, that tells whether a Gram matrix will lose values; and how near to
+# its rounding the least value may come. (Of a square random matrix FEW of the values lie below 1/100 of the bulk's.)
+SAMPLE, NEAR = 1 / 4, 100.0
+# Values of which more than this share is lost are not looked for one by one.
+FEW = 1 / 16
+ITERATIONS = 40
+# Columns that are factorised at a time: LAPACK's dgeqrt takes 0.7 of the time of its dgeqrf, whose blocks have 32.
+QR_BLOCK = 128
+
+
+def will_lose_values(gram: npt.NDArray[np.floating[Any]]) -> bool:
+    """Whether a Gram matrix is likely to lose many small eigenvalues to rounding: a guess that takes 1 % of the time of
+    finding them. A wrong one costs time and never digits.
+
+    The pivots of the Cholesky factorisation of some rows are the squared distances of each row of W from those before
+    it; the least of all rows' is estimated by continuing them as a power law.
+
+    Args:
+        gram: shape (n, n); its lower triangle is read.
+    """
+    from scipy.linalg import lapack
+
+    n = len(gram)
+    diagonal = gram.diagonal()
+    floor = n * EPS * float(diagonal.max())  # λ_max is at least as large
+    if float(diagonal.min()) < floor:
+        return True
+    some = np.sort(np.argsort(diagonal, kind="stable")[: int(SAMPLE * n)])
+    factor, info = lapack.dpotrf(np.asfortranarray(gram[np.ix_(some, some)]), lower=1, clean=0, overwrite_a=1)
+    if info > 0:
+        return True
+    pivots = np.minimum.accumulate(factor.diagonal() ** 2)
+    last, middle = float(pivots[-1]), float(pivots[len(pivots) // 2])
+    return bool(last * (last / middle) ** math.log2(1 / SAMPLE) < NEAR * floor)
+
+
+def graded_singular_values(R: Float64) -> Float64 | None:
+    """All singular values of a triangle, ascending, with errors of a few ε of the largest; None where the check says
+    that they are not so exact.
+
+    Args:
+        R: upper triangular, shape (n, n), n at least 1, rows roughly from large to small; left as it is.
+    """
+    top = float(np.linalg.norm(R[0]))
+    diagonal = np.abs(R.diagonal())
+    # A row that depends on earlier ones has a tiny diagonal entry amid large ones: such rows are moved to the end.
+    later = np.maximum.accumulate(diagonal[::-1])[::-1]
+    tiny = diagonal < EPS * len(R) * top
+    if np.any(tiny & (later > GAP * diagonal)):
+        R = triangle(np.asfortranarray(R[:, np.argsort(tiny, kind="stable")]))
+    return _values(R, top, 0.0)
+
+
+def triangle(tall: Float64) -> Float64:
+    """R of the QR factorisation of a matrix of at least as many rows as columns; Fortran order, overwritten."""
+    from scipy.linalg import lapack
+
+    n = tall.shape[1]
+    factored = lapack.dgeqrt(min(QR_BLOCK, n), tall, overwrite_a=1)[0]
+    upper: Float64 = np.triu(factored[:n])
+    return upper
+
+
+def smallest_singular_values(R: Float64, count: int) -> Float64 | None:
+    """The ``count`` smallest singular values of a triangle, ascending; None where the iteration does not converge.
+
+    Inverse iteration on a subspace of twice as many directions, from the same random start each time. Errors: 1e-4 of
+    each value, or n ε of the largest where that is more.
+    """
+    from scipy.linalg import solve_triangular, svdvals
+
+    n = len(R)
+    size = min(n, 2 * count + 16)
+    scale = float(np.linalg.norm(R[0]))
+    R = R.copy(order="F")
+    R[np.diag_indices(n)] += np.where(R.diagonal() == 0.0, EPS * scale, 0.0)  # what is singular can't be divided by
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((n, size)))[0]
+    before = np.full(count, np.inf)
+    for _ in range(ITERATIONS):
+        half = solve_triangular(R, basis, trans="T", check_finite=False)
+        half /= np.abs(half).max(axis=0)  # of the inverse of something tiny
+        basis = np.linalg.qr(solve_triangular(R, half, check_finite=False))[0]
+        if not np.isfinite(basis).all():
+            return None
+        values = svdvals(R @ basis, check_finite=False)[::-1][:count]
+        if np.all(np.abs(values - before) <= np.maximum(1e-5 * values, EPS * scale)):
+            return np.asarray(values, np.float64)
+        before = values
+    return None
+
+
+def _values(R: Float64, top: float, log_factor: float) -> Float64 | None:
+    """As ``graded_singular_values``; ``log_factor`` is Σ ln σ_i − Σ ln |r_ii| as the caller knows it."""
+    rows = _gap(np.abs(R.diagonal()))
+    if rows is not None:
+        values = _divided(R, rows, top, log_factor)
+        if values is not None:
+            return values
+    return _checked(_of_gram(_upper_gram(R)), R, log_factor, top)
+
+
+def _gap(diagonal: Float64) -> int | None:
+    """After how many rows the widest gap is; None where there is none."""
+    if len(diagonal) < 2:
+        return None
+    later = np.maximum.accumulate(diagonal[::-1])[::-1][1:]
+    earlier = np.minimum.accumulate(diagonal)[:-1]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        gaps = np.where(earlier > 0.0, earlier / later, 0.0)
+    rows = int(np.argmax(gaps)) + 1
+    return rows if gaps[rows - 1] > GAP else None
+
+
+def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | None:
+    """The values of the large rows and those of the small ones, found apart; None where that would be too inexact.
+
+    With F = R11⁻¹ R12 an orthogonal transformation from the right takes R12 away. It leaves R11 (I + F Fᵀ)^½ and
+    R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 R12ᵀ A⁻¹ with A = R11 R11ᵀ + R12 R12ᵀ. One from the left
+    takes that away: the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside
+    the large block is E times the small one, and neglected: it counts by its square.
+    """
+    from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+    large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
+    gram = R[:rows] @ R[:rows].T
+    try:
+        E = cho_solve(cho_factor(gram, check_finite=False), beside @ small.T, check_finite=False).T
+        small, log_stretch = _shrunk(small, solve_triangular(large, beside, check_finite=False).T)
+        turned, log_turned = _shrunk(small.T, E)
+        factor = np.linalg.cholesky(np.eye(rows) + E.T @ E)
+    except np.linalg.LinAlgError:
+        return None
+    log_large = _log_diagonal(large) + log_stretch + log_turned
+    large_values = _of_gram(np.asfortranarray(factor.T @ gram @ factor))
+    neglected = float(np.linalg.norm(E)) * float(np.linalg.norm(small))
+    if neglected**2 > 2 * NEGLECTED * top * large_values[0]:
+        return None
+    if not _fits(large_values, log_large):
+        # The large ones are graded too.
+        upper = triangle(np.asfortranarray((factor.T @ R[:rows]).T))
+        found = _values(upper, top, log_large - _log_diagonal(upper))
+        if found is None:
+            return None
+        large_values = found
+    noise = float(np.linalg.norm(turned)) <= EPS * len(R) * top
+    log_small = math.nan if noise else _log_diagonal(R[rows:, rows:]) + log_factor - log_stretch - log_turned
+    small_values = _settled(turned.T, top, log_small)
+    return None if small_values is None else np.sort(np.concatenate([small_values, large_values]))
+
+
+def _shrunk(block: Float64, tilt: Float64) -> tuple[Float64, float]:
+    """``block (I + tilt tiltᵀ)^-½``, but for a rotation from the right; and ln det (I + tilt tiltᵀ)^½."""
+    from scipy.linalg import solve_triangular
+
+    side, rank = tilt.shape
+    if rank < side:
+        basis, core = np.linalg.qr(tilt)
+        squares, vectors = np.linalg.eigh(core @ core.T)
+        stretch = np.sqrt(1.0 + np.maximum(squares, 0.0))
+        basis = basis @ vectors
+        return block + (block @ basis) * (1.0 / stretch - 1.0) @ basis.T, float(np.log(stretch).sum())
+    factor = np.linalg.cholesky(np.eye(side) + tilt @ tilt.T)
+    shrunk: Float64 = solve_triangular(factor, block.T, lower=True, check_finite=False).T
+    return shrunk, float(np.log(factor.diagonal()).sum())
+
+
+def _settled(part: Float64, top: float, log_values: float) -> Float64 | None:
+    """The singular values of a square block whose logarithms add up to ``log_values`` (NaN: they are noise, and not
+    checked)."""
+    sizes = np.linalg.norm(part, axis=1)
+    if math.isnan(log_values) or float(sizes.min()) > 1e-5 * float(sizes.max()):
+        values = _of_gram(part @ part.T)
+        if math.isnan(log_values) or _fits(values, log_values):
+            return values
+    R = triangle(np.asfortranarray(part[np.argsort(-sizes, kind="stable")].T))
+    return _values(R, top, log_values - _log_diagonal(R))
+
+
+def _upper_gram(R: Float64) -> Float64:
+    """R Rᵀ of a triangle; only the lower half is filled."""
+    from scipy.linalg import lapack
+
+    lower = aligned(R.shape, np.float64)
+    lower[...] = R.T
+    gram: Float64 = lapack.dlauum(lower, lower=1, overwrite_c=1)[0]
+    return gram
+
+
+def _of_gram(gram: Float64) -> Float64:
+    """The roots of the eigenvalues of a symmetric matrix, ascending; it is overwritten."""
+    values: Float64 = np.sqrt(np.maximum(symmetric_eigenvalues(np.asfortranarray(gram)), 0.0))
+    return values
+
+
+def _checked(values: Float64, R: Float64, log_factor: float, top: float) -> Float64 | None:
+    """The values, if their logarithms add up as they must. A matrix of nothing but noise is not checked."""
+    if float(np.linalg.norm(R)) <= EPS * len(R) * top:
+        return values
+    return values if _fits(values, _log_diagonal(R) + log_factor) else None
+
+
+def _fits(values: Float64, log_values: float) -> bool:
+    if not math.isfinite(log_values) or values[0] <= 0.0:
+        return False
+    return abs(float(np.log(values).sum()) - log_values) <= LARGEST_MISFIT
+
+
+def _log_diagonal(R: Float64) -> float:
+    with np.errstate(divide="ignore"):
+        return float(np.log(np.abs(R.diagonal())).sum())

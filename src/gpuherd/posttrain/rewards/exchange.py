@@ -1,0 +1,846 @@
+"""The two programs that test an answer in the sandbox: one runs it, the other the tests. Standard library alone.
+
+``tests`` requests over a socket what the answer's functions return, and compares it out of reach of the answer's code:
+an answer sees neither the tests nor the expected results, and no value of its own decides that it is equal to
+something. Code of an answer can take over the ``answer`` process, so nothing that this process sends is trusted.
+
+Plain data (numbers, texts, containers of both, and their subclasses) are copied. An argument that the answer changes is
+changed with the tests too. Any other object of the answer stays there, and the tests get a ``Remote`` that passes on
+what is done with it. Operators between a Remote and plain data are the one way in which an answer could decide: it is
+compared by its plain value, where its class derives from plain data, and never by the answer's ``__eq__``; sums and
+products are the answer's only for classes that the tests name, and come to another Remote.
+
+    python -c SOURCE tests REPORTS SOCKET      reads what is to be tested from standard input
+    python -c SOURCE answer SOCKET
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import json
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+_LONGEST = 500  # characters of a message
+_LONGEST_VALUE = 1 << 16
+_ANSWER_ENDED = 3  # exit code of the tests where the answer's process ended
+_SAFE_INTEGER = 1 << 53
+# Values that are rebuilt from their ``__reduce__``, and classes of containers that are changed in place.
+_MADE_AGAIN: Mapping[str, str] = {
+    **dict.fromkeys(("date", "datetime", "time", "timedelta", "timezone"), "datetime"),
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+}
+_CONTAINERS: Mapping[str, type] = {
+    each.__name__: each
+    for each in (list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict)
+} | {"defaultdict": collections.defaultdict}
+_VIEWS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "dict_values": lambda items: dict(enumerate(items)).values(),
+    "dict_items": lambda items: dict(items).items(),
+}
+_NONE: dict[Any, Any] = {}
+_VIEW_TYPES: Any = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
+_CHANGEABLE = tuple(_CONTAINERS.values())
+
+Node = Any  # what JSON can say
+
+
+class Codec:
+    """Turns values into JSON and back, for one side of the exchange.
+
+    Attributes:
+        kept: objects of this side that the other knows by number.
+        shared: names of classes that both sides have: their objects are copied by what they hold.
+        names: where those classes are found.
+        by_reference: whether an object that could be copied is kept (an object of a class that the tests name).
+        stand_in: makes of a description what stands for an object of the other side.
+        original: the number of the object that something stands for; None for what is no stand-in.
+    """
+
+    def __init__(
+        self,
+        stand_in: Callable[[dict[str, Any]], Any],
+        original: Callable[[Any], int | None],
+        by_reference: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
+        self.kept: list[Any] = []
+        self.shared: frozenset[str] = frozenset()
+        self.names: dict[str, Any] = {}
+        self.by_reference, self._stand_in, self._original = by_reference, stand_in, original
+        self._numbers: dict[int, int] = {}
+        self._exceptions: dict[int, type] = {}  # of the other side
+
+    def number(self, value: Any) -> int:
+        """The number by which the other side knows an object."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.kept)
+            self.kept.append(value)  # and so its id is not given to another one
+        return self._numbers[id(value)]
+
+    def contents(self, value: Any, objects: Objects) -> Node:
+        """The contents of a container, or the attributes of an object of a shared class; with its kind."""
+        if not isinstance(value, _CHANGEABLE):
+            return ["instance", type(value).__name__, self._pairs(_attributes(value), objects)]
+        kind: Any = next(each for each in type(value).__mro__ if each in _CHANGEABLE)
+        held: Any = value
+        if issubclass(kind, dict):
+            factory = kind is collections.defaultdict and held.default_factory
+            extra = self.encode(factory, objects) if isinstance(factory, type) else None
+            return [kind.__name__, extra, self._pairs(dict.items(held), objects)]
+        if kind is bytearray:
+            return [kind.__name__, None, bytes(held).hex()]
+        extra = held.maxlen if kind is collections.deque else None
+        items = [self.encode(each, objects) for each in kind.__iter__(held)]
+        return [kind.__name__, extra, sorted(items, key=json.dumps) if kind is set else items]
+
+    def is_kept(self, value: Any) -> bool:
+        """Whether the other side received a reference to this object."""
+        return id(value) in self._numbers
+
+    def encode(self, value: Any, objects: Objects, *, plain: bool = False) -> Node:
+        """A value as JSON; what can change goes to the objects of the message."""
+        kind = type(value)
+        if value is None or value is Ellipsis or value is NotImplemented or kind in (bool, str):
+            return value if value is None or kind in (bool, str) else {"constant": repr(value)}
+        if (number := self._number_there(value)) is not None:
+            return {"yours": number}
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, BaseException):
+            return self._exception(value, objects)
+        if not plain and self.by_reference(value):
+            return self._mine(value)
+        if isinstance(value, int):
+            value = int.__index__(value)
+            return value if -_SAFE_INTEGER < value < _SAFE_INTEGER else {"int": hex(value)}
+        if isinstance(value, float):
+            return float.__mul__(value, 1.0)
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, complex):
+            return {"complex": [value.real, value.imag]}
+        if isinstance(value, bytes):
+            return {"bytes": bytes.hex(value)}
+        if isinstance(value, tuple | frozenset):
+            return self._fixed(value, objects)
+        if isinstance(value, _VIEW_TYPES):
+            return {"view": kind.__name__, "items": [self.encode(each, objects) for each in value]}
+        if kind in (range, slice):
+            return {kind.__name__: [self.encode(each, objects) for each in (value.start, value.stop, value.step)]}
+        if _MADE_AGAIN.get(kind.__name__) == kind.__module__:
+            return {"made": kind.__name__, "of": [self.encode(each, objects) for each in value.__reduce_ex__(2)[1]]}
+        if isinstance(value, _CHANGEABLE) or self._is_shared(kind):
+            return {"object": objects.number(value)}
+        if isinstance(value, types.ModuleType):
+            return {"module": value.__name__}
+        return self._mine(value)
+
+    def decode(self, node: Node, objects: Sequence[Any]) -> Any:
+        """The value of a node."""
+        if not isinstance(node, dict):
+            return node
+        if "object" in node:
+            return objects[node["object"]]
+        if "yours" in node:
+            return self.kept[node["yours"]]
+        if "mine" in node:
+            return self._stand_in(node)
+        if "raises" in node:
+            return self._exception_class(node["raises"])
+        some = [self.decode(each, objects) for each in node.get("items") or node.get("of") or ()]
+        match next(iter(node)):
+            case "tuple":
+                return _named_tuple(*node["tuple"])(*some) if node["tuple"] else tuple(some)
+            case "frozenset":
+                return frozenset(some)
+            case "int":
+                return int(node["int"], 16)
+            case "complex":
+                return complex(*node["complex"])
+            case "bytes":
+                return bytes.fromhex(node["bytes"])
+            case "constant":
+                return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[node["constant"]]
+            case "range" | "slice" as kind:
+                return getattr(builtins, kind)(*(self.decode(each, ()) for each in node[kind]))
+            case "view":
+                return _VIEWS[node["view"]](some)
+            case "made":
+                return getattr(importlib.import_module(_MADE_AGAIN[node["made"]]), node["made"])(*some)
+            case "class":
+                return self.names[node["class"]] if node["class"] in self.shared else _builtin_class(node["class"])
+            case "module":
+                return _standard_module(node["module"])
+            case "raised":
+                return self._raised(node, some)
+        raise ValueError(f"{str(node)[:50]} is no value")
+
+    def shell(self, contents: Node) -> Any:
+        """An empty object for these contents."""
+        kind, extra, _ = contents
+        if kind == "instance":
+            if extra not in self.shared:
+                raise ValueError(f"{extra} is no class that both sides have")
+            return object.__new__(self.names[extra])
+        if kind == "defaultdict":
+            return collections.defaultdict(self.decode(extra, ()) if extra else None)
+        return collections.deque(maxlen=extra) if kind == "deque" else _CONTAINERS[kind]()
+
+    def fill(self, value: Any, contents: Node, objects: Sequence[Any]) -> None:
+        """Makes an object hold these contents and nothing else."""
+        kind, _, items = contents
+        if kind == "bytearray":
+            value[:] = bytes.fromhex(items)
+            return
+        if kind == "instance":
+            for name, each in items:
+                if not name.startswith("__"):
+                    object.__setattr__(value, name, self.decode(each, objects))
+            return
+        if issubclass(_CONTAINERS[kind], dict):
+            pairs = [(self.decode(key, objects), self.decode(each, objects)) for key, each in items]
+            dict.clear(value)
+            dict.update(value, pairs)
+            return
+        some = [self.decode(each, objects) for each in items]
+        value.clear()
+        value.update(some) if kind == "set" else value.extend(some)
+
+    def _is_shared(self, kind: type) -> bool:
+        return kind.__name__ in self.shared and self.names.get(kind.__name__) is kind
+
+    def _pairs(self, pairs: Any, objects: Objects) -> Node:
+        return [[self.encode(key, objects), self.encode(each, objects)] for key, each in pairs]
+
+    def _fixed(self, value: Any, objects: Objects) -> Node:
+        if isinstance(value, frozenset):
+            return {"frozenset": True, "items": [self.encode(each, objects) for each in frozenset.__iter__(value)]}
+        fields = getattr(type(value), "_fields", None)
+        named = [type(value).__name__, list(fields)] if isinstance(fields, tuple) else None
+        return {"tuple": named, "items": [self.encode(each, objects) for each in tuple.__iter__(value)]}
+
+    def _class(self, value: type) -> Node:
+        if getattr(builtins, value.__name__, None) is value:
+            return {"class": value.__name__}
+        if self._is_shared(value):
+            return {"class": value.__name__}
+        return {"raises": self._line(value)} if issubclass(value, BaseException) else self._mine(value)
+
+    def _number_there(self, value: Any) -> int | None:
+        """The number of an object that belongs to the other side."""
+        found = self._original(value)
+        if found is None and isinstance(value, type):
+            return next((number for number, each in self._exceptions.items() if each is value), None)
+        return found
+
+    def _line(self, kind: type) -> Node:
+        """An exception's classes down to the first one that the other side has."""
+        line: list[Node] = []
+        for each in kind.__mro__:
+            if each.__module__.partition(".")[0] in sys.stdlib_module_names:
+                return [*line, [each.__module__, each.__name__]]
+            line.append([each.__name__, self.number(each)])
+        return line
+
+    def _exception(self, value: BaseException, objects: Objects) -> Node:
+        with contextlib.suppress(Exception):
+            told = [self.encode(each, objects) for each in value.args]
+            attributes = self._pairs(vars(value).items(), objects)
+            return {"raised": self.encode(type(value), objects), "of": told, "has": attributes, "text": str(value)}
+        return {"raised": self.encode(type(value), objects), "of": [], "has": [], "text": ""}
+
+    def _exception_class(self, line: list[Any]) -> type:
+        """The class here that stands for one of the other side's, beneath those that stand for its bases."""
+        *own, (module, name) = line
+        if module.partition(".")[0] == "unittest":  # SkipTest: a test that is skipped is no failure
+            module, name = "builtins", "Exception"
+        kind: type = getattr(_standard_module(module), name)
+        if not issubclass(kind, BaseException):
+            raise ValueError(f"{name} is no exception")
+        for name, number in reversed(own):
+            if number not in self._exceptions:
+                text = {"__str__": lambda self: str(getattr(self, "_text", None) or BaseException.__str__(self))}
+                self._exceptions[number] = type(str(name), (kind,), text)
+            kind = self._exceptions[number]
+        return kind
+
+    def _raised(self, node: dict[str, Any], arguments: list[Any]) -> BaseException:
+        kind = self.decode(node["raised"], ())
+        made: BaseException = kind.__new__(kind, *arguments)
+        made.args = tuple(arguments)
+        for name, each in (*node["has"], ("_text", node["text"])):
+            if not name.startswith("__"):
+                with contextlib.suppress(Exception):
+                    setattr(made, name, self.decode(each, ()))
+        return made
+
+    def _mine(self, value: Any) -> Node:
+        what = "object"
+        if isinstance(value, types.GeneratorType):
+            what = "generator"
+        elif isinstance(value, types.CoroutineType):
+            what = "coroutine"
+        return {"mine": self.number(value), "what": what, "named": self.by_reference(value)}
+
+
+class Objects:
+    """The objects of a call that can change, by number: those that it was given, then those that come back."""
+
+    def __init__(self, given: Sequence[Any] = ()) -> None:
+        self.all = list(given)
+        self._numbers = {id(each): place for place, each in enumerate(self.all)}
+
+    def number(self, value: Any) -> int:
+        """The object's number in this call."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.all)
+            self.all.append(value)
+        return self._numbers[id(value)]
+
+
+class SocketPeer:
+    """One end of the socket: sends requests, and serves requests of the other side while it waits for a response."""
+
+    def __init__(self, socket: int, codec: Codec, perform: Callable[..., Any]) -> None:
+        self._socket, self._codec, self._perform = socket, codec, perform
+        self._buffer = bytearray()
+
+    def ask(self, what: str, *values: Any, plain: bool = False) -> Any:
+        """Sends a request and returns the result. Raises what the other side raised, or EOFError where it has ended."""
+        objects = Objects()
+        said = [self._codec.encode(each, objects) for each in values]
+        capture = what == "call" and sys.stdout is not sys.__stdout__
+        self._send({"ask": what, "values": said, "objects": self._all(objects, 0), "print": capture, "plain": plain})
+        while "ask" in (reply := self._receive()):
+            self.reply(reply)
+        if reply.get("printed"):
+            sys.stdout.write(reply["printed"])
+        found = self._taken(reply, objects.all)
+        if "raised" in reply:
+            raise found
+        return found
+
+    def reply(self, request: dict[str, Any]) -> None:
+        """Carries out a request and sends the result, or the exception."""
+        given: list[Any] = []
+        printed = io.StringIO()
+        what, plain = "value", bool(request.get("plain"))
+        try:
+            values = self._taken(request, given)
+            with contextlib.redirect_stdout(printed) if request.get("print") else contextlib.nullcontext():
+                found = self._perform(request["ask"], *values)
+        except BaseException as problem:
+            what, found = "raised", problem
+        objects = Objects(given)
+        try:
+            node = self._codec.encode(found, objects, plain=plain)
+            changed = self._all(objects, 0, request["objects"])
+        except BaseException as problem:
+            what, objects, changed = "raised", Objects(given), {}
+            node = self._codec.encode(RuntimeError(f"{type(problem).__name__}: {problem}"), objects)
+        self._send({what: node, "objects": changed, "printed": printed.getvalue()})
+
+    def serve(self) -> NoReturn:
+        """Serves requests until the other side ends."""
+        while True:
+            self.reply(self._receive())
+
+    def _all(self, objects: Objects, first: int, before: Mapping[str, Node] = types.MappingProxyType({})) -> Node:
+        """The contents of the objects from ``first`` on that differ from ``before``; encoding may add objects."""
+        found: dict[str, Node] = {}
+        place = first
+        while place < len(objects.all):
+            found[str(place)] = self._codec.contents(objects.all[place], objects)
+            place += 1
+        return {place: each for place, each in found.items() if before.get(place) != each}
+
+    def _taken(self, message: dict[str, Any], known: list[Any]) -> Any:
+        """The value of a message; its objects are made, or changed where they were known before."""
+        for place, contents in message["objects"].items():
+            if int(place) >= len(known):
+                known.append(self._codec.shell(contents))
+        for place, contents in message["objects"].items():
+            self._codec.fill(known[int(place)], contents, known)
+        if "values" in message:
+            return [self._codec.decode(each, known) for each in message["values"]]
+        return self._codec.decode(message["value" if "value" in message else "raised"], known)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        left = memoryview(json.dumps(message).encode() + b"\n")
+        while left:
+            left = left[os.write(self._socket, left) :]
+
+    def _receive(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n")) < 0:
+            try:
+                chunk = os.read(self._socket, 1 << 16)
+            except ConnectionError:
+                chunk = b""
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise EOFError from None
+        if not isinstance(found, dict):
+            raise EOFError
+        return found
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    slots = [each for kind in type(value).__mro__ for each in getattr(kind, "__slots__", ())]
+    found = {each: getattr(value, each) for each in slots if hasattr(value, each) and each != "__dict__"}
+    return list({**found, **getattr(value, "__dict__", {})}.items())
+
+
+@functools.cache
+def _cached_named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(name, fields)
+
+
+def _named_tuple(name: str, fields: list[str]) -> Any:
+    return _cached_named_tuple(name, tuple(fields))
+
+
+def _builtin_class(name: str) -> type:
+    found = getattr(builtins, name)
+    if not isinstance(found, type):
+        raise ValueError(f"{name} is no class")
+    return found
+
+
+def _standard_module(name: str) -> types.ModuleType:
+    if name.partition(".")[0] not in sys.stdlib_module_names:
+        raise ValueError(f"{name} is no module of the standard library")
+    return importlib.import_module(name)
+
+
+# ---- the answer ------------------------------------------------------------------------------------------------------
+
+_BINARY = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+)
+_PLAIN = (int, float, str, complex, bytes, tuple, frozenset, *_CONTAINERS.values())
+_ON_OBJECTS: Mapping[str, Callable[..., Any]] = {
+    **{each: getattr(operator, each) for each in (*_BINARY, "neg", "pos", "invert", "index")},
+    **{each.__name__: each for each in (abs, bool, dir, float, complex, hash, int, iter, len, next, repr, reversed)},
+    **{each.__name__: each for each in (round, str, format, getattr, setattr, delattr, isinstance, issubclass)},
+    "divmod": divmod,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "contains": operator.contains,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "call": lambda function, arguments, named: function(*arguments, **named),
+    "send": lambda generator, value: generator.send(value),
+    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
+    "plain": lambda value: value if isinstance(value, _PLAIN) else NotImplemented,
+}
+
+
+class _Passed:
+    """A function or an iterator of the tests, in the answer's process."""
+
+    def __init__(self, channel: SocketPeer, number: int) -> None:
+        self._channel, self.number = channel, number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._channel.ask("call", self, arguments, named)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._channel.ask("next", self)
+
+
+def run_answer(socket: int) -> NoReturn:
+    """Runs the code of an answer, and serves the requests of the tests."""
+    module = types.ModuleType("answer")
+    names = module.__dict__
+    sys.modules["answer"], sys.argv = module, ["answer.py"]
+    subjects: tuple[type, ...] = ()
+
+    def load(before: str, code: str, shared: Sequence[str], named: Sequence[str]) -> None:
+        nonlocal subjects
+        codec.names = names
+        for source, name in ((before, "<before>"), (code, "<answer>")):
+            exec(compile(source, name, "exec", 0, True), names)  # noqa: S102 - what the sandbox is for
+        codec.shared = frozenset(shared)
+        subjects = tuple(each for name in named if isinstance(each := names.get(name), type))
+
+    def perform(what: str, *values: Any) -> Any:
+        if what == "load":
+            load(*values)
+            return None
+        if what == "name":
+            return (True, names[values[0]]) if values[0] in names else (False, None)
+        return _ON_OBJECTS[what](*values)
+
+    codec = Codec(
+        lambda node: _Passed(channel, node["mine"]),
+        lambda value: value.number if type(value) is _Passed else None,
+        lambda value: isinstance(value, subjects),
+    )
+    channel = SocketPeer(socket, codec, perform)
+    channel._send({"hello": True})
+    try:
+        channel.serve()
+    finally:
+        os._exit(0)
+
+
+# ---- the tests -------------------------------------------------------------------------------------------------------
+
+
+class Remote:
+    """An object of the answer, in the process of the tests."""
+
+    __slots__ = ("__weakref__", "_exchange", "_mixed", "_named", "_number")
+
+    def __init__(self, exchange: Tests, number: int, named: bool) -> None:
+        for name, value in (("_exchange", exchange), ("_number", number), ("_named", named), ("_mixed", False)):
+            object.__setattr__(self, name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__deepcopy__":  # which is looked for here, and not in the class
+            return lambda _: _do(self, "deepcopy")
+        return _do(self, "getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _do(self, "setattr", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _do(self, "delattr", name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return _do(self, "call", arguments, named)
+
+    def __iter__(self) -> Any:
+        return _do(self, "iter")
+
+    def __next__(self) -> Any:
+        return _do(self, "next")
+
+    def __getitem__(self, key: Any) -> Any:
+        return _do(self, "getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _do(self, "setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        _do(self, "delitem", key)
+
+    def __contains__(self, value: Any) -> bool:
+        if _is_remote(value) or _slot(self, "_named"):
+            return bool(_do(self, "contains", value))
+        return any(each is value or each == value for each in self)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return bool(_do(self, "isinstance_of", value))
+
+    def __subclasscheck__(self, value: Any) -> bool:
+        return bool(_do(self, "issubclass_of", value))
+
+    def __enter__(self) -> Any:
+        return self.__enter__()
+
+    def __exit__(self, *problem: Any) -> Any:
+        return self.__exit__(None, None, None) if problem[0] is None else self.__exit__(*problem[:2], None)
+
+    def __format__(self, spec: str) -> str:
+        return str(_do(self, "format", spec))
+
+    def __copy__(self) -> Any:
+        return _do(self, "copy")
+
+    def __dir__(self) -> Any:
+        return _do(self, "dir")
+
+
+def _slot(remote: Any, name: str) -> Any:
+    return object.__getattribute__(remote, name)
+
+
+def _is_remote(value: Any) -> bool:
+    return issubclass(type(value), Remote)
+
+
+def _do(remote: Any, what: str, *values: Any) -> Any:
+    exchange: Tests = _slot(remote, "_exchange")
+    if what in ("isinstance_of", "issubclass_of"):
+        return exchange.ask(what.removesuffix("_of"), values[0], remote)
+    return exchange.ask(what, remote, *values)
+
+
+def _converted(what: str) -> Callable[..., Any]:
+    """An operator of one operand: what comes of mixing with the tests' data can't become plain data again."""
+
+    def convert(self: Any, *values: Any) -> Any:
+        found = _do(self, what, *values)
+        if _slot(self, "_mixed"):
+            if not _is_remote(found):
+                raise TypeError(f"{what}() of a value that an answer's operator made of the tests' data")
+            object.__setattr__(found, "_mixed", True)
+        return found
+
+    return convert
+
+
+def _combined(what: str, *, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    """An operator of two operands."""
+
+    def combine(self: Any, other: Any) -> Any:
+        pair = (other, self) if reflected else (self, other)
+        exchange: Tests = _slot(self, "_exchange")
+        if _is_remote(other):
+            found = exchange.ask(what, *pair)
+            mixed = _slot(self, "_mixed") or _slot(other, "_mixed")
+        elif not _slot(self, "_named"):
+            return NotImplemented
+        else:
+            found, mixed = exchange.ask(what, *pair), True
+            if not _is_remote(found):
+                raise TypeError(f"an answer's {what} with the tests' data gives plain data, which it decides by itself")
+        if mixed and _is_remote(found):
+            object.__setattr__(found, "_mixed", True)
+        return found
+
+    return combine
+
+
+def _compared(what: str) -> Callable[[Any, Any], Any]:
+    """A comparison: the answer's among its own objects, else that of plain values."""
+
+    def compare(self: Any, other: Any) -> Any:
+        exchange: Tests = _slot(self, "_exchange")
+        if _is_remote(other):
+            return exchange.ask(what, self, other)
+        plain = NotImplemented if _slot(self, "_mixed") else exchange.ask("plain", self, plain=True)
+        return NotImplemented if plain is NotImplemented or _is_remote(plain) else getattr(operator, what)(plain, other)
+
+    return compare
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Remote, f"__{_name}__", _compared(_name))
+for _name in _BINARY[: -len(("eq", "ne", "lt", "le", "gt", "ge"))]:
+    setattr(Remote, f"__{_name.rstrip('_')}__", _combined(_name))
+    setattr(Remote, f"__r{_name.rstrip('_')}__", _combined(_name, reflected=True))
+for _name in ("neg", "pos", "invert", "index", "abs", "bool", "float", "complex", "int", "len", "round", "reversed"):
+    setattr(Remote, f"__{_name}__", _converted(_name))
+for _name in ("str", "repr", "hash"):
+    setattr(Remote, f"__{_name}__", _converted(_name))
+
+
+class Tests:
+    """The process of the tests: its names, and how objects of the answer look here."""
+
+    def __init__(self, socket: int) -> None:
+        self.name_classes = False  # the tests do, so that an object may be of a class that they name
+        self._remotes: dict[int, Any] = {}
+        self.codec = Codec(self._remote, lambda value: _slot(value, "_number") if _is_remote(value) else None)
+        self.channel = SocketPeer(socket, self.codec, self._perform)
+
+    def ask(self, what: str, *values: Any, plain: bool = False) -> Any:
+        """Sends a request to the answer and returns the result. Ends this process where the answer's has ended."""
+        try:
+            return self.channel.ask(what, *values, plain=plain)
+        except EOFError:
+            os._exit(_ANSWER_ENDED)
+        except (StopIteration, StopAsyncIteration, GeneratorExit) as problem:
+            if what in ("next", "send"):
+                raise
+            # Raised by a call it would end the loop of a test, as if there were no more to be tested.
+            raise RuntimeError(f"the answer raised {type(problem).__name__}") from None
+
+    def _perform(self, what: str, *values: Any) -> Any:
+        """Serves the answer: calls of functions that the tests passed to it, and the next items of their iterators."""
+        if what == "call" and self.codec.is_kept(values[0]):  # never a class that it only knows the name of
+            return values[0](*values[1], **values[2])
+        if what == "next" and self.codec.is_kept(values[0]):
+            return next(values[0])
+        raise PermissionError(f"{what} of something of the tests")
+
+    def _remote(self, node: dict[str, Any]) -> Any:
+        number = int(node["mine"])
+        if number not in self._remotes:
+            remote: Any = Remote(self, number, self.name_classes and bool(node["named"]))
+            if node["what"] == "generator":
+                remote = _generator(self, remote)
+            elif node["what"] == "coroutine":
+                remote = _coroutine(self, remote)
+            self._remotes[number] = remote
+        return self._remotes[number]
+
+
+def _generator(exchange: Tests, remote: Any) -> Generator[Any, Any, Any]:
+    sent = None
+    while True:
+        try:
+            item = exchange.ask("send", remote, sent)
+        except StopIteration as end:
+            return end.value
+        sent = yield item
+
+
+async def _coroutine(exchange: Tests, remote: Any) -> Any:
+    return exchange.ask("await", remote)
+
+
+class Names(dict[str, Any]):
+    """The names of the tests: their own, then the answer's, then what is built in.
+
+    What is built in comes first, unless it is one function and the tests name nothing else that an answer could have
+    made (a task whose function is to be called ``sum``). Modules of the standard library are the real ones.
+    """
+
+    def __init__(self, exchange: Tests, sources: Sequence[str]) -> None:
+        super().__init__(__name__="answer")
+        self._exchange = exchange
+        self.used, self._modules = _names_in(sources)
+
+    def open_names(self) -> frozenset[str]:
+        """Names that the tests use and neither they nor the language have."""
+        return frozenset(each for each in self.used if each not in self and not hasattr(builtins, each))
+
+    def _built_in_functions(self) -> list[str]:
+        found = [(each, getattr(builtins, each, None)) for each in self.used]
+        return [name for name, each in found if callable(each) and not isinstance(each, type)]
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name) and (self.open_names() or self._built_in_functions() != [name]):
+            raise KeyError(name)
+        if name in self._modules and name in sys.stdlib_module_names:
+            return importlib.import_module(name)
+        found, value = self._exchange.ask("name", name)
+        if not found:
+            raise KeyError(name)
+        return value
+
+
+def _names_in(sources: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that sources use and do not make, and those whose attributes they use."""
+    import ast  # slow, and the answer does without
+
+    used: set[str] = set()
+    made: set[str] = set()
+    modules: set[str] = set()
+    for source in sources:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Name):
+                    (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    made.add(node.name)
+                elif isinstance(node, ast.arg):
+                    made.add(node.arg)
+                elif isinstance(node, ast.alias):
+                    made.add((node.asname or node.name).partition(".")[0])
+                elif isinstance(node, ast.ExceptHandler) and node.name:
+                    made.add(node.name)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    modules.add(node.value.id)
+    return frozenset(used - made), frozenset(modules)
+
+
+class _Module(types.ModuleType):
+    """The answer as a module that the tests may import."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__("answer")
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._names[name]
+        except KeyError:
+            raise AttributeError(f"the answer has no {name}") from None
+
+
+def run_tests(reports: int, socket: int) -> None:
+    """Runs tests and reports each: a line of a number that was read with them, the place, the kind, a message."""
+    told = json.loads(_read(int(_read(8), 16)))
+    exchange = Tests(socket)
+    names = Names(exchange, told["tests"])
+    sys.modules["answer"], sys.argv = _Module(names), ["answer.py"]
+
+    def report(place: int, kind: str, message: str = "") -> None:
+        os.write(reports, f"{told['nonce']} {place} {kind} {json.dumps(message)}\n".encode())
+
+    def failed(place: int, problem: BaseException) -> None:
+        kind = "assertion" if isinstance(problem, AssertionError) else "error"
+        text = str(problem) if kind == "assertion" else f"{type(problem).__name__}: {problem}"
+        report(place, kind, text[:_LONGEST])
+
+    try:
+        exchange.channel._receive()  # it has started
+        os.write(reports, told["nonce"].encode() + b"\n")
+    except EOFError:
+        os._exit(_ANSWER_ENDED)
+    try:
+        _run(told["before"], "<before>", names)
+        with contextlib.suppress(Exception):  # the beginning of a program, which may be none by itself
+            _run(told["given"], "<given>", names)
+        names.pop(told["entry"], None)
+        shared = [name for name, each in names.items() if isinstance(each, type) and each.__module__ == "answer"]
+        exchange.codec.names, exchange.codec.shared = names, frozenset(shared)
+        named = sorted(names.open_names())
+        # As classes are written: of tests that name functions alone an answer can't say that they name its class.
+        exchange.name_classes = any(each[:1].isupper() for each in named)
+        exchange.ask("load", told["before"], told["code"], shared, named)
+    except BaseException as problem:
+        failed(-1, problem)
+        os._exit(1)
+    report(-1, "passed")
+    for place, source in enumerate(told["tests"]):
+        try:
+            _run(source, "<test>", names)
+        except BaseException as problem:
+            failed(place, problem)
+        else:
+            report(place, "passed")
+    for place, (name, arguments) in enumerate(told["calls"], len(told["tests"])):
+        try:
+            found, function = exchange.ask("name", name)
+            if not found:
+                raise KeyError(name)
+            text = json.dumps(function(*arguments))
+        except BaseException as problem:
+            report(place, "error", f"{type(problem).__name__}: {problem}"[:_LONGEST])
+        else:
+            report(place, "value", text) if len(text) <= _LONGEST_VALUE else report(place, "error", "a huge value")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _run(source: str, name: str, names: dict[str, Any]) -> None:
+    exec(compile(source, name, "exec", 0, True), names)  # noqa: S102 - without this file's own future features
+
+
+def _read(count: int) -> bytes:
+    found = b""
+    while len(found) < count and (chunk := os.read(0, count - len(found))):
+        found += chunk
+    return found
+
+
+if __name__ == "__main__":
+    run_answer(int(sys.argv[2])) if sys.argv[1] == "answer" else run_tests(int(sys.argv[2]), int(sys.argv[3]))

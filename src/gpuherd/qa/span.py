@@ -1,0 +1,186 @@
+"""Splits a generation into the thought and the answer behind it, for judges, measures and pages.
+
+A model that reasons writes a thought between tags (``<think> … </think>``) and then its answer. Where a chat template
+opens the thought itself, the text begins inside it and has the closing tag alone; where it has none, the thought was
+never closed, and there is no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from gpuherd.qa.record import Generation
+
+Span = Literal["answer", "thought", "both"]
+SPANS: tuple[Span, ...] = get_args(Span)
+
+# DeepSeek, Qwen, GLM and most others; then Magistral, Seed-OSS, OpenThinker, Kimi-VL.
+_OPENING = r"<think(?:ing)?>|<thought>|\[THINK\]|<seed:think>|<\|begin_of_thought\|>|◁think▷"
+_CLOSING = r"</think(?:ing)?>|</thought>|\[/THINK\]|</seed:think>|<\|end_of_thought\|>|◁/think▷"
+_TAG = re.compile(rf"(?P<opening>{_OPENING})|{_CLOSING}", re.IGNORECASE)
+_OPEN_AT_END = re.compile(rf"(?:{_OPENING})\s*\Z", re.IGNORECASE)
+_CLOSING_OF = {"[": "[/", "<": "</", "◁": "◁/"}
+
+Places = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtSplit:
+    """A text divided at the tags of its thoughts.
+
+    Attributes:
+        answer: start and end of each part of the answer, in characters; empty where a thought is open at the end.
+        thought: the same for the thoughts, without tags.
+        open: the last thought was never closed.
+        orderly: tags come in pairs, or there is a closing one alone.
+    """
+
+    answer: Places
+    thought: Places
+    open: bool
+    orderly: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpanContent:
+    """The part of a generation that a span names.
+
+    Attributes:
+        text: without white space at both ends.
+        tokens: indices of its tokens, in order.
+        pieces: the text of each of these tokens; together with white space at the ends they are the text.
+        has_end: the token that ended the generation belongs to it.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]
+    has_end: bool
+
+
+def span_setting(span: Span) -> dict[str, str]:
+    """The span as a setting of a statistic; empty for ``both``: so statistics of answers without a thought keep their
+    names."""
+    return {} if span == "both" else {"span": span}
+
+
+def span_in(settings: Mapping[str, Any]) -> Span:
+    """The span that ``span_setting`` put into settings."""
+    named = settings.get("span", "both")
+    return next(each for each in SPANS if each == named)
+
+
+def split_thoughts(text: str, *, in_thought: bool = False) -> ThoughtSplit:
+    """The text divided among answer and thought. ``in_thought``: the text begins inside a thought.
+
+    A closing tag ends whatever stands before it, since a template may have opened that thought.
+
+    >>> split_thoughts("5 or 6?</think>6").answer, split_thoughts("<think>5").open
+    (((15, 16),), True)
+    """
+    answer: list[tuple[int, int]] = []
+    thought: list[tuple[int, int]] = []
+    inside, start, tags, unpaired = in_thought, 0, 0, 0
+    for tag in _TAG.finditer(text):
+        tags += 1
+        opening = tag["opening"] is not None
+        unpaired += opening is inside
+        if opening and not inside:
+            answer.append((start, tag.start()))
+            inside, start = True, tag.end()
+        elif not opening:
+            if not inside:
+                answer, thought, start = [], [], 0
+            thought.append((start, tag.start()))
+            inside, start = False, tag.end()
+    (thought if inside else answer).append((start, len(text)))
+    orderly = unpaired == 0 or (unpaired == tags == 1 and not inside)
+    return ThoughtSplit(() if inside else tuple(answer), tuple(thought), inside, orderly)
+
+
+def without_thoughts(text: str, *, in_thought: bool = False) -> str | None:
+    """A text without its thoughts, with line breaks in their places; None where one is open, or tags make no sense.
+
+    >>> without_thoughts("<think>5?</think>6"), without_thoughts("<think>6") is None
+    ('\\n6', True)
+    """
+    found = split_thoughts(text, in_thought=in_thought)
+    if found.open or not found.orderly:
+        return None
+    return "\n".join(text[start:end] for start, end in found.answer)
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether a prompt ends with an open thought, so that what follows begins inside it."""
+    return _OPEN_AT_END.search(prompt) is not None
+
+
+def knows_thoughts(template: str) -> bool:
+    """Whether a chat template writes or removes thoughts."""
+    return _TAG.search(template) is not None
+
+
+def with_closed_thought(prompt: str) -> str:
+    """The prompt with an open thought at its end closed: what follows is no thought."""
+    found = _OPEN_AT_END.search(prompt)
+    if found is None:
+        return prompt
+    opening = found[0].strip()
+    closing = "<|end_of_thought|>" if opening.startswith("<|") else _CLOSING_OF[opening[0]] + opening[1:]
+    return f"{prompt[: found.start()]}{opening}\n\n{closing}\n\n"
+
+
+def part_of(generation: Generation, span: Span) -> SpanContent:
+    """The part of a generation that a span names: its text and its tokens.
+
+    The answer's tokens are those that bring a character of it, from the first that is no white space on: line breaks
+    behind a closing tag are the template's. All others are the thought's. Without a thought the answer is everything.
+    """
+    whole = split_thoughts(generation.text, in_thought=generation.in_thought)
+    every = tuple(range(len(generation.token_ids)))
+    if span == "both" or (span == "answer" and not whole.thought):
+        return SpanContent(generation.text.strip(), every, generation.pieces, has_end=True)
+    places = (
+        tuple(_without_leading_space(generation.text, *each) for each in whole.answer)
+        if whole.thought
+        else whole.answer
+    )
+    within = _pieces_within(generation, places)
+    of_answer = {at: piece for at, piece in enumerate(within) if piece is not None}
+    if span == "answer":
+        text = "\n".join(generation.text[start:end] for start, end in places).strip()
+        return SpanContent(text, tuple(of_answer), tuple(of_answer.values()), has_end=not whole.open)
+    text = "\n".join(generation.text[start:end] for start, end in whole.thought).strip()
+    tokens = tuple(at for at in every if at not in of_answer) if whole.thought else ()
+    return SpanContent(text, tokens, tuple(generation.pieces[at] for at in tokens), has_end=whole.open)
+
+
+def has_thought(generation: Generation) -> bool:
+    """Whether it has a thought, closed or not."""
+    return bool(split_thoughts(generation.text, in_thought=generation.in_thought).thought)
+
+
+def is_only_thought(generation: Generation) -> bool:
+    """Whether its thought was never closed, so that there is no answer."""
+    return split_thoughts(generation.text, in_thought=generation.in_thought).open
+
+
+def _without_leading_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """The place without white space at its beginning."""
+    return end - len(text[start:end].lstrip()), end
+
+
+def _pieces_within(generation: Generation, places: Places) -> list[str | None]:
+    """The part of each token's text within these places; None for a token outside all of them.
+
+    A token without a character of its own (half of a letter) belongs to the place in which it stands.
+    """
+    found: list[str | None] = []
+    for start, end in zip((0, *generation.ends), generation.ends, strict=False):
+        within = [(max(start, low), min(end, high)) for low, high in places if low < high]
+        inside = [(low, high) for low, high in within if low < high or start == end == low == high]
+        found.append("".join(generation.text[low:high] for low, high in inside) if inside else None)
+    return found
