@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.models.plan.training_groups import lonely_group
 from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 from tests.posttrain.letters import Letters
+from tests.posttrain.preference.vowels import comparisons
 
 from gpuherd.posttrain.algorithm import Precision
-from gpuherd.posttrain.algos import dpo, grpo
+from gpuherd.posttrain.algos import dpo, grpo, grpo_hf, on_trl
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient import loading
+from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling import loading as sampling_loading
 from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.options import Lora
+from gpuherd.posttrain.training import strategies
+from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.training.world import World
 
 # PEFT asks for it
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -61,36 +68,99 @@ def test_a_reference_is_as_its_checkpoint_is_and_says_the_same(half_model: Path)
     assert dtypes(exact.module) == {torch.float32}
 
 
-def test_under_an_adapter_the_base_is_as_its_checkpoint_is(half_model: Path) -> None:
+def test_under_an_adapter_the_base_is_as_its_checkpoint_is(half_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = Lora(target_modules=("q_proj",))
     loaded = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
     assert dtypes(loaded.module) == {torch.bfloat16}
     assert dtypes(loaded.module, adapter=True) == {torch.float32}
-    divided = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora, sharded=True)
+    whole = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", None)
+    assert dtypes(whole.module) == {torch.float32}  # what is trained itself keeps small changes
+    wide(monkeypatch)
+    widened = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
     with torch.no_grad():
         for (name, one), (_, other) in zip(
-            loaded.module.named_parameters(), divided.module.named_parameters(), strict=True
+            loaded.module.named_parameters(), widened.module.named_parameters(), strict=True
         ):
             if "lora_" in name:
                 one.normal_(0, 0.1)
                 other.copy_(one)
     gradients = []
-    for module in (loaded.module, divided.module):
+    for module in (loaded.module, widened.module):
         with torch.autocast("cpu", torch.bfloat16):
             loss = module(input_ids=torch.arange(5, 25).reshape(2, 10)).logits.float().logsumexp(-1).sum()
         loss.backward()
         gradients.append([loss.detach(), *(each.grad for each in module.parameters() if each.requires_grad)])
     assert len(gradients[0]) > 1
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    # What is trained itself keeps small changes, and FSDP wants one type of all.
-    whole = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", None)
-    assert dtypes(whole.module) == dtypes(divided.module) == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["adapter", "reference"])
+def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
+    half_model: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP wants one type of the weights that are trained alone; it computes in bfloat16, so the numbers are the same
+    to the bit."""
+    lora = Lora(target_modules=("q_proj",))
+    steps, world = StepOptions(strategy=Strategy.FSDP), World(0, 1, 0, "cpu", "gloo")
+
+    def found(wanted: torch.dtype) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        if kind == "adapter":
+            policy = Policy(str(half_model))
+            module = loading.load_for_training(policy, MIXED, "cpu", lora, sharded=True).module
+            assert dtypes(module, adapter=True) == {torch.float32}
+        else:
+            given = work(half_model, Path("nowhere"), precision=MIXED, steps=steps)
+            module = on_trl.reference_module(given, None, "cpu")
+        assert dtypes(module) == {wanted}
+        with lonely_group():
+            strategies.distributed(module, steps, world, torch.bfloat16, None, all_used=True)
+            assert dtypes(module) == {wanted}
+            with torch.autocast("cpu", torch.bfloat16):
+                made = module(input_ids=torch.arange(5, 25).reshape(2, 10)).logits.float().logsumexp(-1)
+            if kind == "reference":
+                return [made.detach()]
+            made.sum().backward()
+            return [made.detach(), *(one.grad.full_tensor() for one in module.parameters() if one.requires_grad)]
+
+    held = found(torch.bfloat16)
+    wide(monkeypatch)
+    assert all(torch.equal(one, other) for one, other in zip(held, found(torch.float32), strict=True))
+
+
+def test_the_reference_of_grpo_hf_is_ours(half_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL would load it in the type of the weights that are trained. Beside an adapter it may be another model."""
+    made: list[Any] = []
+
+    def built(run: Run, build: Any) -> None:
+        made.append(build(arguments(run, 1), [], World.single()))
+
+    monkeypatch.setattr(grpo_hf, "train_proxy", lambda *_: tmp_path)
+    monkeypatch.setattr(grpo_hf, "load_proxy", lambda *_: None)
+    monkeypatch.setattr(grpo_hf, "fit", built)
+    for options, other in (({}, ""), ({"kl_coef": 0.0}, ""), ({"lora": Lora()}, ""), ({"lora": Lora()}, "other")):
+        given = work(half_model, tmp_path / "run", precision=MIXED, rows=(comparisons(4),))
+        if other:
+            shutil.copytree(half_model, tmp_path / "other")
+            given = replace(given, reference=Policy(str(tmp_path / "other")))
+        grpo_hf.GRPOFromHumanFeedback(grpo_hf.Options(batch_size=4, max_steps=1, **options)).train(given)
+    weights, free, adapter, beside = made
+    assert (weights.beta, free.beta, adapter.beta) == (0.05, 0.0, 0.05)
+    assert dtypes(weights.model) == {torch.float32} and dtypes(weights.ref_model) == {torch.bfloat16}
+    assert dtypes(adapter.model) == dtypes(beside.ref_model) == {torch.bfloat16}
+    assert free.ref_model is adapter.ref_model is None
+    assert not any(each.requires_grad for each in weights.ref_model.parameters())
+    assert set(adapter.model.peft_config) == {"default"}
 
 
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before: everything in float32."""
-    monkeypatch.setattr(loading, "load_frozen", sampling_loading.load_anew)
-    monkeypatch.setattr(sampling_loading, "load_frozen", sampling_loading.load_anew)
+
+    def widened(*args: Any, sharded: bool = False, **words: Any) -> Any:
+        return sampling_loading.load_anew(*args, **words)
+
+    monkeypatch.setattr(loading, "load_frozen", widened)
+    monkeypatch.setattr(sampling_loading, "load_frozen", widened)
 
 
 @pytest.mark.slow
@@ -100,13 +170,15 @@ def test_trainings_are_the_same_to_the_bit(half_model: Path, tmp_path: Path, mon
         grpo.GRPO(options).train(work(half_model, folder, precision=MIXED))
 
     def dpo_in(folder: Path) -> None:
-        from tests.posttrain.preference.vowels import comparisons
-
         rows = comparisons(8)
         options = dpo.Options(lr=1e-3, batch_size=4, max_steps=2)
         dpo.DPO(options).train(work(half_model, folder, precision=MIXED, rows=(rows,)))
 
-    kinds: dict[str, Callable[[Path], None]] = {"grpo": grpo_in, "dpo": dpo_in}
+    def grpo_hf_in(folder: Path) -> None:
+        options = grpo_hf.Options(lr=1e-3, batch_size=4, max_steps=2, kl_coef=0.5)
+        grpo_hf.GRPOFromHumanFeedback(options).train(work(half_model, folder, precision=MIXED, rows=(comparisons(8),)))
+
+    kinds: dict[str, Callable[[Path], None]] = {"grpo": grpo_in, "dpo": dpo_in, "grpo_hf": grpo_hf_in}
     for name, train in kinds.items():
         train(tmp_path / name / "held")
     wide(monkeypatch)

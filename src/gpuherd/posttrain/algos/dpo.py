@@ -23,8 +23,8 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
+    reference_module,
     rows_of_kind,
-    shares_reference,
     trained_module,
     without_copied_adapter,
 )
@@ -151,7 +151,7 @@ class DPO:
             rpo = rpo_weights(rows, places, run.batch_size, self.options.rpo_weight)
             trainer = trainers.Preferring(
                 model=loaded.module,
-                ref_model=self._reference(work, loaded.module, world.device),
+                ref_model=None if self.options.reference_free else reference_module(work, loaded.module, world.device),
                 args=trainers.on_one_device(
                     DPOConfig(
                         **settings,
@@ -178,17 +178,6 @@ class DPO:
     def policy(self, work: Training) -> Policy:
         """The trained model, or the policy's model with the trained adapter."""
         return policy_in(work, self.options)
-
-    def _reference(self, work: Training, module: Any, device: str) -> Any:
-        """The reference's model; None where there is none, or it is the trained one without its adapter."""
-        from gpuherd.posttrain.sampling.loading import load_anew, load_frozen
-
-        if self.options.reference_free or shares_reference(work, module):
-            return None
-        reference = work.reference
-        sharded = work.steps is not None and work.steps.shards  # TRL divides the reference too
-        load = load_anew if sharded else load_frozen
-        return load(reference.model, work.precision, device, adapter=reference.adapter).module
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:

@@ -18,16 +18,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.models.locate import locate
-from gpuherd.models.names import parse_model
 from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
+    reference_module,
     rows_of_kind,
-    shares_reference,
     trained_module,
-    without_copied_adapter,
 )
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
@@ -157,16 +154,9 @@ class GRPOFromHumanFeedback:
             loaded = trained_module(work, options, [], world.device)
             score = load_proxy(proxy, world.device, work.reward_batch_size)
             samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
-            if options.kl_coef and not shares_reference(work, loaded.module):
-                if hasattr(loaded.module, "peft_type") or work.reference.adapter is not None:
-                    raise UsageError(
-                        "GRPO-HF with an adapter: the reference is the policy's model without it, and here it is "
-                        f"{work.reference.model}; merge the adapter first, train all weights, or set kl_coef=0"
-                    )
-                # TRL loads the reference from where the model's config says that it is from.
-                loaded.module.config.name_or_path = str(locate(parse_model(work.reference.model), for_loading=True))
-            trainer = trainers.exploring(
+            return trainers.exploring(
                 model=loaded.module,
+                ref_model=reference_module(work, loaded.module, world.device) if options.kl_coef else None,
                 args=trainers.on_one_device(
                     GRPOConfig(
                         **settings,
@@ -190,7 +180,6 @@ class GRPOFromHumanFeedback:
                 rollout_func=samples.rollouts,
                 reward_funcs=[proxy_reward(score, samples)],
             )
-            return without_copied_adapter(trainer)
 
         fit(run, build)
 

@@ -64,10 +64,16 @@ def tokens_of(row: dict[str, Any]) -> int:
     return max(before + len(row[name]) for name in ("input_ids", "chosen_ids", "rejected_ids") if name in row)
 
 
-def shares_reference(work: Training, module: Any) -> bool:
-    """Whether the reference is the trained model with its adapter switched off."""
+def reference_module(work: Training, module: Any, device: str) -> Any:
+    """The reference's model; None where it is the trained one (``module``) without its adapter."""
+    from gpuherd.posttrain.sampling.loading import load_frozen
+
     reference = work.reference
-    return hasattr(module, "peft_type") and reference.adapter is None and reference.model == work.policy.model
+    if hasattr(module, "peft_type") and reference.adapter is None and reference.model == work.policy.model:
+        return None
+    sharded = work.steps is not None and work.steps.shards  # TRL divides the reference too
+    loaded = load_frozen(reference.model, work.precision, device, adapter=reference.adapter, sharded=sharded)
+    return loaded.module.requires_grad_(False)  # autocast keeps copies of weights that want gradients
 
 
 def without_copied_adapter(trainer: Any) -> Any:

@@ -31,12 +31,14 @@ def load_for_training(
     UsageError for a guided policy: its classifier is not trained here.
 
     Args:
-        sharded: FSDP will divide it, and wants one type of all its weights.
+        sharded: FSDP will divide it.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
-    frozen = (policy.adapter is not None or lora is not None) and not sharded
-    loaded = (load_frozen if frozen else load_anew)(policy.model, precision, device)
+    if policy.adapter is not None or lora is not None:
+        loaded = load_frozen(policy.model, precision, device, sharded=sharded)
+    else:
+        loaded = load_anew(policy.model, precision, device)
     without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)

@@ -15,6 +15,7 @@ import torch
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+from trl.trainer.utils import add_fused_lm_head
 
 
 class _AsIs:
@@ -114,7 +115,20 @@ class Rewarding(_AsIs, RewardTrainer):  # type: ignore[misc]
 
 
 class Exploring(_AsIs, GRPOTrainer):  # type: ignore[misc]
-    """GRPO; sampling and rewards are ours (``rollout_func``, ``reward_funcs``)."""
+    """GRPO; sampling and rewards are ours (``rollout_func``, ``reward_funcs``), and so is the reference: TRL would load
+    one in the type of the trained weights, and copy an adapter that it finds.
+
+    Args:
+        ref_model: None: the trained model without its adapter, or with ``beta`` 0 none.
+    """
+
+    def __init__(self, *, args: Any, ref_model: Any, **words: Any) -> None:
+        beta, args.beta = args.beta, 0.0
+        super().__init__(args=args, **words)
+        self.beta = args.beta = beta
+        if ref_model is not None:
+            add_fused_lm_head(ref_model, temperature=self.temperature)
+            self.ref_model = self.accelerator.prepare_model(ref_model, evaluation_mode=True)
 
 
 def dataset_of(rows: Sequence[dict[str, Any]], order: Sequence[int]) -> Any:

@@ -68,18 +68,22 @@ def load_anew(model: str, precision: Precision, device: str, *, adapter: str | N
     return LoadedModel(loaded.model, loaded.tokenizer, end_ids_of(loaded.model, loaded.tokenizer), loaded.input_device)
 
 
-def load_frozen(model: str, precision: Precision, device: str, *, adapter: str | None = None) -> LoadedModel:
+def load_frozen(
+    model: str, precision: Precision, device: str, *, adapter: str | None = None, sharded: bool = False
+) -> LoadedModel:
     """``load_anew`` for weights that no step changes, and that autocast reads: as the checkpoint has them.
 
     Float32 keeps small changes, and here are none: of a bfloat16 checkpoint it would be twice the memory for the same
     numbers. Activations between the layers stay in float32, as it is with weights in float32, so that every figure is
     the same to the bit. Without autocast the weights are what they are computed in, as ``precision`` says.
+
+    Args:
+        sharded: FSDP will divide it. It gives each layer bfloat16 weights and activations anyway, of float32 ones too.
     """
     held = replace(precision, dtype=None) if _is_widened(precision) else precision
     loaded = load_anew(model, held, device, adapter=adapter)
-    embeddings = loaded.module.get_input_embeddings()
-    if held != precision and not getattr(loaded.module, "is_quantized", False):
-        embeddings.register_forward_hook(lambda _module, _given, made: made.float())
+    if held != precision and not sharded and not getattr(loaded.module, "is_quantized", False):
+        loaded.module.get_input_embeddings().register_forward_hook(lambda _module, _given, made: made.float())
     return loaded
 
 
