@@ -8,7 +8,7 @@ are read by commands that start at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -64,6 +64,14 @@ class Precision:
     dtype: str | None = None
     amp_dtype: str | None = None
     attention: str = "sdpa"
+
+    @property
+    def frozen(self) -> Precision:
+        """The same for weights that no step changes. Under autocast float32 is there to keep small changes: without any
+        they stay as the checkpoint has them, which of a bfloat16 one is half the memory for the same numbers."""
+        if self.amp_dtype is not None and self.dtype == "float32":
+            return replace(self, dtype=None)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,16 @@ import pytest
 from gpuherd.errors import JobCannotFit
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_job import Method, TrainingPrecision
+from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_result import TrainingUsage
+from gpuherd.models.plan.training_usage import training_usage
+from gpuherd.models.plan.workload import Reserve
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
-from gpuherd.posttrain.sampling.lengths import Texts, lengths_of
+from gpuherd.posttrain.sampling.lengths import Lengths, Texts, lengths_of
 from gpuherd.standin.machine import Machine
 
 GIB = 1 << 30
@@ -107,3 +111,59 @@ def test_jobs_in_the_planner_s_words() -> None:
     assert job.lora is not None and (job.lora.rank, job.base) == (5, Precision.NF4)
     dpo = config(training={"algorithm": "dpo", "data_file": "x"}, dpo={"reference_free": True})
     assert not job_of(dpo, Precision.FP32, 1).keeps_reference
+
+
+BIG = Card("0", "big", 1 << 50, 1 << 50)
+
+
+def usage(job: TrainingJob, gpus: int = 1) -> TrainingUsage:
+    return training_usage(read_architecture("llama-3.2-1b"), job, Reserve(0, 0, 0.0), BIG, gpus=gpus)
+
+
+def test_frozen_weights_are_counted_as_they_are_loaded() -> None:
+    """Under autocast a model of bfloat16 trains in float32, and stays bfloat16 where no step changes it."""
+    numbers = read_architecture("llama-3.2-1b").parameters
+    of_file = {"algorithm": "dpo", "data_file": "x", "use_bf16": True}
+    for algorithm in ({"algorithm": "grpo", "use_bf16": True}, of_file):
+        told = config(training=algorithm)
+        for frozen, size in ((Precision.BF16, 2), (Precision.FP32, 4)):
+            whole = usage(job_of(told, Precision.FP32, 1, frozen=frozen))
+            assert (whole.most("models"), whole.most("parameters")) == (size * numbers, 4 * numbers)
+    lora = config(training={"algorithm": "grpo", "use_bf16": True}, model={"use_lora": True})
+    held, wide = (usage(job_of(lora, Precision.FP32, 1, frozen=each)) for each in (Precision.BF16, Precision.FP32))
+    assert wide.most("parameters") - held.most("parameters") == 2 * numbers
+    assert held.most("models") == 0
+    assert held.most("activations") == wide.most("activations")  # float32 between the layers, of both
+    assert wide.most("copies") > held.most("copies")  # autocast's, of frozen matrices in float32
+
+
+def test_fsdp_is_counted_as_each_loop_does_it() -> None:
+    """Ours hold the policy whole while it answers, and the reference always; TRL divides its reference."""
+    numbers = read_architecture("llama-3.2-1b").parameters
+    shared = {"num_gpus": 4, "strategy": "fsdp"}
+    told = config(training={"algorithm": "grpo", "use_bf16": True}, distributed=shared)
+    ours = usage(job_of(told, Precision.FP32, 4, frozen=Precision.BF16), 4)
+    assert ours.most("models") == 2 * numbers
+    assert ours.moments[0].name == "generating" and ours.moments[0].copies == 2 * numbers
+    dpo = config(training={"algorithm": "dpo", "data_file": "x", "use_bf16": True}, distributed=shared)
+    assert usage(job_of(dpo, Precision.FP32, 4, frozen=Precision.BF16), 4).most("models") == numbers // 2
+
+
+def test_answers_that_are_drawn_at_once_have_their_keys_and_values(policy_model: Path) -> None:
+    """``generation_batch_size``, but no more than there are, whatever is learnt from at once."""
+    training = {"algorithm": "grpo", "use_bf16": True, "num_rollouts_per_iteration": 64, "micro_batch_size": 1}
+
+    def cache(at_once: int) -> int:
+        told = config(training=training, model={"generation_batch_size": at_once, "max_new_tokens": 100})
+        return usage(job_of(told, Precision.FP32, 1, Lengths(50, None, 1, ""), Precision.BF16)).most("cache")
+
+    assert cache(32) == 32 * 16 * 2 * 8 * 64 * 4 * (50 + 100 - 1)  # layers, keys and values, heads, float32
+    assert cache(64) == 2 * cache(32) and cache(10_000) == cache(72)
+    # What dpo and sft learn from is answered before, by the model as it is; that can take more than the training.
+    sft = {"algorithm": "sft", "micro_batch_size": 1}
+    many = {"generation_batch_size": 4096}
+    of_file = config(str(policy_model), training={**sft, "data_file": "x"}, model=many)
+    answering = config(str(policy_model), training=sft, model=many)
+    least, most = (need_of(each, cards(1, 80 * GIB), 1) for each in (of_file, answering))
+    assert most.memory_mb > 2 * least.memory_mb
+    assert most.sentence.startswith("4096 answers at once of ")

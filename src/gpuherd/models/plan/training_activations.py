@@ -115,7 +115,8 @@ def stream_bytes(job: TrainingJob) -> int:
     """Bytes of a number of the residual stream: those of the embedding's result."""
     if job.precision is TrainingPrecision.FP32:
         return _FLOAT32
-    return _FLOAT32 if casts(job) and job.base_precision is Precision.FP32 else 2
+    wide = job.wide and not job.base_precision.is_quantised
+    return _FLOAT32 if casts(job) and (wide or job.base_precision is Precision.FP32) else 2
 
 
 def product_bytes(job: TrainingJob) -> int:

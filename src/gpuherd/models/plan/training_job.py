@@ -94,6 +94,14 @@ class TrainingJob:
         reference: whether a frozen copy of the model is asked too; None: as the method needs it (``dpo`` and ``ppo``
             yes; ``grpo`` no, as its KL weight is 0 unless one is set). With ``lora`` it costs nothing: the adapter is
             switched off instead.
+        reference_in: how that copy lies in memory; None: as the parameters.
+        wide: under autocast, layers of a frozen model pass float32 on to each other though its weights are narrower.
+        sampled: with ``grpo`` and ``ppo``, answers that are generated at once on a GPU; None: those of all passes of a
+            step, as TRL does.
+        weighed: between generation and the loss the log-probabilities of so many times ``batch`` answers are asked at
+            once, without gradients; 0: none are.
+        gathers: with ``fsdp``, each GPU holds the whole model while it generates and asks, and the whole reference
+            always; False: they stay divided.
         value: with ``ppo``, whether values come from a ``head`` on the model or from a ``model`` of the same size,
             trained beside it.
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or
@@ -116,6 +124,11 @@ class TrainingJob:
     attention: Literal["sdpa", "eager"] = "sdpa"
     loss: Literal["whole", "chunked"] = "whole"
     reference: bool | None = None
+    reference_in: Precision | None = None
+    wide: bool = False
+    sampled: int | None = None
+    weighed: int = 0
+    gathers: bool = False
     value: Literal["head", "model"] = "head"
     reshard: bool = True
     bucket_view: bool = False
@@ -127,6 +140,8 @@ class TrainingJob:
             new_tokens=self.new_tokens,
             accumulation=self.accumulation,
             samples=self.samples,
+            sampled=1 if self.sampled is None else self.sampled,
+            weighed=self.weighed or 1,
         )
         for name, words in (("attention", _ATTENTIONS), ("loss", _LOSSES), ("value", _VALUES)):
             if getattr(self, name) not in words:
@@ -168,6 +183,11 @@ class TrainingJob:
         """Whether a frozen copy of the model lies in memory."""
         needed = self.method in (Method.DPO, Method.PPO) if self.reference is None else self.reference
         return needed and self.lora is None and self.method is not Method.SFT
+
+    @property
+    def reference_precision(self) -> Precision:
+        """How the reference's weights lie in memory."""
+        return self.reference_in or self.base_precision
 
     @property
     def asks_reference_last(self) -> bool:

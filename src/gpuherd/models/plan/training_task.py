@@ -7,11 +7,13 @@ from functools import cached_property
 
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.training_activations import Kept, kept_by
+from gpuherd.models.plan.precision import Precision
+from gpuherd.models.plan.training_activations import Kept, kept_by, stream_bytes
 from gpuherd.models.plan.training_job import Method, TrainingJob
 from gpuherd.models.plan.training_model import TrainingModel
 from gpuherd.models.plan.training_states import is_trained, with_lora
 from gpuherd.models.plan.usage import CostTable
+from gpuherd.models.plan.weights import weight_bytes
 from gpuherd.models.plan.workload import Reserve, Workload
 
 
@@ -53,6 +55,7 @@ class TrainingTask:
     def __init__(self, model: TrainingModel, job: TrainingJob, reward: Architecture | None = None) -> None:
         self.plain, self.job, self.reward = model, job, reward
         self.architecture = model.architecture
+        self._known: dict[int, CostTable] = {}
         self.model = model if job.lora is None else with_lora(model, job.lora)
         self.own = [(tensor, times) for tensor, times in self.model.tensors() if is_trained(tensor, job)]
         if not any(block.kind == "head" for block in model.around()):
@@ -80,9 +83,10 @@ class TrainingTask:
             outside=sum(kept_by(block, self.architecture, self.job).whole for block in self.model.around()),
         )
 
-    def generation(self, answers: int) -> Generation:
-        """What so many answers take that are generated at once."""
-        distinct, times = self._costs, [times for _, times in self.plain.blocks]
+    def generation(self, job: TrainingJob) -> Generation:
+        """What the answers take that are generated at once."""
+        answers = job.batch * job.accumulation if job.sampled is None else job.sampled
+        distinct, times = self._costs(job.prompt_tokens), [times for _, times in self.plain.blocks]
         caches = [distinct.cache(number, number + 1, answers) for number in range(len(times))]
         after_prompt = sum(each.after_prompt * many for each, many in zip(caches, times, strict=True))
         at_end = sum(each.at_end * many for each, many in zip(caches, times, strict=True))
@@ -90,9 +94,28 @@ class TrainingTask:
         cache = max(after_prompt, at_end)
         return Generation(cache, max(after_prompt + prompt, at_end + token) - cache)
 
+    def weighing(self, job: TrainingJob) -> int:
+        """What the layers need for a moment while whole answers are read at once, and no gradients are wanted."""
+        return self._costs(job.tokens).workspace(0, len(self.plain.blocks), job.weighed * job.batch)[0]
+
     @cached_property
-    def _costs(self) -> CostTable:
-        """Of each distinct block once."""
-        blocks = tuple(block for block, _ in self.plain.blocks)
-        workload = Workload(1, self.job.prompt_tokens, self.job.new_tokens)
-        return CostTable(replace(self.architecture, blocks=blocks), self.job.base_precision, workload, Reserve())
+    def reference(self) -> int:
+        """Bytes of the frozen copy of the model; 0 where there is none."""
+        if not self.job.keeps_reference:
+            return 0
+        precision = self.job.reference_precision
+        return sum(sum(weight_bytes(tensor, precision)) * times for tensor, times in self.plain.tensors())
+
+    def _costs(self, prompt_tokens: int) -> CostTable:
+        """Of each distinct block once, in the numbers that its layers pass on."""
+        if prompt_tokens not in self._known:
+            precision = self.job.base_precision
+            if stream_bytes(self.job) == Precision.FP32.number_bytes:
+                precision = Precision.FP32
+            elif precision is Precision.FP32:
+                precision = Precision.BF16
+            blocks = tuple(block for block, _ in self.plain.blocks)
+            workload = Workload(1, prompt_tokens, self.job.new_tokens)
+            architecture = replace(self.architecture, blocks=blocks)
+            self._known[prompt_tokens] = CostTable(architecture, precision, workload, Reserve())
+        return self._known[prompt_tokens]

@@ -20,6 +20,7 @@ from math import prod
 
 from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
 from gpuherd.models.plan.card import Card
+from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training_activations import casts, is_matrix, product_bytes
 from gpuherd.models.plan.training_job import Optimiser, Strategy, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_model import training_model
@@ -36,6 +37,7 @@ from gpuherd.models.plan.weights import quantises, weight_bytes
 from gpuherd.models.plan.workload import Reserve
 
 _FLOAT32 = 4
+_SCORED = 5 * _FLOAT32  # of each score of an answer: its copy, log-probabilities, probabilities, the clamped, products
 _TOKEN_TILE, _VOCAB_TILE = 4096, 32768  # of TRL 1.16's chunked loss
 
 
@@ -76,10 +78,12 @@ class Step:
     def _sizes(self) -> None:
         job, own, reward = self.job, self.task.own, self.task.reward
         self.states = states_of(self.model, job, self.shards)
+        products = [tensor.numel for tensor, _ in self.model.tensors() if _multiplies(tensor)]
+        self.largest_matrix = max(products, default=0)
         self.largest_tensor = max(prod(part_of(tensor.shape, self.shards)) for tensor, _ in own)
         self.largest_gradient = max(tensor.numel * trained_number_bytes(tensor, job) for tensor, _ in own)
         self.exchange = self.states.gradients if self.replicated else 0
-        self.models = self.states.parameters + self.states.quantisation if job.keeps_reference else 0
+        self.models = self.task.reference if job.gathers else -(-self.task.reference // self.shards)
         self.models += 2 * reward.parameters if reward is not None else 0
 
     def _copies(self) -> None:
@@ -88,6 +92,13 @@ class Step:
         self.copies_of_layers = sum(size * times for size, times in layers)
         self.copy_of_layer = max((size for size, _ in layers), default=0)
         self.copies_around = sum(_copy_bytes(block, self.job, self.shards) for block in self.model.around())
+        # Of frozen weights autocast keeps no copy; the backward pass keeps those that gradients go back through.
+        frozen = [(_frozen_copies(block, self.job), times) for block, times in self.model.blocks]
+        self.largest_cast = max((max(sizes, default=0) for sizes, _ in frozen), default=0)
+        frozen_layers = [(sum(_frozen_copies(block, self.job)), times) for block, times in self.model.layers()]
+        self.frozen_of_layers = sum(size * times for size, times in frozen_layers)
+        self.frozen_of_layer = max((size for size, _ in frozen_layers), default=0)
+        self.frozen_around = sum(sum(_frozen_copies(block, self.job)) for block in self.model.around())
 
     def _gradients(self) -> None:
         """Gradients that the backward pass makes first and last, and FSDP's whole ones."""
@@ -120,7 +131,7 @@ class Step:
 
     def _moments(self, batch: int | None) -> tuple[Moment, ...]:
         job = self.job if batch is None or batch == self.job.batch else replace(self.job, batch=batch)
-        return (*self._generating(job), *self._learning(job), self._stepping())
+        return (*self._generating(job), *self._weighing(job), *self._learning(job), self._stepping())
 
     def _always(self, name: str, *, gradients: bool) -> Moment:
         """What lies there at any moment. A value model of the same size doubles what is trained."""
@@ -140,15 +151,31 @@ class Step:
         )
 
     def _generating(self, job: TrainingJob) -> list[Moment]:
-        """Answers of all passes of a step are generated at once, as TRL does; gradients have been given up."""
+        """Gradients have been given up."""
         if not job.method.generates:
             return []
-        made = self.task.generation(job.batch * job.accumulation)
-        gathered = self._gathered(2) + self.copies_around if self.shards > 1 else 0
-        if casts(job):  # autocast keeps its copies until a token is there
-            gathered = self.copies_of_layers + self.copies_around
+        made = self.task.generation(job)
         always = self._always("generating", gradients=False)
-        return [replace(always, cache=made.cache, workspace=made.workspace, copies=gathered)]
+        return [replace(always, cache=made.cache, workspace=made.workspace, copies=self._copies_without_gradients(job))]
+
+    def _weighing(self, job: TrainingJob) -> list[Moment]:
+        """Log-probabilities of answers before anything is learnt from them, under the model or its reference: logits of
+        all, and of one answer after the other their float32 copy and what entropies are made of."""
+        if not job.weighed:
+            return []
+        scores = self.task.architecture.vocab_size * (job.new_tokens + 1)
+        logits = scores * (product_bytes(job) * job.weighed * job.batch + _SCORED)
+        always = self._always("weighing", gradients=False)
+        copies = self._copies_without_gradients(job)
+        return [replace(always, logits=logits, workspace=self.task.weighing(job), copies=copies)]
+
+    def _copies_without_gradients(self, job: TrainingJob) -> int:
+        """Copies while answers are generated or asked: autocast keeps its own until a pass is done."""
+        if casts(job):
+            return self.copies_of_layers + self.copies_around + self.largest_cast
+        if self.shards == 1:
+            return 0
+        return self.copies_around + (self.copies_of_layers if job.gathers else self._gathered(2))
 
     def _learning(self, job: TrainingJob) -> list[Moment]:
         """The forward pass up to the loss, and the backward pass at the last layer and at the first."""
@@ -160,6 +187,7 @@ class Step:
         before = self._always("loss", gradients=waiting)
         fresh = self.largest_gradient if waiting else 0
         all_copies = (self.copies_of_layers if not job.checkpointing or casts(job) else 0) + self.copies_around
+        all_copies += self.frozen_around + (0 if job.checkpointing else self.frozen_of_layers)
         if self.shards > 1:
             all_copies = self.copies_around + (self.copies_of_layers if not job.reshard else self._gathered(1))
         forward, backward, chunk = self._logits(job)
@@ -219,19 +247,29 @@ class Step:
         """Copies while the last layer's backward pass begins, or the first one's."""
         if self.shards > 1:
             return self.copies_around + self._gathered(2) if first else self._alive_copies(job)
-        return self.copy_of_layer if job.checkpointing or first else self.copies_of_layers
+        if job.checkpointing or first:
+            return self.copy_of_layer + self.frozen_of_layer
+        return self.copies_of_layers + self.frozen_of_layers
 
     def _alive_copies(self, job: TrainingJob) -> int:
         """Copies that the backward pass has when it begins."""
         if self.shards > 1:
             return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
-        return self.copies_around + (0 if job.checkpointing else self.copies_of_layers)
+        return (
+            self.copies_around
+            + self.frozen_around
+            + (0 if job.checkpointing else self.copies_of_layers + self.frozen_of_layers)
+        )
 
     def _copies_of_reference(self, job: TrainingJob) -> int:
         """Copies of the model's own parameters that its backward pass waits for, and those that a divided reference
         gathers."""
-        gathered = self.copies_around + self._gathered(2) if self.shards > 1 and job.keeps_reference else 0
-        return self._alive_copies(job) + gathered
+        if not job.keeps_reference:
+            return self._alive_copies(job)
+        if self.shards > 1:
+            return self._alive_copies(job) + self.copies_around + self._gathered(2)
+        wide = casts(job) and job.reference_precision is Precision.FP32
+        return self._alive_copies(job) + (product_bytes(job) * self.largest_matrix if wide else 0)
 
     def _kept_scores(self, job: TrainingJob) -> int:
         """Log-probabilities of every word, which the backward pass needs."""
@@ -268,6 +306,7 @@ def _copy_bytes(block: Block, job: TrainingJob, shards: int) -> int:
             if quantises(tensor, job.base_precision)
             else tensor.numel * number
             for tensor in block.tensors
+            if tensor.tied_to is None
         )
     if not casts(job):
         return 0
@@ -275,9 +314,18 @@ def _copy_bytes(block: Block, job: TrainingJob, shards: int) -> int:
 
 
 def _is_cast(tensor: Tensor, job: TrainingJob) -> bool:
-    if job.lora is not None:
-        return is_lora(tensor)
+    return is_lora(tensor) if job.lora is not None else _multiplies(tensor)
+
+
+def _multiplies(tensor: Tensor) -> bool:
     return tensor.role is Role.HEAD or is_matrix(tensor) or ".experts." in tensor.name
+
+
+def _frozen_copies(block: Block, job: TrainingJob) -> list[int]:
+    """Bytes of each copy that autocast makes of a block's frozen weights."""
+    if job.lora is None or not casts(job) or job.base_precision is not Precision.FP32:
+        return []
+    return [tensor.numel * product_bytes(job) for tensor in block.tensors if _multiplies(tensor)]
 
 
 def _whole_gradient(block: Block, job: TrainingJob) -> int:

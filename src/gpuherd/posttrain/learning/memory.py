@@ -11,15 +11,16 @@ from gpuherd.errors import JobCannotFit
 from gpuherd.jobs.gpuwatch import GpuWatch
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.demand import idle_cards
+from gpuherd.models.plan.demand import demand_of, idle_cards
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training import make_training_plan
 from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
-from gpuherd.models.plan.workload import MIB
+from gpuherd.models.plan.workload import MIB, Workload
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.translating import model_of, precision_of, steps_of
+from gpuherd.posttrain.learning.translating import model_of, precision_of, rows_of_a_step, sampling_of, steps_of
+from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE
 from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.training.options import Sharding
 
@@ -51,8 +52,9 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
 
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
-    architecture, precision = in_precision(model_of(config), precision_of(config).dtype)
-    job = job_of(config, precision, world_size, lengths)
+    told = precision_of(config)
+    architecture, precision = in_precision(model_of(config), told.dtype)
+    job = job_of(config, precision, world_size, lengths, in_precision(model_of(config), told.frozen.dtype)[1])
     here = min(config.distributed.gpu_count, world_size)
     known = cards if len(cards) >= here else [Card(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
     found = make_training_plan(architecture, known, job, gpus=here)
@@ -65,6 +67,11 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
         fits = f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
         raise JobCannotFit(f"{said}: {found.reason}; {fits}")
     memory = max(-(-load.usage.total // MIB) for load in found.loads)
+    if _answers_apart(config):  # a model of its own, before or behind the training
+        load = Workload(config.model.generation_batch_size, job.prompt_tokens, sampling_of(config).max_new_tokens)
+        alone = demand_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
+        if alone > memory:
+            memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
     return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
 
 
@@ -80,10 +87,22 @@ def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths =
         logger.warning("memory may run out: %s", problem)
 
 
-def job_of(config: TrainConfig, precision: Precision, world_size: int, lengths: Lengths = UNKNOWN) -> TrainingJob:
-    """The training in the planner's words. ``precision``: how the weights lie in memory."""
+def job_of(
+    config: TrainConfig,
+    precision: Precision,
+    world_size: int,
+    lengths: Lengths = UNKNOWN,
+    frozen: Precision | None = None,
+) -> TrainingJob:
+    """The training in the planner's words.
+
+    Args:
+        precision: how trained weights lie in memory.
+        frozen: the same of those that no step changes, under an adapter or of the reference; None: as trained ones.
+    """
     told, model, steps = config.training, config.model, steps_of(config, world_size)
     online = told.algorithm in ("ppo", "grpo")
+    held = precision if frozen is None else frozen
     kl = config.ppo.kl_coef if told.algorithm == "ppo" else config.grpo.kl_coef
     free = config.dpo.reference_free if told.algorithm == "dpo" else not (online and kl > 0)
     return TrainingJob(
@@ -92,7 +111,7 @@ def job_of(config: TrainConfig, precision: Precision, world_size: int, lengths: 
         precision=_training_precision(config, precision),
         optimiser=Optimiser(told.optimizer),
         lora=LoraShape(model.lora_r, model.lora_target_modules or ("all-linear",)) if model.use_lora else None,
-        base=_base(config, precision),
+        base=held if model.use_lora else None,
         batch=steps.micro_batch_size,
         prompt_tokens=lengths.prompt,
         new_tokens=lengths.answer or lengths.turns * min(model.max_new_tokens, told.max_episode_length),
@@ -100,6 +119,11 @@ def job_of(config: TrainConfig, precision: Precision, world_size: int, lengths: 
         checkpointing=model.gradient_checkpointing,
         attention="eager" if model.attn_implementation == "eager" else "sdpa",
         reference=None if told.algorithm == "sft" else not free,
+        reference_in=held,
+        wide=model.use_lora and held is not precision and not steps.shards,
+        sampled=_sampled(config, world_size) if online else None,
+        weighed=ASKED_AT_ONCE if online and (kl > 0 or _updates_often(config)) else 0,
+        gathers=online,
         reshard=config.distributed.fsdp_sharding_strategy == Sharding.FULL_SHARD,
         bucket_view=True,
     )
@@ -114,5 +138,20 @@ def _training_precision(config: TrainConfig, precision: Precision) -> TrainingPr
     return TrainingPrecision.BF16
 
 
-def _base(config: TrainConfig, precision: Precision) -> Precision | None:
-    return precision if config.model.use_lora and precision.is_quantised else None
+def _sampled(config: TrainConfig, world_size: int) -> int:
+    """Answers that a process of ppo or grpo draws at once."""
+    rollouts = -(-config.training.num_rollouts_per_iteration // world_size) + config.grpo.group_size
+    return min(config.model.generation_batch_size, max(rollouts, config.training.eval_episodes))
+
+
+def _updates_often(config: TrainConfig) -> bool:
+    """Whether log-probs are asked before a step's first update, because it is not its last; ppo asks for values too."""
+    return config.training.algorithm == "ppo" or rows_of_a_step(config) < config.training.num_rollouts_per_iteration
+
+
+def _answers_apart(config: TrainConfig) -> bool:
+    """Whether dpo or sft load the model once more to answer: what is learnt from, or evaluations at the end."""
+    told = config.training
+    if told.algorithm not in ("dpo", "sft"):
+        return False
+    return told.data_file is None or bool(told.eval_every and config.eval_envs)

@@ -50,9 +50,10 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
         words["logits_to_keep"] = places + 1
     made = module(**words)
     logits, values = made if isinstance(made, tuple) else (made.logits, None)
+    del made  # it would hold the logits beside those over the temperature
     logits = logits[:, -places - 1 : -1]
     if temperature != 1:
-        logits = logits / temperature
+        logits = logits / temperature if torch.is_grad_enabled() else logits.div_(temperature)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = entropies_of(logits if entropy_gradient else logits.detach())
     values = None if values is None else values[:, -places - 1 : -1]

@@ -24,7 +24,7 @@ from gpuherd.posttrain.policy_gradient.figures import figures_of
 from gpuherd.posttrain.policy_gradient.forward import forward, weighed
 from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
 from gpuherd.posttrain.policy_gradient.objective import Objective
-from gpuherd.posttrain.policy_gradient.options import Hooks, PolicyOptions, plain_roll
+from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, Hooks, PolicyOptions, plain_roll
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
 from gpuherd.posttrain.rollout import Rollout
@@ -231,8 +231,8 @@ class Learner:
 
     @property
     def _rows(self) -> int:
-        """Rollouts that are weighed at once: no gradients are kept, so more than are learnt from."""
-        return 4 * self._steps.micro_batch_size
+        """Rollouts that are weighed at once."""
+        return ASKED_AT_ONCE * self._steps.micro_batch_size
 
     def _planned(self, passes: int) -> Plan:
         options = self.options

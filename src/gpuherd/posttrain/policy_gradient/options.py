@@ -58,6 +58,9 @@ class PolicyOptions(Optimised):
 
 Roll = Callable[["Sampler", "Sequence[Problem]", int, str], "list[Rollout]"]
 
+# Micro-batches whose log-probs are asked at once without gradients: none are kept, so more than are learnt from.
+ASKED_AT_ONCE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Hooks(Watching):

@@ -23,6 +23,7 @@ from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Train
 from gpuherd.models.plan.training_result import TrainingRefusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rounds.blocks import Family
 from gpuherd.posttrain.rounds.plan import Phase, Step
@@ -174,7 +175,8 @@ class Memory:
         # Classifiers always learn in float32 (value.training), other weights where there is autocast.
         dtype = "fp32" if choice.guided else self._settings.system.training.dtype
         architecture, precision = in_precision(model, dtype)
-        job = self._job(choice, precision, self._prompts[step.dataset])
+        frozen = precision if choice.guided else in_precision(model, self._settings.system.training.frozen.dtype)[1]
+        job = self._job(choice, precision, frozen, self._prompts[step.dataset])
         proxy = None
         if isinstance(choice.options, ProxyOptions):
             proxy = in_precision(choice.options.proxy_base(family.value, family.reference), "fp32")[0]
@@ -224,14 +226,21 @@ class Memory:
             precision=_training_precision(Precision.FP32, mixed=mixed),
             optimiser=Optimiser.ADAMW,
             lora=None,
+            base=None,
+            weighed=0,
             batch=self._settings.training.micro_batch_size,
             reference=False,
             loss="chunked",
         )
 
-    def _job(self, choice: Choice, precision: Precision, prompt_tokens: int) -> TrainingJob:
-        """How an algorithm trains, by its options where it has such."""
+    def _job(self, choice: Choice, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
+        """How an algorithm trains, by its options where it has such.
+
+        Args:
+            precision, frozen: how weights lie in memory that are trained, and those that no step changes.
+        """
         told, options = self._settings, choice.options
+        method = Method.SFT if choice.guided else _METHODS[choice.algorithm]
         lora = getattr(options, "lora", None)
         reference = None
         if getattr(options, "reference_free", False):
@@ -239,10 +248,11 @@ class Memory:
         elif getattr(options, "kl_coef", None):
             reference = True
         return TrainingJob(
-            method=Method.SFT if choice.guided else _METHODS[choice.algorithm],
+            method=method,
             precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
             optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
             lora=None if lora is None else LoraShape(lora.r),
+            base=None if lora is None else frozen,
             # Of a comparison both sides are read.
             batch=told.training.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
             prompt_tokens=prompt_tokens,
@@ -251,6 +261,10 @@ class Memory:
             checkpointing=told.training.gradient_checkpointing,
             attention="eager" if told.system.attn_impl == "eager" else "sdpa",
             reference=reference,
+            reference_in=frozen,
+            wide=lora is not None and frozen is not precision,
+            sampled=told.generation.batch_size if method.generates else None,
+            weighed=ASKED_AT_ONCE if isinstance(options, PolicyOptions) else 0,
             loss="chunked" if choice.guided else "whole",  # a classifier predicts no next token
         )
 

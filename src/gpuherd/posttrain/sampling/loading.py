@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
@@ -71,24 +71,19 @@ def load_anew(model: str, precision: Precision, device: str, *, adapter: str | N
 def load_frozen(
     model: str, precision: Precision, device: str, *, adapter: str | None = None, sharded: bool = False
 ) -> LoadedModel:
-    """``load_anew`` for weights that no step changes, and that autocast reads: as the checkpoint has them.
+    """``load_anew`` for weights that no step changes: in ``precision.frozen``.
 
-    Float32 keeps small changes, and here are none: of a bfloat16 checkpoint it would be twice the memory for the same
-    numbers. Activations between the layers stay in float32, as it is with weights in float32, so that every figure is
-    the same to the bit. Without autocast the weights are what they are computed in, as ``precision`` says.
+    Under autocast activations between the layers stay in float32, as it is with weights in float32, so that every
+    figure is the same to the bit.
 
     Args:
         sharded: FSDP will divide it. It gives each layer bfloat16 weights and activations anyway, of float32 ones too.
     """
-    held = replace(precision, dtype=None) if _is_widened(precision) else precision
+    held = precision.frozen
     loaded = load_anew(model, held, device, adapter=adapter)
     if held != precision and not sharded and not getattr(loaded.module, "is_quantized", False):
         loaded.module.get_input_embeddings().register_forward_hook(lambda _module, _given, made: made.float())
     return loaded
-
-
-def _is_widened(precision: Precision) -> bool:
-    return precision.amp_dtype is not None and precision.dtype == "float32"
 
 
 def end_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
