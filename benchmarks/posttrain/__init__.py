@@ -1,7 +1,7 @@
 """What post-training costs: guided decoding over plain decoding, a GRPO step over TRL's, and collection by two workers.
 
 python -m benchmarks posttrain                      all three
-python -m benchmarks.posttrain guided collect       some of them, printed
+python -m benchmarks.posttrain guided collect       some of them, in place of older figures of theirs
 """
 
 from __future__ import annotations

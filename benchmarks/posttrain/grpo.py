@@ -1,6 +1,6 @@
 """A step of GRPO, sampling and update: ours against TRL's GRPOTrainer, on the same model, prompts and settings.
 
-    python -m benchmarks.posttrain grpo
+    python -m benchmarks.posttrain grpo     about three minutes; writes results/posttrain.json and the documents' table
 
 A Llama of random weights (3 million parameters besides those of its tokens) answers prompts of 32 tokens with 24
 tokens each: no end token is drawn, so that both do the same work. Once with 4,096 tokens, where much of a step is
