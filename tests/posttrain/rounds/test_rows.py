@@ -12,6 +12,7 @@ from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.rounds.rows import BadRows, by_problem, line_of, read_round, shard_of
+from gpuherd.qa.working.shardfile import ShardFile
 
 
 def rollout(problem: str, sample: int) -> Rollout:
@@ -91,3 +92,21 @@ def test_what_is_damaged_is_told(tmp_path: Path) -> None:
         read_round([path], 2)
     with pytest.raises(BadRows, match="can't be read"):
         read_round([tmp_path / "none"], 2)
+
+
+def test_a_line_that_has_changed_is_no_row(tmp_path: Path) -> None:
+    """Damage that keeps the size: JSON still, and another reward. Only what stands from there on is made again."""
+    asked = problems(4)
+    rows = {each.id: [rollout(each.id, 0)] for each in asked}
+    shard, path = shard_of(4, 0, 1, 2), tmp_path / "00000.jsonl"
+    with ShardFile(path, shard, sealed=True) as file:
+        for batch in file.todo:
+            file.append([line_of(asked[place], rows[asked[place].id]) for place in batch])
+    expected = tuple(row for each in asked for row in rows[each.id])
+    assert read_round([path], 4) == expected
+    first, *others, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, *others, last.replace(b'"reward":', b'"reword":')]))
+    with pytest.raises(BadRows, match=r"line 4 is incomplete or has changed; remove .*00000\.json and start the same"):
+        read_round([path], 4)
+    with ShardFile(path, shard, sealed=True) as file:
+        assert file.todo == ((2, 3),)

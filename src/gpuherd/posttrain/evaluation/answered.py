@@ -13,6 +13,7 @@ from gpuherd.posttrain.evaluation.scores import Scores
 from gpuherd.posttrain.evaluation.voting import answer_of, asks_for_number, numbered
 from gpuherd.posttrain.problem import Problem
 from gpuherd.qa import typed_json
+from gpuherd.qa.working.shardfile import unsealed
 
 
 class BadAnswers(GpuherdError):
@@ -78,8 +79,11 @@ def read_answers(path: Path) -> Iterator[AnsweredProblem]:
 
 
 def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
+    content = unsealed(line)
+    if content is None:
+        raise BadAnswers(f"{path}: line {number} is no answered problem: it is incomplete or has changed")
     try:
-        found: AnsweredProblem = typed_json.read(AnsweredProblem, json.loads(line))
+        found: AnsweredProblem = typed_json.read(AnsweredProblem, json.loads(content))
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
         raise BadAnswers(f"{path}: line {number} is no answered problem: {problem}") from None
     return found

@@ -217,7 +217,7 @@ def _answer(
 ) -> None:
     """Adds the answers that are not in the file yet."""
     shard = in_batches(len(problems), max(1, work.sampling.batch_size // work.options.samples))
-    with ShardFile(path, shard) as file:
+    with ShardFile(path, shard, sealed=True) as file:
         for batch in file.todo:
             report(batch[0], len(problems), stage)
             some = [problems[item] for item in batch]

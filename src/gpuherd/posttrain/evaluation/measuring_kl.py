@@ -17,7 +17,7 @@ from gpuherd.posttrain.evaluation.answered import AnsweredProblem, BadAnswers, C
 from gpuherd.posttrain.evaluation.options import Divergence
 from gpuherd.posttrain.evaluation.result import Estimator
 from gpuherd.qa import typed_json
-from gpuherd.qa.working.shardfile import ShardFile
+from gpuherd.qa.working.shardfile import ShardFile, unsealed
 from gpuherd.qa.working.sharding import in_batches
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def measured_kl(
     estimator = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}[how]
     taken = [row.completions[:most] for row in answered]
     shard = in_batches(len(taken), max(1, at_once // len(taken[0])))
-    with ShardFile(path, shard) as file:
+    with ShardFile(path, shard, sealed=True) as file:
         if file.todo:
             measure = _measure(estimator, temperature, policy, release, reference)
             for batch in file.todo:
@@ -91,8 +91,10 @@ def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
     """The file's rows, each of so many figures. Raises BadAnswers."""
     found = []
     try:
-        for line in path.read_bytes().splitlines():
-            row: _Line = typed_json.read(_Line, json.loads(line))
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if (content := unsealed(line)) is None:
+                raise ValueError(f"line {number} is incomplete or has changed")
+            row: _Line = typed_json.read(_Line, json.loads(content))
             found.append(row.kl)
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
         raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None

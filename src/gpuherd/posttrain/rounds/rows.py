@@ -14,6 +14,7 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.qa.working.shardfile import unsealed
 from gpuherd.qa.working.sharding import Shard
 
 _KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}
@@ -76,15 +77,16 @@ def read_round(paths: Sequence[Path], problems: int) -> tuple[Row, ...]:
     for number, path in enumerate(paths):
         places = range(problems)[number :: len(paths)]
         try:
-            lines = path.read_bytes().splitlines()
+            lines = path.read_bytes().splitlines(keepends=True)
         except OSError as problem:
             raise BadRows(f"{path} can't be read: {problem.strerror}") from None
+        again = f"remove {path.with_suffix('.json')} and start the same command again"
         if len(lines) != len(places):
-            raise BadRows(
-                f"{path} has {len(lines)} lines and should have {len(places)}; remove {path.with_suffix('.json')} and "
-                "start the same command again"
-            )
-        found |= {place: _rows_of(line, path) for place, line in zip(places, lines, strict=True)}
+            raise BadRows(f"{path} has {len(lines)} lines and should have {len(places)}; {again}")
+        for at, (place, line) in enumerate(zip(places, lines, strict=True), 1):
+            if (content := unsealed(line)) is None:
+                raise BadRows(f"{path}: line {at} is incomplete or has changed; {again}")
+            found[place] = _rows_of(content, path)
     return tuple(row for place in sorted(found) for row in found[place])
 
 

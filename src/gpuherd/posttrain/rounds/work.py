@@ -121,7 +121,7 @@ def collect(work: Work) -> dict[str, Any]:
     shard = shard_of(len(work.problems), step.shard, step.shards, work.settings.generation.batch_size)
     algorithm, items = work.choice.make(), len(shard.items)
     started, now, rows = time.monotonic(), 0, 0
-    with ShardFile(folder.rows(data, step.shard), shard) as file, keeping_models():
+    with ShardFile(folder.rows(data, step.shard), shard, sealed=True) as file, keeping_models():
         before = items - sum(map(len, file.todo))
         progress.report(before, items, Phase.COLLECT.value)
         for batch in file.todo:
