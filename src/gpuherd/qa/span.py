@@ -113,6 +113,25 @@ def without_thoughts(text: str, *, in_thought: bool = False) -> str | None:
     return "\n".join(text[start:end] for start, end in found.answer)
 
 
+def answer_in(text: str) -> str:
+    """The answer in a text that may have thoughts before it, as ``part_of`` has it of a generation: the text itself
+    where there is none, empty where a thought was never closed.
+
+    >>> answer_in("<think>5 or 6?</think>\\n6"), answer_in("5 or 6?</think>6"), answer_in("<think>5"), answer_in(" 6")
+    ('6', '6', '', ' 6')
+    """
+    whole = split_thoughts(text)
+    if not whole.thought:
+        return text
+    return "\n".join(text[start:end] for start, end in whole.answer).strip()
+
+
+def opened_by(prompt: str) -> str:
+    """The tag of the thought that is open at a prompt's end; empty where there is none."""
+    found = _OPEN_AT_END.search(prompt)
+    return "" if found is None else found[0].strip()
+
+
 def opens_thought(prompt: str) -> bool:
     """Whether a prompt ends with an open thought, so that what follows begins inside it."""
     return _OPEN_AT_END.search(prompt) is not None

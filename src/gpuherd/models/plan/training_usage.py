@@ -21,8 +21,8 @@ from math import prod
 from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_activations import casts, is_matrix, product_bytes
-from gpuherd.models.plan.training_job import Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_activations import casts, is_matrix, product_bytes, stream_bytes
+from gpuherd.models.plan.training_job import Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_model import training_model
 from gpuherd.models.plan.training_result import Moment, TrainingUsage
 from gpuherd.models.plan.training_states import (
@@ -166,8 +166,13 @@ class Step:
         scores = self.task.architecture.vocab_size * (job.new_tokens + 1)
         logits = scores * (product_bytes(job) * job.weighed * job.batch + _SCORED)
         always = self._always("weighing", gradients=False)
-        copies = self._copies_without_gradients(job)
-        return [replace(always, logits=logits, workspace=self.task.weighing(job), copies=copies)]
+        copies, architecture = self._copies_without_gradients(job), self.task.architecture
+        states = 0  # a value head reads the last of all layers' results
+        if job.method is Method.PPO and job.value == "head":
+            states = (architecture.layers + 1) * architecture.hidden_size * stream_bytes(job)
+        activations = states * job.tokens * job.weighed * job.batch
+        workspace = self.task.weighing(job)
+        return [replace(always, activations=activations, logits=logits, workspace=workspace, copies=copies)]
 
     def _copies_without_gradients(self, job: TrainingJob) -> int:
         """Copies while answers are generated or asked: autocast keeps its own until a pass is done."""

@@ -27,6 +27,7 @@ from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
+from gpuherd.qa.span import answer_in
 
 _MOST_TURNS = 3
 _MEAN, _CONSISTENCY, _COVERAGE = 0.6, 0.2, 0.2
@@ -106,7 +107,8 @@ class Debates:
         return _Debate(self)
 
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
-        """All turns, judged together."""
+        """All turns, judged together. Thoughts are not said."""
+        texts = [answer_in(text) for text in texts]
         debates = [each for each in environments if isinstance(each, _Debate)]
         if self._model is None:
             scores = [keyword_score(text, self.settings.words) for text in texts]

@@ -132,7 +132,8 @@ def _stepped(
     environments: Environments, turns: Turns, said: Sequence[tuple[_Episode, Answer]], most_tokens: int | None
 ) -> None:
     """Writes down what the policy said and what came of it, in each episode."""
-    steps = environments.step_all([each.environment for each, _ in said], [answer.text for _, answer in said])
+    texts = [turns.opened + answer.text for _, answer in said]
+    steps = environments.step_all([each.environment for each, _ in said], texts)
     for (episode, answer), step in zip(said, steps, strict=True):
         episode.ids += answer.ids
         episode.by_policy += [True] * len(answer.ids)

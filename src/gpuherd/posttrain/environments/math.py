@@ -17,6 +17,7 @@ from gpuherd.posttrain.rewards.math import VALUE, MathRewards
 from gpuherd.posttrain.tasks.dataset import asked
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
 from gpuherd.qa.judging.math_answers import result_of
+from gpuherd.qa.span import answer_in
 
 _MOST_ATTEMPTS = 2
 _LINES_OF_STEPS = 2
@@ -59,7 +60,7 @@ def make(options: EnvironmentOptions) -> Attempts:
 
 def attempt(text: str, right: bool, settings: Settings) -> Attempt:
     """What an answer is worth, and what is said of a wrong one."""
-    parsed = right or result_of(text) is not None
+    parsed = right or result_of(answer_in(text)) is not None
     steps = right and sum("=" in line for line in text.splitlines()) >= _LINES_OF_STEPS
     parts = {
         "right": settings.right if right else 0.0,

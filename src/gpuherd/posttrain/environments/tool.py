@@ -28,6 +28,7 @@ from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
+from gpuherd.qa.span import answer_in
 
 _MOST_TURNS = 5
 _RIGHT_TOOL, _WRONG_TOOL, _UNKNOWN_TOOL, _BAD_FORM = 0.3, -0.1, -0.2, -0.1
@@ -106,7 +107,7 @@ class ToolUse:
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
         """All turns; their programs run side by side, their answers are judged together."""
         using = [each for each in environments if isinstance(each, _UsingTools)]
-        turns = [read_turn(text) for text in texts]
+        turns = [read_turn(answer_in(text)) for text in texts]
         calls = [call for turn in turns if turn.answer is None for call in turn.calls]
         results = iter(self._box.results(calls))
         answered = [(each, turn.answer) for each, turn in zip(using, turns, strict=True) if turn.answer is not None]

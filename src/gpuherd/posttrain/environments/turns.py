@@ -8,11 +8,12 @@ behind: templates may cut or change earlier turns, and no id that was sampled ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.environments.interface import Message
-from gpuherd.qa.prompts.conversation import templated
+from gpuherd.qa.prompts.conversation import opened_thought, templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.token_ids import token_ids
 
@@ -34,6 +35,11 @@ class Turns:
         self.chat = chat
         self._tokenizer = tokenizer
         self._controls = control_texts(tokenizer)
+
+    @cached_property
+    def opened(self) -> str:
+        """The tag of the thought that the chat template opens before each turn; empty where it opens none."""
+        return opened_thought(self._tokenizer) if self.chat else ""
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """All before the policy's first turn. Of one message the same as ``sampling.prompting`` makes of a problem.

@@ -245,7 +245,7 @@ def _answered(
     prefixes = [Prefix(each.id, ids) for each, ids in zip(problems, prompts, strict=True)]
     groups = sampler.continuations(prefixes, work.options.samples, greedy=work.options.greedy)
     asked = [each for each, group in zip(problems, groups, strict=True) for _ in group]
-    texts = [each.text for group in groups for each in group]
+    texts = [sampler.scored_text(each.text) for group in groups for each in group]
     rewards = iter(scored(work.task, asked, texts, work.reward_batch_size))
     found = []
     for prompt, group in zip(prompts, groups, strict=True):

@@ -8,6 +8,7 @@ from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE
 from gpuherd.qa.judging.math_answers import formula_of, normalised_formula, result_of
 from gpuherd.qa.numbers import number_of
+from gpuherd.qa.span import answer_in
 
 
 def asks_for_number(problem: Problem) -> bool:
@@ -21,7 +22,7 @@ def asks_for_number(problem: Problem) -> bool:
 
 
 def answer_of(text: str, *, number: bool = False) -> str | None:
-    """A completion's answer in the form in which answers are compared; None where it says nothing.
+    """A completion's answer in the form in which answers are compared; None where it says nothing, or thinks alone.
 
     What is marked as the result (``####``, ``\\boxed{}``) or said to be it ("the answer is"); else all of the text, or,
     where a number is asked for, the last one in it, as math answers are judged. Numbers are compared by their value,
@@ -32,6 +33,7 @@ def answer_of(text: str, *, number: bool = False) -> str | None:
     >>> answer_of("That makes 4 + 5 = 9 apples", number=True), answer_of("no idea", number=True)
     ('9', 'noidea')
     """
+    text = answer_in(text)
     result = result_of(text) if number else None
     formula = formula_of(text) if result is None else result
     value = number_of(formula)

@@ -115,6 +115,7 @@ def job_of(
         batch=steps.micro_batch_size,
         prompt_tokens=lengths.prompt,
         new_tokens=lengths.answer or lengths.turns * min(model.max_new_tokens, told.max_episode_length),
+        accumulation=-(-rows_of_a_step(config) // (world_size * steps.micro_batch_size)),
         samples=config.grpo.group_size,
         checkpointing=model.gradient_checkpointing,
         attention="eager" if model.attn_implementation == "eager" else "sdpa",

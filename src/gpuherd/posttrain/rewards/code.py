@@ -18,6 +18,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
+from gpuherd.qa.span import answer_in
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem
 _FENCED = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE)
@@ -197,7 +198,7 @@ def read_tests(values: Any) -> tuple[Test, ...]:
 
 
 def program_of(completion: str, hidden: Mapping[str, str]) -> str:
-    """The program in a completion: its last fenced block (of Python, where one says so), else all of it.
+    """The program in a completion's answer: its last fenced block (of Python, where one says so), else all of it.
 
     Where the prompt is the beginning of a program (``prefix``), that is put in front, unless the completion defines the
     asked function itself.
@@ -205,9 +206,10 @@ def program_of(completion: str, hidden: Mapping[str, str]) -> str:
     >>> program_of("Here:\\n```python\\nx = 1\\n```\\nDone.", {})
     'x = 1\\n'
     """
-    blocks = _FENCED.findall(completion)
+    answer = answer_in(completion)
+    blocks = _FENCED.findall(answer)
     marked = [body for language, body in blocks if language.lower() in _PYTHON]
-    program = (marked or [body for _, body in blocks] or [completion])[-1]
+    program = (marked or [body for _, body in blocks] or [answer])[-1]
     prefix, entry = hidden.get(PREFIX, ""), hidden.get(ENTRY, "")
     if not prefix:
         return str(program)

@@ -17,6 +17,7 @@ from gpuherd.qa.judging.lexical import Ruling
 from gpuherd.qa.judging.math_answers import math_judge
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.record import Question
+from gpuherd.qa.span import answer_in
 
 VALUE = "value"  # the hidden part of a problem that has its bare result
 _MOST_PROCESSES = 4
@@ -26,7 +27,7 @@ Pair = tuple[str, str]
 
 
 class MathRewards:
-    """Scores completions by their results: 1 or 0.
+    """Scores completions by the results of their answers, thoughts left out: 1 or 0.
 
     The right results of a problem are its hidden ``value`` where it has one, else its answers. Processes start when a
     formula has first to be compared.
@@ -44,7 +45,8 @@ class MathRewards:
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """What each completion earns. Raises MissingExtra where formulas are compared without math-verify."""
-        asked = [(completion, _question(problem)) for problem, completion in zip(problems, completions, strict=True)]
+        pairs = zip(problems, completions, strict=True)
+        asked = [(answer_in(completion), _question(problem)) for problem, completion in pairs]
         wanted: dict[Pair, None] = {}
 
         def noted(reference: str, answer: str) -> bool | None:

@@ -9,11 +9,12 @@ from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.qa.judging.lexical import RULES
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.record import Question
+from gpuherd.qa.span import answer_in
 
 
 class WordRewards:
-    """Scores completions by a rule: ``exact`` and ``contains`` give 1 or 0; ``squad`` and ``rouge`` the score itself,
-    and say by their own threshold what is right."""
+    """Scores the answers of completions by a rule, thoughts left out: ``exact`` and ``contains`` give 1 or 0; ``squad``
+    and ``rouge`` the score itself, and say by their own threshold what is right."""
 
     reward_range = (0.0, 1.0)
 
@@ -32,6 +33,6 @@ class WordRewards:
         """Nothing was started."""
 
     def _reward(self, problem: Problem, completion: str) -> Reward:
-        ruling = self._rule(completion, Question(problem.id, problem.prompt, problem.answers))
+        ruling = self._rule(answer_in(completion), Question(problem.id, problem.prompt, problem.answers))
         right = ruling.verdict is Verdict.CORRECT
         return Reward(float(right) if ruling.score is None else ruling.score, right, note=ruling.note)

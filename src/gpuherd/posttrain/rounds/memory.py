@@ -228,6 +228,7 @@ class Memory:
             lora=None,
             base=None,
             weighed=0,
+            accumulation=2,
             batch=self._settings.training.micro_batch_size,
             reference=False,
             loss="chunked",
@@ -257,6 +258,7 @@ class Memory:
             batch=told.training.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
             prompt_tokens=prompt_tokens,
             new_tokens=told.generation.max_new_tokens,
+            accumulation=-(-_sequences(choice) // told.training.micro_batch_size),
             samples=getattr(options, "samples_per_prompt", 8),
             checkpointing=told.training.gradient_checkpointing,
             attention="eager" if told.system.attn_impl == "eager" else "sdpa",
@@ -311,6 +313,14 @@ def _beside(demand: Demand) -> int:
         return max(1, int(alone) - (kept.context + kept.fixed) // MIB)
     total = max(load.card.total for load in demand.plan.loads)
     return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
+
+
+def _sequences(choice: Choice) -> int:
+    """Of an optimiser step; at least so many of those whose rows are counted otherwise."""
+    options = choice.options
+    if (minibatch := getattr(options, "minibatch_size", None)) is not None:
+        return int(minibatch)
+    return int(getattr(options, "batch_size", 1) * getattr(options, "samples_per_prompt", 1))
 
 
 def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecision:

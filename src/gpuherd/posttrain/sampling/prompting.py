@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem
-from gpuherd.qa.prompts.conversation import templated
+from gpuherd.qa.prompts.conversation import opened_thought, templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.token_ids import token_ids
 
@@ -26,6 +27,11 @@ class Prompting:
         self.chat = chat
         self._tokenizer = tokenizer
         self._controls = control_texts(tokenizer)
+
+    @cached_property
+    def opened(self) -> str:
+        """The tag of the thought that the chat template opens before each answer; empty where it opens none."""
+        return opened_thought(self._tokenizer) if self.chat else ""
 
     def of(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem. Raises UsageError where it has no token."""

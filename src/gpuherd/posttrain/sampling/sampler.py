@@ -145,6 +145,10 @@ class Sampler:
 
         return decoded(self._tokenizer, ids)
 
+    def scored_text(self, text: str) -> str:
+        """An answer's text as it is scored: behind the tag of a thought that the chat template has opened."""
+        return self._prompting.opened + text
+
     def rollouts(
         self,
         task: Task,
@@ -172,7 +176,7 @@ class Sampler:
         ]
         answers = self.continuations(prefixes, samples, first_sample=first_sample, greedy=greedy)
         asked = [each for each in problems for _ in range(samples)]
-        texts = [each.text for group in answers for each in group]
+        texts = [self.scored_text(each.text) for group in answers for each in group]
         rewards = iter(scored(task, asked, texts, reward_batch_size))
         return [
             rollout_of(problem, number, prompt, answer, next(rewards))

@@ -20,6 +20,7 @@ from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, Shuffled, first_problems
 from gpuherd.posttrain.tasks.vocabulary import characters
+from gpuherd.qa.span import answer_in
 
 _CHARACTERS = "0123456789+-*="
 _MOST_TRAINING = 20_000  # problems, where no number is said
@@ -120,7 +121,7 @@ def value_of(text: str) -> int:
 
 
 def _reward(problem: Problem, completion: str) -> Reward:
-    said = completion.strip()
+    said = answer_in(completion).strip()
     right = said == problem.hidden["value"]
     note = None if right or _NUMBER.fullmatch(said) else "not a number and nothing else"
     return Reward(float(right), right, note=note)

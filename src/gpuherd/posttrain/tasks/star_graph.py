@@ -24,6 +24,7 @@ from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.order import MOST_PROBLEMS, first_problems
 from gpuherd.posttrain.tasks.vocabulary import write_tokenizer
+from gpuherd.qa.span import answer_in
 
 _MOST_NODES = 10_000
 _SIGNS = ("|", "=", "/", "$")
@@ -189,7 +190,7 @@ def make_tokenizer(folder: Path, nodes: int) -> Any:
 
 
 def _reward(problem: Problem, completion: str) -> Reward:
-    check = check_path(graph_of(problem.prompt), completion)
+    check = check_path(graph_of(problem.prompt), answer_in(completion))
     if check.nodes is None:
         return Reward(0.0, False, {"edges": 0.0}, "not a list of nodes")
     edges = sum(check.follows) / len(check.follows)

@@ -156,7 +156,8 @@ def _of_some(
     text = samplers.reference.text
     texts = [text((*cut.prefix.ids, *end)) for cut, y_a, y_b in pairs for end in (y_a, y_b)]
     asked = [cut.problem for cut, _, _ in pairs for _ in range(2)]
-    rewards = scored(work.task, asked, texts, work.reward_batch_size)
+    read = [samplers.reference.scored_text(each) for each in texts]
+    rewards = scored(work.task, asked, read, work.reward_batch_size)
     for place, (cut, y_a, y_b) in enumerate(pairs):
         two = slice(2 * place, 2 * place + 2)
         made = _compared(cut, (y_a, y_b), texts[two], rewards[two], how, work)

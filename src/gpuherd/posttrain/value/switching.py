@@ -61,7 +61,8 @@ def _switched(samplers: Samplers, work: Collecting, problems: Sequence[Problem],
         samplers.reference.text((*prefix.ids, *answer.ids)) for prefix, answer in zip(prefixes, ended, strict=True)
     ]
     asked = [problem for problem in problems for _ in range(samples)]
-    rewards = scored(work.task, asked, texts, work.reward_batch_size)
+    read = [samplers.reference.scored_text(each) for each in texts]
+    rewards = scored(work.task, asked, read, work.reward_batch_size)
     for place, (prefix, answer, text, reward) in enumerate(zip(prefixes, ended, texts, rewards, strict=True)):
         kept = len(prefix.ids)
         whole = Continuation(

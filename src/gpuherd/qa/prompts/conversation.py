@@ -11,6 +11,7 @@ from gpuherd.errors import UsageError
 from gpuherd.qa.data.question_set import Example
 from gpuherd.qa.prompts.style import Style
 from gpuherd.qa.record import Question
+from gpuherd.qa.span import opened_by
 
 Turn = dict[str, str]  # role, content
 
@@ -26,6 +27,11 @@ _STOPPED_CLOCK = (
     + "".join(f"|replace('{directive}', '{word}')" for directive, word in _DAY.items())
     + " }}{% endmacro %}"
 )
+
+
+def opened_thought(tokenizer: Any) -> str:
+    """The tag of the thought that the tokenizer's chat template opens before each answer; empty where it opens none."""
+    return opened_by(templated(tokenizer, [{"role": "user", "content": "?"}]))
 
 
 def turns(style: Style, question: Question, examples: Sequence[Example]) -> list[Turn]:
