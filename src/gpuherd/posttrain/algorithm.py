@@ -7,7 +7,7 @@ are read by commands that start at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -110,6 +110,8 @@ class Training:
         value_model: what a classifier starts from, for the guided algorithms.
         folder: where the trained model or classifier goes (``folder/model``); ``folder/checkpoints`` while at work.
         steps: ``posttrain.training.options.StepOptions``: micro-batches, gradient checkpointing, and so on.
+        digests: ``sha256`` of policy, reference and value model by these names; checkpoints record them, so that a
+            model whose files have changed is no longer taken for the same.
         root: the run's folder, where that is not ``folder``. Checkpoints name paths below it relative to it, so that a
             moved run can be resumed.
     """
@@ -129,6 +131,7 @@ class Training:
     steps: Any = None
     reward_batch_size: int = 32
     root: Path | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def named(self, policy: Policy) -> dict[str, Any]:

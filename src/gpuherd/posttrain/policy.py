@@ -34,6 +34,15 @@ class Policy:
         """The same, guided at another eta; itself where it is not guided."""
         return self if self.guide is None else replace(self, guide=replace(self.guide, eta=eta))
 
+    @property
+    def sha256(self) -> str:
+        """The same for the same files of model, adapter and classifier, wherever they lie. Reads all of them whose hash
+        is not kept. Raises MissingModel, BadModel, MissingExtra."""
+        from gpuherd.qa.working.model_files import files_digest, model_files
+
+        guide = () if self.guide is None else (Path(self.guide.classifier),)
+        return files_digest(*model_files(self.model, self.adapter).folders, *guide)
+
     def to_dict(self, root: Path | None = None) -> dict[str, Any]:
         """Plain values, for JSON.
 

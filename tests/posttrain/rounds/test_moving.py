@@ -12,6 +12,7 @@ import pytest
 from tests.posttrain.algos.training_work import curves, same, work
 from tests.posttrain.evaluation.first_letter import FirstLetter
 
+from gpuherd.errors import UsageError
 from gpuherd.posttrain.algorithm import Sampling, Training
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.evaluation.answered import read_answers
@@ -86,3 +87,41 @@ def test_an_evaluation_goes_on(tmp_path: Path, policy_model: Path) -> None:
     }
     with pytest.raises(OtherEvaluation, match="policy"):
         evaluate(asked(tmp_path / "moved", "r1"))
+    # The same place, and other weights in it. What versions before have begun goes on without a digest of theirs.
+    begun = tmp_path / "moved" / "results" / ASKED
+    told = json.loads(begun.read_bytes())
+    begun.write_text(json.dumps({name: value for name, value in told.items() if name != "models_sha256"}))
+    evaluate(asked(tmp_path / "moved"))
+    begun.write_text(json.dumps(told))
+    change_a_bit(tmp_path / "moved" / "models" / "r0")
+    with pytest.raises(OtherEvaluation, match="another models_sha256"):
+        evaluate(asked(tmp_path / "moved"))
+
+
+def change_a_bit(model: Path) -> None:
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
+@pytest.mark.parametrize("name", ["GRPO", "SFT"])
+def test_a_training_is_of_the_models_that_it_began_with(tmp_path: Path, policy_model: Path, name: str) -> None:
+    model = shutil.copytree(policy_model, tmp_path / "model")
+    policy = Policy(str(model))
+    kind = algorithm_class(name)
+    algorithm = kind(kind.Options(lr=1e-3, **({"batch_size": 2} if name == "GRPO" else {"batch_size": 4})))
+    rows = {} if name == "GRPO" else {"rows": demonstrations(16)}
+
+    def train(digests: dict[str, str], *stops: bool) -> None:
+        asked = iter(stops)
+        hooks = Hooks(stopping=lambda: next(asked, False))
+        algorithm.train(replace(in_run(tmp_path / "run", policy_model, hooks=hooks, **rows), digests=digests))
+
+    with pytest.raises(Stopped):
+        train({"policy": policy.sha256}, True)
+    change_a_bit(model)
+    with pytest.raises(UsageError, match=r"is (of|a checkpoint of) another training: its models_sha256"):
+        train({"policy": policy.sha256})
+    train({})  # as of a version that records none

@@ -191,6 +191,7 @@ def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
         "kl": [work.options.kl.value, work.options.kl_samples],
         "sampling": sampling,
         "dtype": work.precision.dtype,
+        "models_sha256": {"policy": work.policy.sha256, "reference": work.reference.sha256},
     }
     text = json.dumps(without_infinity(asked), indent=1)
     work.folder.mkdir(parents=True, exist_ok=True)
@@ -204,6 +205,7 @@ def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
         earlier = {}
     if not isinstance(earlier, dict):
         earlier = {}
+    earlier.setdefault("models_sha256", asked["models_sha256"])  # earlier versions recorded none
     other = [name for name, value in json.loads(text).items() if earlier.get(name) != value]
     if other:
         raise OtherEvaluation(

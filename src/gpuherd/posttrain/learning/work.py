@@ -108,6 +108,7 @@ def _work(
             device=device,
             seed=seed,
             steps=translating.steps_of(config, world.size),
+            digests=world.broadcast({"policy": policy.sha256} if world.is_main else {}),
             extra={"hooks": hooks},
         ),
         algorithm,

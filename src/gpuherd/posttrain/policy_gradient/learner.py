@@ -29,7 +29,7 @@ from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, pla
 from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.checkpoints import Checkpoints
+from gpuherd.posttrain.training.checkpoints import DIGESTS, Checkpoints
 from gpuherd.posttrain.training.curves import Curves
 from gpuherd.posttrain.training.options import StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
@@ -256,6 +256,7 @@ class Learner:
             "options": {name: each for name, each in asdict(self.options).items() if name != "save_every"},
             "policy": work.named(work.policy),
             "reference": work.named(work.reference),
+            DIGESTS: dict(work.digests),
             "round": work.round,
             "sampling": {name: each for name, each in asdict(work.sampling).items() if name != "batch_size"},
             "precision": asdict(work.precision),

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.durable import atomic_write, sync_folder
+from gpuherd.posttrain.training.checkpoints import differing
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,7 @@ def check_identity(path: Path, there: Any, identity: Mapping[str, Any]) -> None:
     """Raises UsageError where what lies at ``path`` is of another training than ``identity``."""
     other = there if isinstance(there, Mapping) else {}
     wanted = json.loads(json.dumps(identity))
-    differing = [name for name in {**wanted, **other} if wanted.get(name) != other.get(name)]
-    if differing:
-        name = differing[0]
+    for name in differing(wanted, other):
         raise UsageError(
             f"{path} is of another training: its {name} is {_short(other.get(name))}, and here it is "
             f"{_short(wanted.get(name))}; choose another folder, or remove that one"

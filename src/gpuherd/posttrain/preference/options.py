@@ -9,6 +9,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.preference.settings import Run, steps_for
+from gpuherd.posttrain.training.checkpoints import DIGESTS
 from gpuherd.posttrain.training.options import Lora, Optimised, StepOptions
 from gpuherd.posttrain.training.watching import Watching
 
@@ -83,6 +84,7 @@ def run_of(
             "algorithm": algorithm,
             "policy": work.named(work.policy),
             "reference": work.named(work.reference),
+            DIGESTS: dict(work.digests),
             "data": data,
             "seed": work.seed,
             "precision": [work.precision.dtype, work.precision.amp_dtype],

@@ -167,13 +167,17 @@ def train(work: Work) -> dict[str, Any]:
 
 def _training(work: Work) -> Training:
     step, settings = work.step, work.settings
+    value_model = settings.families()[step.family].value
+    models = {"policy": work.policy, "reference": work.reference}
+    if work.choice.guided and value_model is not None:
+        models["value_model"] = Policy(value_model)
     return Training(
         task=work.task,
         problems=work.problems,
         rows=rows_of_rounds(work),
         policy=work.policy,
         reference=work.reference,
-        value_model=settings.families()[step.family].value,
+        value_model=value_model,
         folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
         round=work.round,
         sampling=work.sampling(f"training {work.round}"),
@@ -182,6 +186,7 @@ def _training(work: Work) -> Training:
         seed=seed_for(settings.training.seed, f"training {work.round}"),
         steps=settings.steps,
         root=work.folder.root,
+        digests={name: each.sha256 for name, each in models.items()},
         reward_batch_size=settings.data_collection.reward_batch_size,
     )
 

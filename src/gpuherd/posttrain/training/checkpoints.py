@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
+DIGESTS = "models_sha256"  # in an identity: of the files of the models that a training begins with
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -199,12 +200,22 @@ class Checkpoints:
 
     def _refuse_another(self, path: Path, about: Mapping[str, Any]) -> None:
         kept = about["identity"]
-        for key in sorted({*self.identity, *kept}):
-            if self.identity.get(key) != kept.get(key):
-                raise UsageError(
-                    f"{path} is a checkpoint of another training: its {printable(key)} is {kept.get(key)!r}, here it "
-                    f"is {self.identity.get(key)!r}; choose another output folder, or the old options"
-                )
+        for key in differing(self.identity, kept):
+            raise UsageError(
+                f"{path} is a checkpoint of another training: its {printable(key)} is {kept.get(key)!r}, here it "
+                f"is {self.identity.get(key)!r}; choose another output folder, or the old options"
+            )
+
+
+def differing(identity: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
+    """The names in which two identities of trainings differ. Digests of models are compared where both have them:
+    earlier versions recorded none."""
+    known = bool(identity.get(DIGESTS) and kept.get(DIGESTS))
+    return [
+        name
+        for name in sorted({*identity, *kept})
+        if identity.get(name) != kept.get(name) and (known or name != DIGESTS)
+    ]
 
 
 class _Parts:

@@ -18,6 +18,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.form import FILE, Head, read_form
 from gpuherd.posttrain.algorithm import Training
+from gpuherd.posttrain.training.checkpoints import DIGESTS, differing
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.stopping import Stopped
 from gpuherd.posttrain.training.watching import Watching
@@ -72,6 +73,7 @@ class Course:
         return {
             "algorithm": "value classifier",
             "value_model": self.work.value_model,
+            DIGESTS: dict(self.work.digests),
             "warm_start": chosen.warm_start and self.work.policy.guide is not None,
             "round": self.work.round,
             "seed": self.work.seed,
@@ -203,12 +205,12 @@ def _forget(folder: Path) -> None:
 
 def _refuse_another(done: Path, course: Course) -> None:
     told = read_form(done).trained
-    for name, mine in course.identity().items():
-        if told.get(name) != mine:
-            raise UsageError(
-                f"{done} is a classifier of another training: its {name} is {told.get(name)!r}, here it is {mine!r}; "
-                "choose another output folder, or the old options"
-            )
+    mine = course.identity()
+    for name in differing(mine, {name: told[name] for name in mine.keys() & told.keys()}):
+        raise UsageError(
+            f"{done} is a classifier of another training: its {name} is {told.get(name)!r}, here it is "
+            f"{mine.get(name)!r}; choose another output folder, or the old options"
+        )
 
 
 def _refuse_unreadable(data: Data, classifier: Classifier, options: ValueOptions) -> None:
