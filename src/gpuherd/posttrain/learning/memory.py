@@ -52,9 +52,9 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
 
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
-    told = precision_of(config)
-    architecture, precision = in_precision(model_of(config), told.dtype)
-    job = job_of(config, precision, world_size, lengths, in_precision(model_of(config), told.frozen.dtype)[1])
+    loaded = precision_of(config)
+    architecture, precision = in_precision(model_of(config), loaded.dtype)
+    job = job_of(config, precision, world_size, lengths, in_precision(model_of(config), loaded.frozen.dtype)[1])
     here = min(config.distributed.gpu_count, world_size)
     known = cards if len(cards) >= here else [Card(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
     found = make_training_plan(architecture, known, job, gpus=here)
