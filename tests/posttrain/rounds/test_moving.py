@@ -91,9 +91,12 @@ def test_an_evaluation_goes_on(tmp_path: Path, policy_model: Path) -> None:
     begun = tmp_path / "moved" / "results" / ASKED
     told = json.loads(begun.read_bytes())
     begun.write_text(json.dumps({name: value for name, value in told.items() if name != "models_sha256"}))
+    (tmp_path / "moved" / "results" / "result.json").unlink()
     evaluate(asked(tmp_path / "moved"))
     begun.write_text(json.dumps(told))
     change_a_bit(tmp_path / "moved" / "models" / "r0")
+    evaluate(asked(tmp_path / "moved"))  # nothing is left to be answered
+    (tmp_path / "moved" / "results" / "result.json").unlink()
     with pytest.raises(OtherEvaluation, match="another models_sha256"):
         evaluate(asked(tmp_path / "moved"))
 

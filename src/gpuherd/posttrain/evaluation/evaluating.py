@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from gpuherd.posttrain.evaluation.answered import (
 from gpuherd.posttrain.evaluation.files import without_infinity, write_result, write_scores
 from gpuherd.posttrain.evaluation.measuring_kl import Measured, measured_kl
 from gpuherd.posttrain.evaluation.options import Divergence, EvaluationOptions
-from gpuherd.posttrain.evaluation.result import About, Cost, Evaluation, Point
+from gpuherd.posttrain.evaluation.result import RESULT, About, Cost, Evaluation, Point
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Task
 from gpuherd.qa import typed_json
@@ -99,7 +99,10 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
     from gpuherd.posttrain.evaluation.metrics import metrics_of
 
     problems = work.task.problems(work.options.split, work.options.problems, work.options.problem_seed)
-    _claim(work, problems)
+    digests: dict[str, str] = {}
+    if sampler_of is None and not (work.folder / RESULT).exists():
+        digests = {"policy": work.policy.sha256, "reference": work.reference.sha256}
+    _claim(work, problems, digests)
     points, lost = [], []
     loaded = _Loaded(work, sampler_of)
     for policy in [work.policy.at(eta) for eta in _etas(work)] or [work.policy]:
@@ -175,8 +178,12 @@ def _etas(work: Evaluating) -> list[float]:
     return [] if work.policy.guide is None else sorted({*work.options.etas, work.policy.guide.eta}, reverse=True)
 
 
-def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
-    """Says in the folder what is asked, or raises OtherEvaluation where something else was."""
+def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, str]) -> None:
+    """Says in the folder what is asked, or raises OtherEvaluation where something else was.
+
+    Args:
+        digests: of the models' files; empty: they are not compared.
+    """
     digest = hashlib.sha256(json.dumps(typed_json.plain(problems)).encode())
     root = work.folder if work.root is None else work.root
     sampling = {name: value for name, value in typed_json.plain(work.sampling).items() if name != "batch_size"}
@@ -191,8 +198,9 @@ def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
         "kl": [work.options.kl.value, work.options.kl_samples],
         "sampling": sampling,
         "dtype": work.precision.dtype,
-        "models_sha256": {"policy": work.policy.sha256, "reference": work.reference.sha256},
     }
+    if digests:
+        asked["models_sha256"] = dict(digests)
     text = json.dumps(without_infinity(asked), indent=1)
     work.folder.mkdir(parents=True, exist_ok=True)
     path = work.folder / ASKED
@@ -205,7 +213,8 @@ def _claim(work: Evaluating, problems: Sequence[Problem]) -> None:
         earlier = {}
     if not isinstance(earlier, dict):
         earlier = {}
-    earlier.setdefault("models_sha256", asked["models_sha256"])  # earlier versions recorded none
+    if digests:
+        earlier.setdefault("models_sha256", dict(digests))  # earlier versions recorded none
     other = [name for name, value in json.loads(text).items() if earlier.get(name) != value]
     if other:
         raise OtherEvaluation(
