@@ -33,6 +33,7 @@ else:
     sys.exit()
 for number, path in enumerate((os.devnull, asked["out"], asked["err"])):
     os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+os.chdir(asked["cwd"])
 os.environ.clear()
 os.environ.update(asked["env"])
 sys.argv = ["", *asked["argv"]]
@@ -107,4 +108,4 @@ class Forking:
         folder = tempfile.TemporaryDirectory()
         out, err = (f"{folder.name}/{name}" for name in ("out", "err"))
         asked = {"module": module, "code": code, "argv": list(words), "env": dict(os.environ if env is None else env)}
-        return Program(self, folder, self.ask({**asked, "out": out, "err": err}))
+        return Program(self, folder, self.ask({**asked, "cwd": os.getcwd(), "out": out, "err": err}))
