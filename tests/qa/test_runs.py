@@ -221,7 +221,7 @@ def test_the_list_reads_a_finished_file_again_only_where_it_has_changed(
     def state() -> str:
         read.clear()
         assert gpuherd(["runs", "--runs-dir", str(runs), "--json"]) == ExitCode.OK
-        return {each["run_id"]: each["state"] for each in json.loads(capsys.readouterr().out)}["facts"]
+        return str({each["run_id"]: each["state"] for each in json.loads(capsys.readouterr().out)}["facts"])
 
     assert state() == "complete" and "answers.jsonl" in read and len(read) == 4
     assert state() == "complete" and read == []

@@ -226,6 +226,11 @@ print(held, *moved, ctypes.get_errno(), library.prctl(42, 0, 0, 0, 0), library.p
     assert outcome.stdout == "0 -1 -1 1 1 -1\n", outcome
 
 
+def _are_groups_gone() -> bool:
+    cgroups._remove_left()
+    return not cgroups._left
+
+
 def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> None:
     if cgroups._base() is None:
         pytest.skip("there is no control group that we may use")
@@ -236,7 +241,7 @@ def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> N
     assert (outcome.exit_code, outcome.stdout) != (0, "written\n")
     assert box(mode).run(Work("print(1)")).stdout == "1\n"
     assert base is not None
-    wait_until(lambda: cgroups._remove_left() or not cgroups._left)
+    wait_until(_are_groups_gone)
 
 
 def test_memory_is_counted_by_a_group_of_version_2() -> None:
@@ -274,7 +279,7 @@ def test_a_group_of_version_2_is_joined_and_left(monkeypatch: pytest.MonkeyPatch
     assert group.exists() and group in cgroups._left  # a process is in it
     joined.communicate("\n")
     assert box(Mode.NAMESPACES).run(Work("print(1)")).stdout == "1\n"
-    wait_until(lambda: cgroups._remove_left() or not cgroups._left)
+    wait_until(_are_groups_gone)
     assert not group.exists()
 
 
