@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.forking import Forking
 
-from gpuherd import __version__
+from gpuherd import __version__, cli
 from gpuherd.cli.main import COMMANDS, main, run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.report.log import configure_console
@@ -20,11 +22,23 @@ from gpuherd.report.log import configure_console
 HEAVY = ("torch", "numpy", "scipy", "rich", "psutil", "sqlite3", "huggingface_hub", "shtab")
 
 
-def gpuherd(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gpuherd", *words], capture_output=True, text=True, check=False)
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_help_lists_every_command_with_examples() -> None:
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    commands = [f"gpuherd.cli.{path.stem}" for path in Path(str(cli.__file__)).parent.glob("[!_]*.py")]
+    with Forking(*commands) as made:
+        yield made
+
+
+@pytest.fixture
+def gpuherd(forking: Forking) -> Command:
+    """The program in a process of its own."""
+    return lambda *words: forking.start(module="gpuherd", words=words).end()
+
+
+def test_help_lists_every_command_with_examples(gpuherd: Command) -> None:
     shown = gpuherd("--help")
     assert shown.returncode == ExitCode.OK
     for command in COMMANDS:
@@ -35,29 +49,29 @@ def test_help_lists_every_command_with_examples() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command: str) -> None:
+def test_every_command_has_help_with_an_example(gpuherd: Command, command: str) -> None:
     shown = gpuherd(*command.split(), "--help")
     assert shown.returncode == ExitCode.OK
     assert f"gpuherd {command}" in shown.stdout.split("example", 1)[1]
 
 
-def test_version() -> None:
+def test_version(gpuherd: Command) -> None:
     assert gpuherd("--version").stdout == f"gpuherd {__version__}\n"
 
 
-def test_no_command_prints_help_and_fails() -> None:
+def test_no_command_prints_help_and_fails(gpuherd: Command) -> None:
     shown = gpuherd()
     assert shown.returncode == ExitCode.USAGE
     assert "usage: gpuherd" in shown.stdout
 
 
-def test_an_unknown_flag_of_a_command_names_the_nearest() -> None:
+def test_an_unknown_flag_of_a_command_names_the_nearest(gpuherd: Command) -> None:
     shown = gpuherd("gpus", "--jsn")
     assert shown.returncode == ExitCode.USAGE
     assert "did you mean --json?" in shown.stderr
 
 
-def test_an_unknown_command_names_the_nearest() -> None:
+def test_an_unknown_command_names_the_nearest(gpuherd: Command) -> None:
     for words in (["sumbit", "--", "x"], ["--simulate", "2x40GB", "sumbit"], ["--simulate=2x40GB", "sumbit"]):
         shown = gpuherd(*words)
         assert shown.returncode == ExitCode.USAGE
@@ -100,13 +114,13 @@ def test_submit_loads_nothing_of_gpus_and_decisions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_scripts_name_the_commands(shell: str) -> None:
+def test_completion_scripts_name_the_commands(gpuherd: Command, shell: str) -> None:
     shown = gpuherd("completion", shell)
     assert shown.returncode == ExitCode.OK, shown.stderr
     assert "doctor" in shown.stdout
 
 
-def test_completion_completes_in_bash() -> None:
+def test_completion_completes_in_bash(gpuherd: Command) -> None:
     script = gpuherd("completion", "bash").stdout
     program = script + '\nCOMP_WORDS=(gpuherd doc); COMP_CWORD=1; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
     program += '\nCOMP_WORDS=(gpuherd batch --engine ""); COMP_CWORD=3; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
@@ -160,7 +174,9 @@ def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -
         "up --json --gpus 17",
     ],
 )
-def test_with_json_an_error_is_json_too(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_json_an_error_is_json_too(
+    gpuherd: Command, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
     monkeypatch.chdir(tmp_path)  # some make their folder before they look at the file
     ran = gpuherd(*words.split())

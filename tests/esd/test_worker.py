@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
 from gpuherd.esd.coverage import read_coverage
@@ -19,6 +20,7 @@ from gpuherd.esd.tables.stats import read_table
 from gpuherd.models.names import safe_filename
 
 MakeModel = Callable[..., Path]
+Work = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +29,29 @@ def _simulated_gpu(standin: Callable[..., object]) -> None:
     standin("1x40GB")
 
 
-def work(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuherd.esd.worker", *map(str, words)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    modules = ("gpuherd.esd.pipeline", "gpuherd.esd.lanes", "gpuherd.esd.tables.spectra_file", "scipy.linalg.lapack")
+    with Forking(*modules, OMP_NUM_THREADS="1") as made:
+        yield made
+
+
+@pytest.fixture
+def work(forking: Forking) -> Work:
+    """The worker in a process of its own."""
+
+    def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+        return forking.start(module="gpuherd.esd.worker", words=list(map(str, words)), env=env).end()
+
+    return run
 
 
 def stats_of(folder: Path, model: str | Path) -> Path:
     return folder / "stats" / f"{safe_filename(str(model))}.csv"
 
 
-def test_it_prints_what_the_guide_shows_and_writes_its_file(tmp_path: Path, make_model: MakeModel) -> None:
+def test_it_prints_what_the_guide_shows_and_writes_its_file(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     done = work("--model-id", model, "--output-dir", tmp_path / "out", CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 0, done.stderr
@@ -54,7 +68,7 @@ def test_it_prints_what_the_guide_shows_and_writes_its_file(tmp_path: Path, make
     assert by_name["model.embed_tokens"]["alpha"] == ""
 
 
-def test_underscore_spellings_of_the_first_guide(tmp_path: Path, make_model: MakeModel) -> None:
+def test_underscore_spellings_of_the_first_guide(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     words = ("--model_id", model, "--output_dir", tmp_path / "out", "--fix_fingers", "DKS", "--device_map", "cpu")
     done = work(*words)
@@ -63,7 +77,7 @@ def test_underscore_spellings_of_the_first_guide(tmp_path: Path, make_model: Mak
     assert {row["fix_fingers"] for row in read_table(stats_of(tmp_path / "out", model))} == {"DKS"}
 
 
-def test_the_figures_are_those_of_the_matrices(tmp_path: Path, make_model: MakeModel) -> None:
+def test_the_figures_are_those_of_the_matrices(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a", width=24)
     work("--model-id", model, "--output-dir", tmp_path)
     weights = load_file(model / "model.safetensors")
@@ -74,14 +88,14 @@ def test_the_figures_are_those_of_the_matrices(tmp_path: Path, make_model: MakeM
             assert float(row["norm"]) == pytest.approx((singular**2).sum(), rel=1e-12)
 
 
-def test_embeddings_are_analysed_when_asked(tmp_path: Path, make_model: MakeModel) -> None:
+def test_embeddings_are_analysed_when_asked(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     work("--model-id", model, "--output-dir", tmp_path, "--embeddings")
     rows = {row["longname"]: row for row in read_table(stats_of(tmp_path, model))}
     assert rows["model.embed_tokens"]["fit_status"] == "ok"
 
 
-def test_a_second_run_gives_the_same_bytes(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_second_run_gives_the_same_bytes(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     for folder in ("one", "two"):
         work("--model-id", model, "--output-dir", tmp_path / folder)
@@ -89,7 +103,7 @@ def test_a_second_run_gives_the_same_bytes(tmp_path: Path, make_model: MakeModel
 
 
 def test_an_adapter_changes_its_layers_and_no_others(
-    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
+    work: Work, tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
 ) -> None:
     base = make_model("base")
     adapter = make_adapter("lora", base=base)
@@ -103,7 +117,7 @@ def test_an_adapter_changes_its_layers_and_no_others(
         assert (row["norm"] == plain[row["longname"]]["norm"]) == ("q_proj" not in row["longname"])
 
 
-def spectra(tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str, str]]:
+def spectra(work: Work, tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str, str]]:
     """Runs the worker into a folder of its own. Its rows by name."""
     done = work(*words, "--output-dir", tmp_path / name, "--evals-thresh", "0", "--fix-fingers", "DKS")
     assert done.returncode == 0, done.stderr
@@ -111,21 +125,23 @@ def spectra(tmp_path: Path, name: str, *words: str | Path) -> dict[str, dict[str
     return {row["longname"]: row for row in read_table(stats_of(tmp_path / name, model))}
 
 
-def test_the_base_that_an_adapter_names_cant_write_to_the_terminal(tmp_path: Path, make_adapter: MakeModel) -> None:
+def test_the_base_that_an_adapter_names_cant_write_to_the_terminal(
+    work: Work, tmp_path: Path, make_adapter: MakeModel
+) -> None:
     adapter = make_adapter("lora", base="org/\x1b[2Jbase")
     done = work("--model-id", adapter, "--output-dir", tmp_path)
     assert done.returncode == ExitCode.BAD_INPUT and r"Adapter of: org/\x1b[2Jbase" in done.stdout
     assert done.stdout.replace("\n", "").isprintable() and "control character" in done.stderr
 
 
-def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
+def test_the_spectra_of_an_adapter(work: Work, tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
     """BA has r eigenvalues, the same for merged minus base; rows have the names of the merged ones."""
     base = make_model("base")
     adapter = make_adapter("lora", base=base)
     factors = load_file(adapter / "adapter_model.safetensors")
-    merged = spectra(tmp_path, "weights", "--model-id", adapter)
-    ba = spectra(tmp_path, "ba", "--model-id", adapter, "--spectra-of", "ba")
-    delta = spectra(tmp_path, "delta", "--model-id", adapter, "--spectra-of", "delta")
+    merged = spectra(work, tmp_path, "weights", "--model-id", adapter)
+    ba = spectra(work, tmp_path, "ba", "--model-id", adapter, "--spectra-of", "ba")
+    delta = spectra(work, tmp_path, "delta", "--model-id", adapter, "--spectra-of", "delta")
     assert merged.keys() == ba.keys() == delta.keys()
     for name, row in ba.items():
         if "q_proj" not in name:
@@ -145,13 +161,13 @@ def test_the_spectra_of_an_adapter(tmp_path: Path, make_model: MakeModel, make_a
     assert "Update: s B A of rank 4 in 2 tensors" in told.stdout
 
 
-def test_a_fine_tune_minus_its_base(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_fine_tune_minus_its_base(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     base, tuned = make_model("base"), make_model("tuned", seed=1)
     before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
     frozen = "model.layers.0.mlp.up_proj.weight"
     save_file(after | {frozen: before[frozen]}, tuned / "model.safetensors")
     words = ("--model-id", tuned, "--source-model", base, "--relation", "finetune", "--spectra-of", "delta")
-    rows = spectra(tmp_path, "delta", *words)
+    rows = spectra(work, tmp_path, "delta", *words)
     assert rows["model.layers.0.mlp.up_proj"]["fit_status"] == "not analysed: the same as in the base"
     name = "model.layers.1.mlp.up_proj"
     singular = np.linalg.svd(
@@ -163,16 +179,18 @@ def test_a_fine_tune_minus_its_base(tmp_path: Path, make_model: MakeModel) -> No
     assert f"Compared with: {base}" in told.stdout
 
 
-def test_a_fine_tune_that_changed_nothing(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_fine_tune_that_changed_nothing(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     base, same = make_model("base"), make_model("same")
     done = work("--model-id", same, "--source-model", base, "--spectra-of", "delta", "--output-dir", tmp_path)
     assert done.returncode == ExitCode.BAD_INPUT
     assert "no weight matrix that can be analysed" in done.stderr and "the same as in the base" in done.stderr
 
 
-def test_layers_and_exclude(tmp_path: Path, make_model: MakeModel) -> None:
+def test_layers_and_exclude(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
-    rows = spectra(tmp_path, "o", "--model-id", model, "--layers", "*.q_proj", "*.up_proj", "--exclude", "*.layers.1.*")
+    rows = spectra(
+        work, tmp_path, "o", "--model-id", model, "--layers", "*.q_proj", "*.up_proj", "--exclude", "*.layers.1.*"
+    )
     assert {name for name, row in rows.items() if row["fit_status"] == "ok"} == {
         "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj",
     }  # fmt: skip
@@ -182,7 +200,7 @@ def test_layers_and_exclude(tmp_path: Path, make_model: MakeModel) -> None:
     assert "nearest: model.layers.0.mlp.up_proj" in wrong.stderr
 
 
-def test_the_coverage_table_is_there_and_told(tmp_path: Path, make_model: MakeModel) -> None:
+def test_the_coverage_table_is_there_and_told(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     weights = load_file(model / "model.safetensors")
     extra = {"model.norm.weight": np.ones(32, np.float32), "model.layers.0.mlp.up_proj.weight": np.zeros((64, 32), "f")}
@@ -200,7 +218,9 @@ def test_the_coverage_table_is_there_and_told(tmp_path: Path, make_model: MakeMo
     )
 
 
-def test_a_model_that_fails_has_a_coverage_table_that_says_why(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_model_that_fails_has_a_coverage_table_that_says_why(
+    work: Work, tmp_path: Path, make_model: MakeModel
+) -> None:
     model = make_model("bad", fill=float("nan"))
     assert work("--model-id", model, "--output-dir", tmp_path).returncode == ExitCode.BAD_INPUT
     lines = read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))
@@ -209,7 +229,7 @@ def test_a_model_that_fails_has_a_coverage_table_that_says_why(tmp_path: Path, m
 
 @pytest.mark.parametrize("fill", [0.0, float("nan"), float("inf")])
 def test_a_model_without_any_valid_layer_fails_and_leaves_no_file(
-    tmp_path: Path, make_model: MakeModel, fill: float
+    work: Work, tmp_path: Path, make_model: MakeModel, fill: float
 ) -> None:
     model = make_model("bad", fill=fill)
     stale = stats_of(tmp_path, model)
@@ -221,7 +241,7 @@ def test_a_model_without_any_valid_layer_fails_and_leaves_no_file(
     assert not stale.exists()
 
 
-def test_one_bad_layer_is_a_row_with_a_reason(tmp_path: Path, make_model: MakeModel) -> None:
+def test_one_bad_layer_is_a_row_with_a_reason(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("half")
     weights = load_file(model / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -233,7 +253,7 @@ def test_one_bad_layer_is_a_row_with_a_reason(tmp_path: Path, make_model: MakeMo
     assert rows["model.layers.1.mlp.up_proj"]["fit_status"] == "ok"
 
 
-def test_endings(tmp_path: Path, make_model: MakeModel) -> None:
+def test_endings(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("a")
     cases: list[tuple[list[str | Path], ExitCode, str]] = [
         (["--model-id", tmp_path / "absent", "--output-dir", tmp_path], ExitCode.MISSING, "no such folder"),
@@ -296,7 +316,9 @@ sys.exit(worker.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_instant_leaves_the_old_results_or_the_new_or_none(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_kill_at_any_instant_leaves_the_old_results_or_the_new_or_none(
+    work: Work, tmp_path: Path, make_model: MakeModel
+) -> None:
     """A model is analysed again after it has changed, and the process is killed before each change of a file."""
     model, other, results = make_model("a"), make_model("b", seed=5), tmp_path / "results"
     words = ["--model-id", str(model), "--output-dir", str(results), "--save-eigs", "--device-map", "cpu"]
@@ -337,7 +359,7 @@ def test_out_of_memory_has_its_own_code(tmp_path: Path, make_model: MakeModel) -
     assert not stats_of(tmp_path, model).exists()
 
 
-def test_log_level_debug_works(tmp_path: Path, make_model: MakeModel) -> None:
+def test_log_level_debug_works(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     done = work("--model-id", make_model("a"), "--output-dir", tmp_path, LOG_LEVEL="DEBUG")
     assert done.returncode == 0
     assert "model.layers.1.mlp.up_proj" in done.stderr
@@ -353,7 +375,7 @@ def test_torch_stays_out_of_a_safetensors_run_on_the_cpu(tmp_path: Path, make_mo
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def test_progress_is_reported(tmp_path: Path, make_model: MakeModel) -> None:
+def test_progress_is_reported(work: Work, tmp_path: Path, make_model: MakeModel) -> None:
     from gpuherd.engines import progress
 
     told = tmp_path / "progress.json"

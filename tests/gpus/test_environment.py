@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forking import Forking
 
 from gpuherd.errors import CudaAlreadyStarted, NoSuchGpu
 from gpuherd.gpus import get_available_gpus, get_optimal_device, select_gpus, set_visible_gpus, setup_gpu_environment
 from gpuherd.gpus.cuda import count_in_child, started
+from gpuherd.standin import build
 from gpuherd.standin.build import compiler
 from gpuherd.standin.machine import Machine as Simulated
 
@@ -161,35 +163,46 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def in_new_process(code: str, machine: Simulated, cuda_library: Path, **variables: str) -> str:
+@pytest.fixture(scope="module")
+def forking(cuda_library: Path) -> Iterator[Forking]:
+    """A process that has imported torch, and finds this libcuda.so.1."""
+    with Forking("torch", LD_LIBRARY_PATH=f"{cuda_library}:{build.library_folder()}") as made:
+        yield made
+
+
+def in_new_process(code: str, machine: Simulated, forking: Forking, cuda_library: Path, **variables: str) -> str:
     """What a new process with a CUDA build of torch prints, standard error after standard output."""
     environment = {**os.environ, **machine.environment(), **variables}
     environment["LD_LIBRARY_PATH"] = f"{cuda_library}:{environment['LD_LIBRARY_PATH']}"
-    child = subprocess.run(
-        [sys.executable, "-c", CUDA_BUILD + code], env=environment, capture_output=True, text=True, check=False
-    )
-    return child.stdout + child.stderr
+    done = forking.start(code=CUDA_BUILD + code, env=environment).end()
+    return done.stdout + done.stderr
 
 
-def test_the_device_has_its_number_among_the_visible_gpus(standin: Standin, cuda_library: Path) -> None:
+def test_the_device_has_its_number_among_the_visible_gpus(
+    standin: Standin, forking: Forking, cuda_library: Path
+) -> None:
     code = """
 print(setup_gpu_environment([2, 3]), os.environ["CUDA_VISIBLE_DEVICES"], started())
 print(setup_gpu_environment([2, 3]), get_optimal_device([3]), get_optimal_device([2, 3]), get_optimal_device())
 print(setup_gpu_environment(num_gpus=1), setup_gpu_environment(gpu_ids=[1]), os.environ["CUDA_VISIBLE_DEVICES"])
 """
-    printed = in_new_process(code, standin("4x40GB"), cuda_library)
+    printed = in_new_process(code, standin("4x40GB"), forking, cuda_library)
     assert printed.splitlines() == ["cuda:0 2,3 False", "cuda:0 cuda:1 cuda:0 cuda:0", "cuda:0 cuda:0 1"]
 
 
-def test_an_inherited_variable_is_mapped_by_uuid_and_index(standin: Standin, cuda_library: Path) -> None:
+def test_an_inherited_variable_is_mapped_by_uuid_and_index(
+    standin: Standin, forking: Forking, cuda_library: Path
+) -> None:
     machine = standin("4x40GB")
     code = "print(get_optimal_device([1]), get_optimal_device([3]), setup_gpu_environment([1]))"
     shown = f"{machine.uuids[3]},{machine.uuids[1]}"
-    printed = in_new_process(code, machine, cuda_library, CUDA_VISIBLE_DEVICES=shown)
+    printed = in_new_process(code, machine, forking, cuda_library, CUDA_VISIBLE_DEVICES=shown)
     assert printed.splitlines() == ["cuda:1 cuda:0 cuda:0"]
 
 
-def test_after_cuda_has_started_only_the_same_gpus_can_be_set(standin: Standin, cuda_library: Path) -> None:
+def test_after_cuda_has_started_only_the_same_gpus_can_be_set(
+    standin: Standin, forking: Forking, cuda_library: Path
+) -> None:
     code = """
 import ctypes
 set_visible_gpus([2, 3])
@@ -202,24 +215,24 @@ except CudaAlreadyStarted as error:
     print(error)
 print(os.environ["CUDA_VISIBLE_DEVICES"])
 """
-    lines = in_new_process(code, standin("4x40GB"), cuda_library).splitlines()
+    lines = in_new_process(code, standin("4x40GB"), forking, cuda_library).splitlines()
     assert lines[0] == "True False"
     assert "has started CUDA with '2,3'" in lines[1]
     assert lines[2] == "2,3"
 
 
-def test_a_torch_for_a_newer_cuda_than_the_drivers_is_told(standin: Standin, cuda_library: Path) -> None:
+def test_a_torch_for_a_newer_cuda_than_the_drivers_is_told(
+    standin: Standin, forking: Forking, cuda_library: Path
+) -> None:
     code = 'torch.version.cuda = "99.1"\nlogging.basicConfig()\nprint(get_optimal_device())'
-    printed = in_new_process(code, standin("1x40GB"), cuda_library)
+    printed = in_new_process(code, standin("1x40GB"), forking, cuda_library)
     assert printed.startswith("cpu\n")
     assert "update the driver" in printed
 
 
-def test_simulated_gpus_never_give_a_cuda_device(standin: Standin) -> None:
-    from gpuherd.standin import build
-
+def test_simulated_gpus_never_give_a_cuda_device(standin: Standin, forking: Forking) -> None:
     code = "logging.basicConfig()\nprint(get_optimal_device())"
-    printed = in_new_process(code, standin("1x40GB"), build.library_folder())
+    printed = in_new_process(code, standin("1x40GB"), forking, build.library_folder())
     assert printed.startswith("cpu\n")
     assert "the CUDA driver finds no usable GPU" in printed
 

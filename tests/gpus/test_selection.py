@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pynvml
 import pytest
 
 import gpuherd.gpus as api
 from gpuherd.errors import JobCannotFit, NoSuchGpu
+from gpuherd.gpus.nvml import PAUSES_S
 from gpuherd.gpus.state import Proximity
 from gpuherd.standin.machine import Machine as Simulated
 
@@ -102,6 +104,28 @@ def test_selection_by_ids_count_and_memory(standin: Standin, caplog: pytest.LogC
     assert caplog.records == []
     assert api.select_gpus(num_gpus=5) == [0, 1, 2, 3]
     assert "5 GPUs were asked for and 4 are available" in caplog.text
+
+
+def test_a_late_driver_is_waited_for_where_that_is_wanted(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulated = standin("2x40GB")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.extend([seconds] * (seconds > max(PAUSES_S)))
+        if len(pauses) > 2:
+            simulated.fail(None)
+
+    monkeypatch.setattr("gpuherd.gpus.nvml.time.sleep", pause)
+    simulated.fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert api.select_gpus() == [] and pauses == []
+    assert api.select_gpus(num_gpus=1, driver_wait_s=60) == [0]
+    assert pauses == [2.0, 2.0, 2.0]
+    assert "waiting up to 60 s for the NVIDIA driver: the NVIDIA driver is installed but not loaded" in caplog.text
+    simulated.fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert api.auto_select_gpus_for_model(1, driver_wait_s=60) == [0]
+    assert api.auto_select_gpus_for_model(1, driver_wait_s=1e-9) == [0]
 
 
 def test_what_is_not_there_is_a_value_error_with_what_is(standin: Standin, show: Callable[[str], None]) -> None:

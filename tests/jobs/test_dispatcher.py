@@ -357,7 +357,10 @@ def test_where_no_driver_is_installed_or_gpus_are_hidden_jobs_run_on_the_cpu(
     assert run([sh("hidden", told, gpus=1, retries=0)]).done == 1
 
 
-def test_a_gpu_on_which_jobs_crash_that_succeed_elsewhere_is_left_out_and_told_of(run: Run, standin: Standin) -> None:
+def test_a_gpu_on_which_jobs_crash_that_succeed_elsewhere_is_left_out_and_told_of(
+    run: Run, standin: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuherd.jobs.quarantine.FIRST_CRASH_S", 1.0)
     standin("4x40GB")
     script = 'test "$CUDA_VISIBLE_DEVICES" != 2 && sleep 0.1'
     # One of them fails everywhere: that is no GPU's fault.
@@ -365,7 +368,9 @@ def test_a_gpu_on_which_jobs_crash_that_succeed_elsewhere_is_left_out_and_told_o
     outcome = run(jobs)
     assert (outcome.done, outcome.failed) == (59, 1)
     (first, *_) = [event.text for event in run.told(EventKind.NOTICE) if "left out" in event.text]
-    assert re.match(r"GPU 2 is left out for 5 s more: \d different jobs in a row crashed on it", first)
+    assert re.match(r"GPU 2 is left out for 1 s more: \d different jobs in a row crashed on it", first)
+    again = [event.text for event in run.told(EventKind.NOTICE) if "used again" in event.text]
+    assert again[0] == "GPU 2 is used again: the time is over, and the next job that fits tries it"
     assert all("GPU 2" in event.text for event in run.told(EventKind.NOTICE) if "left out" in event.text)
     assert len([event for event in run.told(EventKind.RETRY) if event.gpus == ("2",)]) <= 9
 

@@ -70,6 +70,21 @@ def test_what_is_left_out_is_news_once_and_again_when_it_is_left_out_anew(queue:
     assert "left out for 20 min more" in book.fetch_news(now + 1000.0)["GPU-a"]
 
 
+def test_the_return_of_what_was_told_of_is_news_once(queue: Queue) -> None:
+    book = HealthBook(queue)
+    now = time.time()
+    fault(book, now)
+    assert book.fetch_returned(now) == {}
+    book.fetch_news(now)
+    assert book.fetch_returned(now + 599.0) == {} and book.fetch_news(now + 700.0) == {}
+    assert book.fetch_returned(now + 700.0) == {"GPU-a": "used again: the time is over"}
+    assert book.fetch_returned(now + 700.0) == {}
+    fault(book, now)
+    book.fetch_news(now)
+    success(book, started_at=now + 1.0)
+    assert book.fetch_returned(now + 1.0) == {"GPU-a": "used again: a job has succeeded on it"}
+
+
 def test_crashes_are_kept_over_a_restart_and_successes_that_clear_them(queue: Queue) -> None:
     crash = Diagnosis(FailureClass.CRASH, "ValueError: x", retry=True, elsewhere=True)
     for number in range(3):

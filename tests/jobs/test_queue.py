@@ -104,7 +104,7 @@ def test_a_run_that_never_ended_is_continued_as_it_stood(queue: Queue, start: Ca
     queue.pause(["paused"], "me", 1.0)
     queue.set_priority(["tried"], 7)
     assert queue.states()["after"] == queue.states()["lost"] == "cancelled"
-    jobs[5] = job("changed", "other words", retries=2)
+    jobs[3], jobs[5] = job("tried", retries=2, priority=3), job("changed", "other words", retries=2)
     found = queue.submit([*jobs, job("new"), job("new after", needs=("cancelled",))], rerun=["asked"])
     assert found.kept == {"failed": ("failed",), "cancelled": ("cancelled",), "paused": ("paused",)}
     assert found.revived == ("asked", "changed")

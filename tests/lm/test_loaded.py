@@ -85,7 +85,7 @@ leave()
 @pytest.mark.slow
 def test_ranks_that_hold_a_model_together_draw_the_same(tmp_path: Path) -> None:
     folder = random_llama(tmp_path / "model")
-    two_ranks(tmp_path, RANK, str(folder), str(tmp_path / "found"))
+    two_ranks(RANK, str(folder), str(tmp_path / "found"))
     first, second = (json.loads((tmp_path / f"found.{rank}").read_text()) for rank in (0, 1))
     assert first == second
     lm = LanguageModel.of(load_model(str(folder), device_map="cpu", dtype="fp32"))

@@ -13,6 +13,7 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.models.stored import FileStamp
 from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.runs import (
@@ -25,6 +26,7 @@ from gpuherd.qa.runs import (
     open_run,
     run_of_path,
 )
+from gpuherd.qa.working import file_hash
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +201,32 @@ def test_damage_that_keeps_the_size_is_listed_and_refused(
     assert line.state is RunState.DAMAGED and name in str(line.problem)
     with pytest.raises(DamagedRun, match=name):
         gpuherd(["generate", "--resume", "facts", "--runs-dir", str(runs)])
+
+
+def test_the_list_reads_a_finished_file_again_only_where_it_has_changed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_hash, "_SMALL", 0)
+    monkeypatch.setattr(file_hash, "_SETTLED_NS", -(10**18))
+    read: list[str] = []
+    hashed = file_hash._hash
+
+    def noted(stamp: FileStamp, *rest: Any) -> str:
+        read.append(stamp.path.name)
+        return hashed(stamp, *rest)
+
+    monkeypatch.setattr(file_hash, "_hash", noted)
+
+    def state() -> str:
+        read.clear()
+        assert gpuherd(["runs", "--runs-dir", str(runs), "--json"]) == ExitCode.OK
+        return str({each["run_id"]: each["state"] for each in json.loads(capsys.readouterr().out)}["facts"])
+
+    assert state() == "complete" and "answers.jsonl" in read and len(read) == 4
+    assert state() == "complete" and read == []
+    path = runs / "facts" / "questions.jsonl"
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+    assert state() == "damaged" and read == ["questions.jsonl"]
+    path.unlink()
+    assert state() == "damaged"

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.qa.judging.conftest import write_run
+from tests.qa.small_models import make_tokenizer
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.lm.detokenising import CHANNEL_TOKENS, Growing, decoded
 from gpuherd.qa.judging.items import items_of
 from gpuherd.qa.judging.meta import RULES, Kind
 from gpuherd.qa.judging.rules import judge_by_rule
@@ -29,7 +31,18 @@ from gpuherd.qa.scoring.files import scores, scoring_named
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.statistic import Kind as StatisticKind
 from gpuherd.qa.scoring.statistic import Spec
-from gpuherd.qa.span import SPANS, Span, has_thought, is_only_thought, opens_thought, part_of, with_closed_thought
+from gpuherd.qa.span import (
+    SPANS,
+    Span,
+    has_thought,
+    is_only_thought,
+    knows_thoughts,
+    opens_thought,
+    part_of,
+    split_thoughts,
+    with_closed_thought,
+    without_thoughts,
+)
 
 ASKED = Question("q", "2 + 3?", ("5",))
 LOG = -0.25
@@ -67,6 +80,9 @@ def generation(*pieces: str, finish: Finish = Finish.EOS, in_thought: bool = Fal
         ("◁think▷a◁/think▷5", "5", "a", False),
         ("<|begin_of_thought|>a<|end_of_thought|>5", "5", "a", False),
         ("<THINKING>a</thinking>5", "5", "a", False),
+        ("<reasoning>a</reasoning>5", "5", "a", False),
+        ("<|START_THINKING|>a<|END_THINKING|>5", "5", "a", False),
+        ("<|channel>thought\na<channel|>5", "5", "a", False),
         ("<think></think>5", "5", "", False),
         ("<think>a</think>", "", "a", False),
     ],
@@ -78,8 +94,88 @@ def test_text_is_divided_at_the_tags(text: str, answer: str, thought: str, in_th
     assert is_only_thought(one) is (text in ("<think>5", "so it is 5"))
 
 
+MESSAGE = "<|start|>assistant<|channel|>{}<|message|>{}<|end|>"
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>2 + 3<|end|>", MESSAGE.format("final", "5")
+PIECES = ["<think>", "</think>", "[/THINK]", " ", "\n", "5", "", "k>", "<th", "é", "final", *CHANNEL_TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "thought", "in_thought"),
+    [
+        (ANALYSIS + "<|start|>assistant<|channel|>final<|message|>5<|return|>", "5", "2 + 3", False),
+        (ANALYSIS + MESSAGE.format("commentary", "b") + FINAL, "5", "2 + 3\nb", False),
+        (ANALYSIS + MESSAGE.format("commentary to=f <|constrain|>json", "{}"), "", "2 + 3\n{}", False),
+        ("a<|end|>" + FINAL, "5", "a<|end|>", True),
+        ("<|channel|>analysis<|message|>so it is 5", "", "so it is 5", False),
+        ("<|channel|>analysis", "", "", False),
+        ("<|channel|>final<|message|>5", "5", "", False),
+        ("analysisIs it 5? Yes.assistantfinal5", "5", "Is it 5? Yes.", False),
+        ('analysis"2 + 3"assistantcommentaryLet me see.assistantfinal5\n', "5", '"2 + 3"\nLet me see.', False),
+        ("analysis of variance", "analysis of variance", "", False),
+        ("analysis: the assistantfinal variable", "analysis: the assistantfinal variable", "", False),
+        ("The assistantfinal variable", "The assistantfinal variable", "", False),
+        ("analysisOfVariance()", "analysisOfVariance()", "", False),
+        ("finally", "finally", "", False),
+    ],
+)
+def test_the_answer_of_messages_in_channels_is_the_final_one(
+    text: str, answer: str, thought: str, in_thought: bool
+) -> None:
+    one = generation(*text, in_thought=in_thought)
+    assert (part_of(one, "answer").text, part_of(one, "thought").text) == (answer, thought)
+    assert is_only_thought(one) is (answer == "") and part_of(one, "both").text == text.strip()
+    assert without_thoughts(text, in_thought=in_thought) == (answer + "\n" * text.endswith("\n") if answer else None)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "answer", "thought"),
+    [
+        (("", "analysis", "", "so ", "5", "", "", "assistant", "", "final", "", "5"), "5", "so 5"),
+        (("", "analysis", "", "so ", "5"), "", "so 5"),
+        (("", "final", "", "5"), "5", ""),
+        (("analysis", " of ", "5"), "analysis of 5", ""),
+        (("", "analysis", " of 5"), "analysis of 5", ""),
+        (("", "é", "", "final"), "éfinal", ""),
+    ],
+)
+def test_names_of_channels_are_told_by_the_tokens_without_text_around_them(
+    pieces: tuple[str, ...], answer: str, thought: str
+) -> None:
+    one = generation(*pieces)
+    assert (part_of(one, "answer").text, part_of(one, "thought").text) == (answer, thought)
+    # The last token of the header has no text, as a token of half a letter has none.
+    if thought:
+        assert part_of(one, "answer").tokens == ((10, 11) if answer else ())
+
+
+def test_a_texts_channels_and_tags_stay_where_they_are_special_tokens(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    ids = tokenizer("5", add_special_tokens=False)["input_ids"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "[INST]"]})
+    brackets = tokenizer.convert_tokens_to_ids(["[THINK]", "[/THINK]", "[INST]"])
+    assert decoded(tokenizer, [0, brackets[0], *ids, brackets[1], brackets[2], *ids, 1]) == "[THINK]5[/THINK]5"
+
+    other = make_tokenizer(tmp_path)
+    other.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|start|>"]})
+    assert decoded(other, [*ids, *other.convert_tokens_to_ids(["<|end|>", "<|start|>"])]) == "5"
+    channels = make_tokenizer(tmp_path)
+    channels.add_special_tokens({"additional_special_tokens": [*CHANNEL_TOKENS, "<|return|>"]})
+    text = "<|channel|>analysis<|message|>5?<|end|>" + FINAL
+    growing = Growing(channels)
+    for each in channels(text + "<|return|>", add_special_tokens=False)["input_ids"]:
+        growing.add(each)
+    whole, ends = growing.divided()
+    assert whole == text and ends[-1] == len(text)
+    assert split_thoughts(whole).answer == ((text.rindex("5"), text.rindex("5") + 1),)
+
+
 @given(
-    st.lists(st.sampled_from(["<think>", "</think>", "[/THINK]", " ", "\n", "5", "", "k>", "<th", "é"]), max_size=9),
+    st.lists(
+        st.sampled_from(
+            ["<think>", "</think>", "[/THINK]", " ", "\n", "5", "", "k>", "<th", "é", "final", *CHANNEL_TOKENS]
+        ),
+        max_size=9,
+    ),
     st.booleans(),
 )
 def test_answer_and_thought_share_no_token_and_lose_none(pieces: list[str], in_thought: bool) -> None:
@@ -120,6 +216,12 @@ def test_measures_see_the_tokens_of_the_span_alone() -> None:
 def test_a_prompt_that_ends_in_a_thought_is_seen_and_closed() -> None:
     assert opens_thought("<|assistant|>\n<think>\n") and not opens_thought("<think>a</think>\n")
     assert with_closed_thought("a\n<think>\n") == "a\n<think>\n\n</think>\n\n"
+    channel = "<|start|>assistant<|channel|>analysis<|message|>"
+    assert opens_thought(channel) and not opens_thought("<|start|>assistant") and knows_thoughts(channel)
+    final = "<|start|>assistant<|channel|>final<|message|>"
+    assert with_closed_thought("<|start|>assistant") == final
+    assert with_closed_thought(channel) == f"{channel}<|end|>{final}"
+    assert with_closed_thought("a<|channel>thought\n") == "a<|channel>thought\n\n<channel|>\n\n"
     assert with_closed_thought("a[THINK]") == "a[THINK]\n\n[/THINK]\n\n" and with_closed_thought("a") == "a"
 
 

@@ -6,10 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
-from gpuherd.errors import ExitCode, printable
+from gpuherd.errors import BadModel, ExitCode, MissingModel, printable
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from gpuherd.qa.runs import list_runs
 
     options = build(RunsOptions, args)
-    lines = list_runs(options.runs_dir)
+    lines = list_runs(options.runs_dir, _digest)
     if args.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif lines:
@@ -47,6 +48,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"no run of answers in {options.runs_dir}; gpuherd generate makes one")
     return ExitCode.OK
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 of a run's file, kept while the file looks the same. Raises DamagedRun."""
+    from gpuherd.qa.runs import DamagedRun
+    from gpuherd.qa.working.file_hash import hashes_of
+
+    try:
+        return hashes_of([path], f"reading {printable(str(path))}")[path]
+    except (BadModel, MissingModel) as problem:
+        raise DamagedRun(f"{problem}; generate the run anew") from None
 
 
 def _print(lines: Sequence[RunLine]) -> None:

@@ -74,7 +74,9 @@ def get_optimal_device(gpu_ids: Sequence[GpuId] | None = None) -> torch.device:
     return device
 
 
-def setup_gpu_environment(gpu_ids: Sequence[GpuId] | None = None, num_gpus: int | None = None) -> torch.device:
+def setup_gpu_environment(
+    gpu_ids: Sequence[GpuId] | None = None, num_gpus: int | None = None, *, driver_wait_s: float = 0
+) -> torch.device:
     """Selects GPUs (``select_gpus``), makes them the visible ones (``set_visible_gpus``) and returns the first.
 
     Returns:
@@ -86,7 +88,7 @@ def setup_gpu_environment(gpu_ids: Sequence[GpuId] | None = None, num_gpus: int 
         UsageError: torch is not installed.
     """
     _torch()  # before anything is changed
-    chosen = select_gpus(gpu_ids, num_gpus)
+    chosen = select_gpus(gpu_ids, num_gpus, driver_wait_s=driver_wait_s)
     set_visible_gpus(chosen)
     return get_optimal_device(chosen)
 

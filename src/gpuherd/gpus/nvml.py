@@ -7,6 +7,7 @@ the GPU, or the whole machine, comes with ``problem``, one plain sentence. What 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -34,9 +35,13 @@ from gpuherd.gpus.nvml_read import (
 from gpuherd.gpus.processes import ProcessTable
 from gpuherd.gpus.state import UNREAD, Gpu, Machine, Peer
 
+logger = logging.getLogger(__name__)
+
 # Seconds to wait before asking a failing driver again. A driver reload takes longer; then the caller's next snapshot
 # finds it back.
 PAUSES_S = (0.02, 0.1, 0.3)
+# While someone waits for a driver, it is started again so often: each time may start its kernel module's loader.
+DRIVER_PAUSE_S = 2.0
 
 _DRIVER_SENTENCES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found)",
@@ -312,9 +317,20 @@ class Nvml:
 _SHARED = Nvml()
 
 
-def machine(*, processes: bool = True, topology: bool = False) -> Machine:
-    """The machine's GPUs now, through a driver session that the whole process shares. See ``Nvml.snapshot``."""
-    return _SHARED.snapshot(processes, topology)
+def machine(*, processes: bool = True, topology: bool = False, driver_wait_s: float = 0) -> Machine:
+    """The machine's GPUs now, through a driver session that the whole process shares. See ``Nvml.snapshot``.
+
+    Args:
+        driver_wait_s: an installed driver that shows no GPU is waited for so many seconds at most; a warning says so.
+    """
+    deadline = time.monotonic() + driver_wait_s
+    now = _SHARED.snapshot(processes, topology)
+    if now.may_pass and driver_wait_s > 0:
+        logger.warning("waiting up to %g s for the NVIDIA driver: %s", driver_wait_s, now.problem)
+    while now.may_pass and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(DRIVER_PAUSE_S, left))
+        now = _SHARED.snapshot(processes, topology)
+    return now
 
 
 def _with_errors(gpu: Gpu, device: _Device, xid: tuple[int, int] | None) -> Gpu:

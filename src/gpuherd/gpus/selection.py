@@ -92,7 +92,11 @@ def print_gpu_info(gpu_ids: Sequence[GpuId] | None = None) -> None:
 
 
 def select_gpus(
-    gpu_ids: Sequence[GpuId] | None = None, num_gpus: int | None = None, min_memory_mb: int | None = None
+    gpu_ids: Sequence[GpuId] | None = None,
+    num_gpus: int | None = None,
+    min_memory_mb: int | None = None,
+    *,
+    driver_wait_s: float = 0,
 ) -> list[GpuId]:
     """GPU ids by these wishes. ``gpu_ids`` wins over the others.
 
@@ -100,6 +104,8 @@ def select_gpus(
         gpu_ids: exactly these, in this order.
         num_gpus: the first so many; fewer, with a warning, when there are not enough.
         min_memory_mb: only GPUs with at least so much memory in total.
+        driver_wait_s: an installed driver that shows no GPU is waited for so many seconds at most. By default it is
+            not: on a machine that has a driver and no GPU that would be for nothing.
 
     Returns:
         Ids, all available ones without any wish; [] with a warning on a machine without GPUs.
@@ -110,7 +116,7 @@ def select_gpus(
     """
     if num_gpus is not None and num_gpus < 0:
         raise NoSuchGpu(f"num_gpus={num_gpus}; the least is 0")
-    now = machine(processes=False)
+    now = machine(processes=False, driver_wait_s=driver_wait_s)
     if gpu_ids is not None and (now.gpus or not gpu_ids):
         return _ids(named(now, gpu_ids))
     gpus = available(now)
@@ -126,7 +132,9 @@ def select_gpus(
     return _ids(large[:num_gpus])
 
 
-def auto_select_gpus_for_model(model_size_gb: float | str, safety_margin: float = 1.5) -> list[GpuId]:
+def auto_select_gpus_for_model(
+    model_size_gb: float | str, safety_margin: float = 1.5, *, driver_wait_s: float = 0
+) -> list[GpuId]:
     """The fewest GPUs that together have room for a model now, least loaded and best linked first.
 
     Room is free memory, whoever uses the rest. GPUs that are free by the rule of ``gpuherd.gpus.idle`` are taken
@@ -137,6 +145,7 @@ def auto_select_gpus_for_model(model_size_gb: float | str, safety_margin: float 
     Args:
         model_size_gb: size of the model in GB of 2^30 bytes; a name is refused with a hint.
         safety_margin: the room needed is so many times the size.
+        driver_wait_s: as for ``select_gpus``.
 
     Returns:
         GPU ids. All available GPUs, with a warning that has the figures, when the model does not fit on all of them
@@ -153,7 +162,7 @@ def auto_select_gpus_for_model(model_size_gb: float | str, safety_margin: float 
     needed_mb = model_size_gb * _MB_PER_GB * safety_margin
     if not (model_size_gb > 0 and safety_margin > 0 and math.isfinite(needed_mb)):
         raise JobCannotFit(f"model_size_gb={model_size_gb}, safety_margin={safety_margin}: both must be above 0")
-    now = machine(topology=True)
+    now = machine(topology=True, driver_wait_s=driver_wait_s)
     gpus = available(now)
     if not gpus:
         _warn_of_none(now)

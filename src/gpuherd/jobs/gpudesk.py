@@ -98,12 +98,17 @@ class GpuDesk:
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each."""
         notices, self._notices = self._notices, ()
-        return notices if self._watch is None else (*notices, *self._watch.fetch_notices())
+        returned = self._health.fetch_returned(clock.wall())
+        back = (f"GPU {label} is {sentence}" for label, sentence in self._labelled(returned))
+        return notices if self._watch is None else (*notices, *back, *self._watch.fetch_notices())
 
     def fetch_left_out(self, wall: float) -> tuple[tuple[str, str], ...]:
         """The label of each GPU that has been left out since the last call, and a sentence on how long and why."""
-        labels = {gpu.uuid: gpu.label for gpu in self.gpus}
-        return tuple((labels.get(uuid, uuid), told) for uuid, told in self._health.fetch_news(wall).items())
+        return self._labelled(self._health.fetch_news(wall))
+
+    def _labelled(self, told: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        labels = {gpu.uuid: gpu.label for gpu in self.gpus} if told else {}
+        return tuple((labels.get(uuid, uuid), sentence) for uuid, sentence in told.items())
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""

@@ -23,7 +23,7 @@ from gpuherd.gpus import idle
 from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.lease import Lease
 from gpuherd.gpus.lease_place import user_name
-from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.nvml import DRIVER_PAUSE_S, Nvml
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, hides_all, is_named, visible
 from gpuherd.jobs import clock
@@ -45,8 +45,6 @@ _FIRST_LOOK_S = 0.005
 _FULL_LOOK_S = 5.0
 # For this long after another user was on the machine, or took a lease, that user may be between two jobs.
 _YOUNG_S = 600.0
-# A driver that fails is started again so often: each time may start its kernel module's loader.
-DRIVER_PAUSE_S = 2.0
 
 
 logger = logging.getLogger(__name__)

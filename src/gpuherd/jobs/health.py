@@ -87,9 +87,17 @@ class HealthBook:
 
     def fetch_news(self, now: float) -> dict[str, str]:
         """GPUs that have been left out since the last call, with a sentence each."""
-        before, self._told = self._told, self.returns(now)
-        told = self.excluded(now)
-        return {uuid: told[uuid] for uuid, until in self._told.items() if before.get(uuid) != until}
+        told, out = self.excluded(now), self.returns(now)
+        news = {uuid: told[uuid] for uuid, until in out.items() if self._told.get(uuid) != until}
+        self._told |= out
+        return news
+
+    def fetch_returned(self, now: float) -> dict[str, str]:
+        """GPUs that were told of as left out and are no more, once each, with a sentence."""
+        known = {uuid: self._known.get(uuid, Health()) for uuid in self._told}
+        back = {uuid: health for uuid, health in known.items() if not health.is_out(now)}
+        self._told = {uuid: until for uuid, until in self._told.items() if uuid not in back}
+        return {uuid: f"used again: {_why_back(health, now)}" for uuid, health in back.items()}
 
     def _not_ahead(self, gpus: Collection[str]) -> dict[str, Health]:
         """A failure that lies ahead is of a time before the clock was set back: no success would ever come after it."""
@@ -104,3 +112,9 @@ class HealthBook:
         if changed:
             self._queue.save_gpu_health({uuid: quarantine.to_json(health) for uuid, health in changed.items()})
         self._known = self._known | dict(changed)
+
+
+def _why_back(health: Health, now: float) -> str:
+    if health.until is None:
+        return "a job has succeeded on it"
+    return "the time is over, and the next job that fits tries it" if health.is_on_trial(now) else "the time is over"

@@ -3,12 +3,35 @@
 Works on any tokenizer through its ``decode``. A byte of half a character brings nothing; the token that completes the
 character brings it whole. What a tokenizer does at the beginning of a text (SentencePiece takes a space away) it does
 here at the beginning of the answer alone.
+
+Special tokens bring no text, but for those that mark thoughts (``THOUGHT_TAGS``, ``CHANNEL_TOKENS``): without them a
+thought can't be told from the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
+
+# Tags before and behind a thought.
+THOUGHT_TAGS = (
+    ("<think>", "</think>"),  # DeepSeek-R1, Qwen, GLM, Phi-4 and most others
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<reasoning>", "</reasoning>"),  # Reka Flash 3
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("◁think▷", "◁/think▷"),  # Kimi-VL
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+)
+# gpt-oss's format (harmony): <|start|>assistant<|channel|>analysis<|message|> … <|end|>, the answer in channel final.
+CHANNEL_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+
+_TAG_TOKENS = frozenset({"<|channel>", *(tag for pair in THOUGHT_TAGS for tag in pair)})
+_skipped: WeakKeyDictionary[Any, frozenset[int] | None] = WeakKeyDictionary()
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character, or not yet
 
@@ -82,9 +105,25 @@ def cut(text: str, ends: Sequence[int], length: int) -> tuple[str, tuple[int, ..
 
 
 def decoded(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of these tokens without special ones, and with its spaces as they are."""
-    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """The text of these tokens without special ones, but for tags of thoughts, and with its spaces as they are."""
+    skipped = _skipped_ids(tokenizer)
+    kept = list(token_ids) if skipped is None else [each for each in token_ids if each not in skipped]
+    text: str = tokenizer.decode(kept, skip_special_tokens=skipped is None, clean_up_tokenization_spaces=False)
     return text
+
+
+def _skipped_ids(tokenizer: Any) -> frozenset[int] | None:
+    """The special tokens that bring no text, where others mark thoughts; None where the tokenizer skips all itself."""
+    if tokenizer not in _skipped:
+        ids = getattr(tokenizer, "all_special_ids", ())
+        special = {each: str(tokenizer.convert_ids_to_tokens(each)) for each in ids}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special |= {number: each.content for number, each in added.items() if each.special}
+        texts = frozenset(special.values())
+        staying = _TAG_TOKENS | (frozenset(CHANNEL_TOKENS) if texts.issuperset(CHANNEL_TOKENS) else frozenset())
+        skipped = frozenset(number for number, text in special.items() if text not in staying)
+        _skipped[tokenizer] = skipped if len(skipped) < len(special) else None
+    return _skipped[tokenizer]
 
 
 def _ends_by_prefixes(tokenizer: Any, token_ids: Sequence[int], whole: str) -> tuple[int, ...]:

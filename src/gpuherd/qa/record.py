@@ -59,7 +59,8 @@ class Generation:
         token_ids: the answer's tokens in order, without the token that ended it. Never made from the text again.
         log_probs: natural log of each token's probability under the model itself: of the raw logits in float32, at
             temperature 1, before any processor. Each is a float32 number; None where it was not finite.
-        text: the answer as it was decoded from all these tokens, special tokens skipped, nothing stripped.
+        text: the answer as it was decoded from all these tokens, nothing stripped; special tokens are skipped, but for
+            those that mark thoughts (``lm.detokenising``).
         ends: for each token the place in ``text`` behind its last character; not decreasing, the last is ``len(text)``.
             A token that completes no character (half of one in UTF-8, a special token) ends where the one before it
             does. ``text`` is thereby divided among the tokens: see ``pieces``.

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -84,16 +84,21 @@ class Run:
         """How many questions were answered."""
         return int(self.done["questions"])
 
-    def check(self) -> None:
-        """Compares the digest of each file that was finished with the file. Raises DamagedRun."""
-        if _sha256(self.folder.answers) != self.answers_sha256:
+    def check(self, digest: Callable[[Path], str] | None = None) -> None:
+        """Compares the digest of each file that was finished with the file. Raises DamagedRun.
+
+        Args:
+            digest: gives a file's SHA-256 in hex, and raises DamagedRun; by default each file is read.
+        """
+        digest = digest or _sha256
+        if digest(self.folder.answers) != self.answers_sha256:
             raise _changed(self)
         for path, name in (
             (self.folder.answers_table, "table_sha256"),
             (self.folder.questions, "questions_sha256"),
             (self.folder.prompts, "prompts_sha256"),
         ):
-            if name in self.done and _sha256(path) != self.done[name]:
+            if name in self.done and digest(path) != self.done[name]:
                 raise DamagedRun(
                     f"{path} is damaged: it was changed after it had been finished; bring back the file as it was, or "
                     "generate the run anew"
@@ -288,14 +293,14 @@ class RunLine:
     problem: str | None = None
 
 
-def list_runs(runs_dir: str | Path) -> list[RunLine]:
+def list_runs(runs_dir: str | Path, digest: Callable[[Path], str] | None = None) -> list[RunLine]:
     """All runs of answers in a folder, the latest first; those of other commands are left out. The files of complete
-    ones are read, to see that they are as they were written. Raises NoSuchRun where
-    there is no such folder."""
+    ones are compared with their digests (``digest`` as for ``Run.check``). Raises NoSuchRun where there is no such
+    folder."""
     root = Path(runs_dir)
     if not root.is_dir():
         raise NoSuchRun(f"there is no folder {root}; --runs-dir names the one that has the runs")
-    lines = [line for path in _folders(root) if (line := _line(QADirectory(path))) is not None]
+    lines = [line for path in _folders(root) if (line := _line(QADirectory(path), digest)) is not None]
     return sorted(lines, key=lambda line: (line.started or "", line.run_id), reverse=True)
 
 
@@ -306,11 +311,11 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _line(folder: QADirectory) -> RunLine | None:
+def _line(folder: QADirectory, digest: Callable[[Path], str] | None) -> RunLine | None:
     state, problem, record = RunState.COMPLETE, None, {}
     try:
         record = dict(record_of(folder))
-        run_of_path(folder.root).check()
+        run_of_path(folder.root).check(digest)
     except NoSuchRun:
         return None
     except UnfinishedRun:

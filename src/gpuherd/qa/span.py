@@ -3,26 +3,37 @@
 A model that reasons writes a thought between tags (``<think> … </think>``) and then its answer. Where a chat template
 opens the thought itself, the text begins inside it and has the closing tag alone; where it has none, the thought was
 never closed, and there is no answer.
+
+gpt-oss writes messages, each in a channel: the answer is what stands in ``final``, all else is thought. Texts decoded
+without special tokens keep the channels' names alone (``analysis…assistantfinal…``); those are taken as names only
+where the tokens around them brought no text, or where the text begins with one and has ``assistantfinal`` behind it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from gpuherd.lm.detokenising import THOUGHT_TAGS
 from gpuherd.qa.record import Generation
 
 Span = Literal["answer", "thought", "both"]
 SPANS: tuple[Span, ...] = get_args(Span)
 
-# DeepSeek, Qwen, GLM and most others; then Magistral, Seed-OSS, OpenThinker, Kimi-VL.
-_OPENING = r"<think(?:ing)?>|<thought>|\[THINK\]|<seed:think>|<\|begin_of_thought\|>|◁think▷"
-_CLOSING = r"</think(?:ing)?>|</thought>|\[/THINK\]|</seed:think>|<\|end_of_thought\|>|◁/think▷"
-_TAG = re.compile(rf"(?P<opening>{_OPENING})|{_CLOSING}", re.IGNORECASE)
-_OPEN_AT_END = re.compile(rf"(?:{_OPENING})\s*\Z", re.IGNORECASE)
-_CLOSING_OF = {"[": "[/", "<": "</", "◁": "◁/"}
+_OPENINGS, _CLOSINGS = (f"(?:{'|'.join(map(re.escape, tags))})" for tags in zip(*THOUGHT_TAGS, strict=True))
+_TAG = re.compile(rf"(?P<opening>{_OPENINGS})|{_CLOSINGS}", re.IGNORECASE)
+_OPEN_AT_END = re.compile(rf"(?P<opening>{_OPENINGS})\s*\Z", re.IGNORECASE)
+
+_CHANNELS = r"(?P<channel>analysis|commentary|final)"
+_HEADER = re.compile(
+    rf"(?:<\|start\|>)?(?:assistant)?<\|channel\|>{_CHANNELS}\b[^<]*(?:<\|constrain\|>[^<]*)?(?:<\|message\|>|\Z)"
+)
+_MESSAGE_END = re.compile(r"<\|(?:end|return|call|start)\|>")
+_BARE_HEADER = re.compile(rf"(?:\A(?:assistant)?|assistant){_CHANNELS}")
+_BARE_CHANNELS = re.compile(r"\A(?:assistant)?(?:analysis|commentary)(?=[^\s.,:;!?)]).*?assistantfinal", re.DOTALL)
+_TURN_AT_END = re.compile(r"<\|start\|>assistant(?P<thought><\|channel\|>(?:analysis|commentary)<\|message\|>)?\s*\Z")
 
 Places = tuple[tuple[int, int], ...]
 
@@ -73,14 +84,23 @@ def span_in(settings: Mapping[str, Any]) -> Span:
     return next(each for each in SPANS if each == named)
 
 
-def split_thoughts(text: str, *, in_thought: bool = False) -> ThoughtSplit:
-    """The text divided among answer and thought. ``in_thought``: the text begins inside a thought.
+def split_thoughts(text: str, *, in_thought: bool = False, bare: bool = False) -> ThoughtSplit:
+    """The text divided among answer and thought.
 
     A closing tag ends whatever stands before it, since a template may have opened that thought.
+
+    Args:
+        in_thought: the text begins inside a thought.
+        bare: the names of channels stand in the text without the special tokens around them.
 
     >>> split_thoughts("5 or 6?</think>6").answer, split_thoughts("<think>5").open
     (((15, 16),), True)
     """
+    headers = list(_HEADER.finditer(text))
+    if not headers and (bare or _BARE_CHANNELS.match(text)):
+        headers = list(_BARE_HEADER.finditer(text))
+    if headers:
+        return _split_channels(text, headers)
     answer: list[tuple[int, int]] = []
     thought: list[tuple[int, int]] = []
     inside, start, tags, unpaired = in_thought, 0, 0, 0
@@ -99,6 +119,20 @@ def split_thoughts(text: str, *, in_thought: bool = False) -> ThoughtSplit:
     (thought if inside else answer).append((start, len(text)))
     orderly = unpaired == 0 or (unpaired == tags == 1 and not inside)
     return ThoughtSplit(() if inside else tuple(answer), tuple(thought), inside, orderly)
+
+
+def _split_channels(text: str, headers: Sequence[re.Match[str]]) -> ThoughtSplit:
+    """The text divided at the headers of its messages. Without a message in the channel ``final`` at its end the
+    thought is open."""
+    answer: list[tuple[int, int]] = []
+    thought = [(0, headers[0].start())]
+    limits = (*(header.start() for header in headers[1:]), len(text))
+    for header, limit in zip(headers, limits, strict=True):
+        ending = _MESSAGE_END.search(text, header.end(), limit)
+        part = header.end(), ending.start() if ending else limit
+        (answer if header["channel"] == "final" else thought).append(part)
+    is_open = headers[-1]["channel"] != "final"
+    return ThoughtSplit(() if is_open else tuple(answer), tuple(thought), is_open, True)
 
 
 def without_thoughts(text: str, *, in_thought: bool = False) -> str | None:
@@ -134,22 +168,26 @@ def opened_by(prompt: str) -> str:
 
 def opens_thought(prompt: str) -> bool:
     """Whether a prompt ends with an open thought, so that what follows begins inside it."""
-    return _OPEN_AT_END.search(prompt) is not None
+    channel = _TURN_AT_END.search(prompt)
+    return _OPEN_AT_END.search(prompt) is not None or (channel is not None and channel["thought"] is not None)
 
 
 def knows_thoughts(template: str) -> bool:
     """Whether a chat template writes or removes thoughts."""
-    return _TAG.search(template) is not None
+    return _TAG.search(template) is not None or _HEADER.search(template) is not None
 
 
 def with_closed_thought(prompt: str) -> str:
-    """The prompt with an open thought at its end closed: what follows is no thought."""
+    """The prompt with an open thought at its end closed: what follows is no thought, but the answer."""
+    channel = _TURN_AT_END.search(prompt)
+    if channel is not None:
+        closing = "<|end|><|start|>assistant" if channel["thought"] else ""
+        return f"{prompt.rstrip()}{closing}<|channel|>final<|message|>"
     found = _OPEN_AT_END.search(prompt)
     if found is None:
         return prompt
-    opening = found[0].strip()
-    closing = "<|end_of_thought|>" if opening.startswith("<|") else _CLOSING_OF[opening[0]] + opening[1:]
-    return f"{prompt[: found.start()]}{opening}\n\n{closing}\n\n"
+    closing = next(closing for opening, closing in THOUGHT_TAGS if opening.lower() == found["opening"].lower())
+    return f"{prompt[: found.start()]}{found['opening']}\n\n{closing}\n\n"
 
 
 def part_of(generation: Generation, span: Span) -> SpanContent:
@@ -158,7 +196,7 @@ def part_of(generation: Generation, span: Span) -> SpanContent:
     The answer's tokens are those that bring a character of it, from the first that is no white space on: line breaks
     behind a closing tag are the template's. All others are the thought's. Without a thought the answer is everything.
     """
-    whole = split_thoughts(generation.text, in_thought=generation.in_thought)
+    whole = _split(generation)
     every = tuple(range(len(generation.token_ids)))
     if span == "both" or (span == "answer" and not whole.thought):
         return SpanContent(generation.text.strip(), every, generation.pieces, has_end=True)
@@ -179,12 +217,20 @@ def part_of(generation: Generation, span: Span) -> SpanContent:
 
 def has_thought(generation: Generation) -> bool:
     """Whether it has a thought, closed or not."""
-    return bool(split_thoughts(generation.text, in_thought=generation.in_thought).thought)
+    return bool(_split(generation).thought)
 
 
 def is_only_thought(generation: Generation) -> bool:
     """Whether its thought was never closed, so that there is no answer."""
-    return split_thoughts(generation.text, in_thought=generation.in_thought).open
+    return _split(generation).open
+
+
+def _split(generation: Generation) -> ThoughtSplit:
+    """Its text divided. The name of a channel is one if it is the first text, between tokens that brought none."""
+    first = next((at for at, end in enumerate(generation.ends) if end), 0)
+    around = generation.ends[first : first + 2]
+    bare = first > 0 and len(set(around)) == 1 and _BARE_HEADER.fullmatch(generation.text, 0, around[0]) is not None
+    return split_thoughts(generation.text, in_thought=generation.in_thought, bare=bare)
 
 
 def _without_leading_space(text: str, start: int, end: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forking import Forking
 
 from gpuherd.errors import BadModel, MissingExtra, UsageError
 from gpuherd.models.load.asked import Asked
@@ -54,27 +55,22 @@ leave()
 """
 
 
-def two_ranks(tmp_path: Path, script: str, *words: str) -> None:
+def two_ranks(script: str, *words: str) -> None:
     """Runs the script as two ranks by gloo, as torchrun would."""
-    path = tmp_path / "rank.py"
-    path.write_text(script)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "2"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(path), *words],
-            env={**common, "RANK": str(number), "LOCAL_RANK": str(number)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    for process in running:
-        _, errors = process.communicate(timeout=110)
-        assert process.returncode == 0, errors[-3000:]
+    modules = ("torch.distributed.tensor", "transformers.models.llama.modeling_llama")
+    with Forking(*modules, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") as forking:
+        running = [
+            forking.start(code=script, words=words, env={**common, "RANK": str(number), "LOCAL_RANK": str(number)})
+            for number in range(2)
+        ]
+        for program in running:
+            done = program.end()
+            assert done.returncode == 0, done.stderr[-3000:]
 
 
 def ranks(tmp_path: Path, script: str, *words: str, cuda: bool = False) -> subprocess.CompletedProcess[str]:
@@ -100,7 +96,7 @@ def test_two_processes_compute_what_one_does(small: Small, tmp_path: Path, cuda:
         done = ranks(tmp_path, LOGITS, str(folder), str(tmp_path / "out.pt"), cuda=True)
         assert done.returncode == 0, done.stderr[-3000:]
     else:
-        two_ranks(tmp_path, LOGITS, str(folder), str(tmp_path / "out.pt"))
+        two_ranks(LOGITS, str(folder), str(tmp_path / "out.pt"))
     found = torch.load(tmp_path / "out.pt", map_location="cpu")
     one = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.arange(24).reshape(2, 12)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.patience import wait_until
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards import cgroups
@@ -225,6 +226,11 @@ print(held, *moved, ctypes.get_errno(), library.prctl(42, 0, 0, 0, 0), library.p
     assert outcome.stdout == "0 -1 -1 1 1 -1\n", outcome
 
 
+def _are_groups_gone() -> bool:
+    cgroups._remove_left()
+    return not cgroups._left
+
+
 def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> None:
     if cgroups._base() is None:
         pytest.skip("there is no control group that we may use")
@@ -235,11 +241,46 @@ def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> N
     assert (outcome.exit_code, outcome.stdout) != (0, "written\n")
     assert box(mode).run(Work("print(1)")).stdout == "1\n"
     assert base is not None
-    deadline = time.monotonic() + 10
-    while list(base.glob("gpuherd-*")) and time.monotonic() < deadline:
-        cgroups._remove_left()
-        time.sleep(0.05)
-    assert not [each for each in cgroups._left if each.exists()]
+    wait_until(_are_groups_gone)
+
+
+def test_memory_is_counted_by_a_group_of_version_2() -> None:
+    base = cgroups._base()
+    if base is None or not (base / "cgroup.controllers").exists():
+        pytest.skip("no group of version 2 with the memory controller can be made here")
+    with cgroups.memory_group("test", 64 * MB) as procs:
+        assert procs is not None
+        limits = {each: Path(procs).with_name(each) for each in ("memory.max", "memory.oom.group")}
+        assert int(limits["memory.max"].read_text()) == 64 * MB + cgroups._GUARDS
+        assert limits["memory.oom.group"].read_text() == "1\n"
+        taking = "import sys; open(sys.argv[1], 'w').write('0'); bytearray(256 << 20); print('taken')"
+        done = subprocess.run([sys.executable, "-c", taking, procs], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_a_group_of_version_2_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the limit of memory, also where the memory controller is version 1's: another limit takes its place."""
+    found = cgroups.places(Path("/proc/self/cgroup"), Path("/proc/self/mountinfo"))
+    places = [each for each in found if (each / "cgroup.controllers").exists() and os.access(each, os.W_OK)]
+    if not places:
+        pytest.skip("no group of version 2 can be made here")
+    monkeypatch.setattr(cgroups, "_base", lambda: places[0])
+    monkeypatch.setattr(cgroups, "_LIMITS", ("cgroup.max.descendants",))
+    joining = "import sys; open(sys.argv[1], 'w').write('0'); print(open('/proc/self/cgroup').read()); input()"
+    with cgroups.memory_group("test", 1) as procs:
+        assert procs is not None
+        group = Path(procs).parent
+        joined = subprocess.Popen(
+            [sys.executable, "-c", joining, procs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert joined.stdout is not None
+        shown = iter(joined.stdout.readline, "\n")
+        assert any(line.startswith("0::") and line.endswith("/gpuherd-test\n") for line in shown)
+    assert group.exists() and group in cgroups._left  # a process is in it
+    joined.communicate("\n")
+    assert box(Mode.NAMESPACES).run(Work("print(1)")).stdout == "1\n"
+    wait_until(_are_groups_gone)
+    assert not group.exists()
 
 
 def test_control_groups_are_found_where_the_kernel_shows_them(tmp_path: Path) -> None:

@@ -22,14 +22,20 @@ _TRIVIA_ANSWER = pa.struct(
 )
 
 
-def write_data_set(root: Path, hub_id: str, config: str, splits: dict[str, pa.Table]) -> None:
-    """``root/<hub_id>`` with a Parquet file a split, and the card that names them."""
-    folder = root / hub_id / config
-    folder.mkdir(parents=True)
-    lines = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
-    for split, table in splits.items():
-        pq.write_table(table, folder / f"{split}-00000-of-00001.parquet")
-        lines += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+def write_data_set(root: Path, hub_id: str, config: str, splits: dict[str, pa.Table], **others: pa.Table) -> None:
+    """``root/<hub_id>`` with a Parquet file a split, and the card that names them.
+
+    Args:
+        others: tables of other configs, by their names: each is the config's split "test".
+    """
+    lines = ["---", "configs:"]
+    for name, parts in {config: splits, **{other: {"test": table} for other, table in others.items()}}.items():
+        folder = root / hub_id / name
+        folder.mkdir(parents=True)
+        lines += [f"- config_name: {name}", "  data_files:"]
+        for split, table in parts.items():
+            pq.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+            lines += [f"  - split: {split}", f"    path: {name}/{split}-*"]
     (root / hub_id / "README.md").write_text("\n".join([*lines, "---", ""]))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.qa.data.hub_data_sets import no_utf_8, table, write_all, write_data_set
 from tests.qa.data.hub_server import COMMIT, hub_of
@@ -84,6 +85,25 @@ def found(tmp_path_factory: pytest.TempPathFactory, home: Path) -> dict[str, Any
         root, "someone/part", "default", {"test": table(question=["2 + 3?", "1 + 1?"], answer=["#### 5", "#### 2"])}
     )
     folders["folder part with examples"] = {"name_or_path": str(root / "someone" / "part"), "few_shot": 1}
+    lists = pa.list_(pa.string())
+    nq = {
+        "train": table(question=["who wrote emma"], answer=([["Jane Austen"]], lists)),
+        "validation": table(question=["when was the moon landing"], answer=([["1969", "July 1969"]], lists)),
+    }
+    write_data_set(root, "clones/nq", "nq_open", nq)
+    folders["folder nq"] = {"name_or_path": str(root / "clones" / "nq"), "split": "validation", "few_shot": 1}
+    questions = table(
+        question=["Is it?", "Was it?"], answer=["It is.", "It was."], relevant_passage_ids=["[1]"] * 2, id=[1, 2]
+    )
+    passages = table(passage=["A text."], id=[1])
+    write_data_set(root, "clones/bioasq", "question-answer-passages", {"test": questions}, corpus=passages)
+    folders["folder bioasq"] = {"name_or_path": str(root / "clones" / "bioasq"), "few_shot": 1}
+    one, other = (table(question=[text], answer=["#### 5"]) for text in ("2 + 3?", "1 + 4?"))
+    write_data_set(root, "clones/gsm8k", "main", {"train": one, "test": other}, socratic=one)
+    folders["folder gsm8k"] = {"name_or_path": str(root / "clones" / "gsm8k"), "few_shot": 1}
+    folders["folder socratic"] = {"name_or_path": f"{root / 'clones' / 'gsm8k'}:socratic"}
+    write_data_set(root, "clones/several", "one", {"test": one}, other=other)
+    folders["folder several"] = {"name_or_path": str(root / "clones" / "several")}
     folders["folder train"] = {"name_or_path": str(root / "openai" / "gsm8k"), "split": "train"}
     with hub_of(root) as address:
         return read(_ASKED | folders, root / "someone", HF_ENDPOINT=address, HF_HOME=str(home))
@@ -208,3 +228,18 @@ def test_a_known_data_set_in_a_folder_takes_its_examples_from_its_training_split
     # Where there is no training split, an example is one of those questions, and is not asked.
     part = found["folder part with examples"]
     assert len(part["questions"]) == len(part["examples"]) == 1
+
+
+def test_folders_of_nq_open_and_bioasq_are_known_too(found: dict[str, Any]) -> None:
+    assert [each[1] for each in found["folder nq"]["questions"]] == ["when was the moon landing"]
+    assert found["folder nq"]["examples"] == [["Jane Austen", None]]
+    bioasq = found["folder bioasq"]
+    assert (bioasq["source"]["config"], bioasq["source"]["split"]) == ("question-answer-passages", "test")
+    assert len(bioasq["questions"]) == len(bioasq["examples"]) == 1
+
+
+def test_of_a_folder_with_several_configs_the_known_one_is_read_or_the_named_one(found: dict[str, Any]) -> None:
+    assert [each[1] for each in found["folder gsm8k"]["questions"]] == ["1 + 4?"]
+    assert found["folder gsm8k"]["examples"] == [["5", "#### 5"]]
+    assert [each[1] for each in found["folder socratic"]["questions"]] == ["2 + 3?"]
+    assert found["folder several"]["error"] == "MissingQuestions" and "one" in found["folder several"]["said"]

@@ -14,7 +14,7 @@ from tests.qa.look.made_runs import generation, made_audits, made_evaluation, ma
 from tests.qa.look.opened import IN_A_BROWSER, Opened
 
 from gpuherd.cli.main import run as command
-from gpuherd.qa.evaluation.result import Histogram
+from gpuherd.qa.evaluation.result import Histogram, HolmCorrected
 from gpuherd.qa.judging.meta import Kind
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.look.shown import Judged, Shown
@@ -65,6 +65,52 @@ def test_the_table_says_what_the_evaluation_says(browser: Browser, run: Shown, t
     assert opened.page.get_by_text("average precision at finding wrong answers").is_visible()
     opened.page.get_by_label("with 5 token weightings").check()
     assert opened.page.locator("main tbody tr").count() == len(measures) + 5
+    assert opened.fine()
+
+
+def test_p_and_interval_of_a_difference_are_corrected_alike_for_the_measures_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = made_run(100, weightings=8)
+    evaluation = run.evaluation
+    assert evaluation is not None
+    differences = {each.name: each for each in evaluation.judges[0].differences}
+    opened = Opened(browser, run, tmp_path)
+
+    def told() -> dict[str, list[str]]:
+        """For each measure in the table the p and the interval of its difference."""
+        rows = opened.page.locator("main table").first.locator("tbody tr").all()
+        named = {row.locator("td.name").inner_text(): row.locator("td:has(.p)") for row in rows}
+        return {
+            name: [cell.locator(each).inner_text() for each in (".p", ".ends")]
+            for name, cell in named.items()
+            if cell.count()
+        }
+
+    def words(found: HolmCorrected | None) -> list[str]:
+        assert found is not None and found.interval is not None
+        return [
+            f"p {found.p:.3f}",
+            f"{found.interval.low:.3f} to {found.interval.high:.3f}".replace("-", "\N{MINUS SIGN}"),
+        ]
+
+    among_measures = {name: words(each.among_measures) for name, each in differences.items() if each.among_measures}
+    among_all = {name: words(each.among_all) for name, each in differences.items()}
+    assert told() == among_measures != {}
+    weightings = opened.page.get_by_label("with 8 token weightings")
+    weightings.check()
+    assert told() == among_all and among_all.keys() > among_measures.keys()
+    # A filter hides lines, and is no other family: what looked best would else be corrected for too few.
+    opened.page.get_by_placeholder("filter by name").fill("eigv")
+    opened.settled()
+    assert 0 < len(told()) < len(among_all) and told().items() <= among_all.items()
+    opened.page.get_by_placeholder("filter by name").fill("")
+    weightings.uncheck()
+    assert told() == among_measures
+    # The table of the weightings alone is corrected for all measures, whatever the other one shows.
+    opened.go("tokens")
+    names = {each.weighting: each.name for each in evaluation.judges[0].measures if each.weighting is not None}
+    assert {names[name]: each for name, each in told().items()} == {name: among_all[name] for name in names.values()}
     assert opened.fine()
 
 

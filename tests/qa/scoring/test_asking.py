@@ -113,6 +113,8 @@ def test_a_chat_template_is_used_where_the_tokenizer_has_one(tmp_path: Path) -> 
     chatting = make_tokenizer(tmp_path, chat=CHAT_TEMPLATE)
     text = chatting.decode(EntailmentPrompts(chatting).tokens(Asked("q", "a", "b")))
     assert text.startswith("<s><|user|>") and text.rstrip().endswith("<|assistant|>") and text.count("<s>") == 1
+    thinking = make_tokenizer(tmp_path, chat=CHAT_TEMPLATE.replace("<|assistant|>\n", "<|assistant|>\n<think>\n"))
+    assert thinking.decode(EntailmentPrompts(thinking).tokens(Asked("q", "a", "b"))) == f"{text}<think>\n\n</think>\n\n"
 
 
 def test_log_sums() -> None:

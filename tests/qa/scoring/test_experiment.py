@@ -207,7 +207,8 @@ def test_every_pairwise_need_of_samples_can_come_from_one_model(run: Run, tmp_pa
     options: dict[str, Any] = {
         "relevance_model": model, "equivalence": "embedding", "equivalence_threshold": 0.5, "affinity": "similarity",
     }  # fmt: skip
-    for spec in planned_specs(ScoreOptions(**options), NEEDS, run, None).values():
+    # As the scoring asks for them: without a thought in any answer the three spans are one.
+    for spec in planned_specs(ScoreOptions(**options, span="both"), NEEDS, run, None).values():
         measured(run, spec)
     outcome = score(run, **options).run()
     assert outcome.meta is not None and outcome.scores is not None

@@ -77,7 +77,8 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
 
 def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths = UNKNOWN) -> None:
     """Logs what a training takes of GPUs that are the user's own: he has started the processes, ``here`` of them on
-    this machine. Nothing is refused: they are his, and a plan is a plan. Raises MissingModel, BadModel."""
+    this machine. Nothing is refused: they are his, and a plan is a plan. Nor is a driver waited for: CUDA runs in the
+    processes already, and the others would wait for this one. Raises MissingModel, BadModel."""
     watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
     cards = () if watch.problem is not None else idle_cards(watch.gpus)
     told = replace(config.distributed, num_gpus=here, gpu_ids=None)

@@ -140,7 +140,7 @@ class Sampler:
         return self._prompting.of_messages(messages)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of an answer's tokens, without special ones."""
+        """The text of an answer's tokens, without special ones but for tags of thoughts."""
         from gpuherd.lm.detokenising import decoded
 
         return decoded(self._tokenizer, ids)

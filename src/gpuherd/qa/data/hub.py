@@ -69,6 +69,17 @@ def hub_rows(
     return HubRows(_rows(data if columns is None else data.select_columns(columns), where), _commit(data) or revision)
 
 
+def configs_of(folder: Path) -> list[str]:
+    """The configs of a folder that is laid out like a data set of the Hub; none where that can't be found out."""
+    with naming_extras({"datasets": "qa"}, "data sets of the Hub are read with"):
+        import datasets
+
+    try:
+        return list(datasets.get_dataset_config_names(str(folder.absolute())))
+    except Exception:  # whoever reads the rows is told
+        return []
+
+
 @contextmanager
 def _without_network() -> Iterator[None]:
     """The libraries read their caches alone: a Hub that doesn't answer they would ask six times, and say so twice."""

@@ -120,9 +120,12 @@ def _read(name: str, split: str | None, revision: str | None, context: ContextRu
             raise UsageError(f"{name}: there is a folder {here} where you are; say ./{here}, or start elsewhere")
         return _of_hub(known[name], split, revision, context)
     if path.is_dir():
-        return _of_hub(_adapter_of(str(path), None), split, revision, context)
+        return _of_hub(_adapter_of_folder(path), split, revision, context)
     if path.exists():
         return _of_file(path, split, revision, context)
+    folder, _, config = str(path).rpartition(":")
+    if config and folder and Path(folder).is_dir():
+        return _of_hub(_adapter_of(str(Path(folder)), config), split, revision, context)
     hub_id = _HUB_ID.fullmatch(name)
     if path.suffix.lower() in _SUFFIXES or hub_id is None:
         near = difflib.get_close_matches(name, known, n=2)
@@ -137,6 +140,17 @@ def _adapter_of(hub_id: str, config: str | None) -> Adapter:
         if each.hub_id == hub_id:
             return each if config is None else replace(each, config=config)
     return Adapter(hub_id, hub_id, plain.drafts, config, _ANY_CONFIG_SPLIT, None, context_is_part=True)
+
+
+def _adapter_of_folder(folder: Path) -> Adapter:
+    """The adapter of a folder: by its columns, with the config and split of a known data set where it has several
+    configs, one of which is that data set's."""
+    from gpuherd.qa.data.hub import configs_of
+
+    found = _adapter_of(str(folder), None)
+    configs = configs_of(folder)
+    known = [each for each in adapters().values() if len(configs) > 1 and each.config in configs]
+    return replace(found, config=known[0].config, split=known[0].split) if len(known) == 1 else found
 
 
 def _of_hub(adapter: Adapter, split: str | None, revision: str | None, context: ContextRule) -> _Found:

@@ -17,8 +17,8 @@ class QuestionOptions:
 
     dataset: str = option(
         help="a name (trivia_qa, squad_v2, nq_open, svamp, coqa, sciq, bioasq, gsm8k, truthful_qa), a data set of the "
-        "Hub as org/name or org/name:config, a folder of one, or a file: JSONL, JSON, CSV, TSV or Parquet with "
-        "question, answers and perhaps context and id",
+        "Hub as org/name or org/name:config, a folder of one (or FOLDER:CONFIG), or a file: JSONL, JSON, CSV, TSV or "
+        "Parquet with question, answers and perhaps context and id",
         metavar="NAME|FILE",
         group="questions",
     )

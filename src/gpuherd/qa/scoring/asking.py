@@ -22,7 +22,7 @@ from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.scoring.weighing import Weigher, Word
-from gpuherd.qa.span import Span, part_of
+from gpuherd.qa.span import Span, part_of, with_closed_thought
 
 # LM-Polygraph's PTrue asks so and scores the word; jlko/semantic_uncertainty asks so and scores the letter. Both follow
 # Kadavath et al. 2022 (arXiv 2207.05221), section 3.
@@ -132,7 +132,8 @@ class EntailmentPrompts:
         """The prompt as token ids."""
         text = self.text(asked)
         if getattr(self._tokenizer, "chat_template", None):
-            whole = templated(self._tokenizer, [{"role": "user", "content": text}])
+            # Where the template opens a thought the words would else be weighed in the middle of it.
+            whole = with_closed_thought(templated(self._tokenizer, [{"role": "user", "content": text}]))
             return tuple(self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
         return plain_ids(self._tokenizer, f"{text}\n{_CUE}")
 

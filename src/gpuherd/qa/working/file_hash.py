@@ -35,8 +35,9 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
-def hashes_of(paths: Sequence[Path]) -> dict[Path, str]:
-    """The SHA-256 of each file's content, in hex; with a progress bar on standard error where that takes long.
+def hashes_of(paths: Sequence[Path], title: str = "reading the model's files to identify it") -> dict[Path, str]:
+    """The SHA-256 of each file's content, in hex; with a progress bar of this title on standard error where that takes
+    long.
 
     Raises MissingModel, BadModel where a file can't be read or changes while it is read.
     """
@@ -48,7 +49,7 @@ def hashes_of(paths: Sequence[Path]) -> dict[Path, str]:
     total = sum(stamp.size for stamp in missing)
     ended = threading.Event()
     with (
-        of_bytes(Console(stderr=True), total, "reading the model's files to identify it") as advance,
+        of_bytes(Console(stderr=True), total, title) as advance,
         ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool,
     ):
 

@@ -52,5 +52,6 @@ adapter(
         config="question-answer-passages",
         split="test",
         few_shot_split=None,
+        columns=frozenset({"question", "answer", "relevant_passage_ids", "id"}),
     )
 )

@@ -1,7 +1,8 @@
 """Rows of files and of data sets without an adapter of their own: question, answers or answer, context, id.
 
-A file of a data set that has an adapter, as it lies on the Hub, is recognised by its columns; so are gsm8k's rows (an
-answer that ends in ``#### 18``) and the files of the BioASQ challenge.
+A file of a data set that has an adapter, as it lies on the Hub, is recognised by its columns; so are nq_open's rows (a
+question, a list of answers and nothing else), gsm8k's (an answer that ends in ``#### 18``) and the files of the BioASQ
+challenge.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def data_set_of(row: Mapping[str, Any]) -> Adapter | None:
                 list(each.drafts(row))
                 return each
     answer = row.get("answer")
+    if row.keys() == {"question", "answer"} and isinstance(answer, list):
+        return adapters()["nq_open"]
     of_gsm8k = "question" in row and isinstance(answer, str) and gsm8k.result_of(answer) is not None
     return adapters()["gsm8k"] if of_gsm8k and row.get("answers") is None else None
 

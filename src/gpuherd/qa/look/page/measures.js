@@ -30,7 +30,7 @@ function measuresView() {
     { word: "AUPRC", why: "average precision at finding wrong answers; chance gives the share of wrong ones", num: true, rare: true, key: (m) => m.auprc.value, cell: (m) => told(m.auprc, m) },
     { word: "PRR", why: "prediction rejection ratio: 0 is chance, 1 the best order", num: true, rare: true, key: (m) => m.prr.value, cell: (m) => told(m.prr, m) },
     { word: "AURAC", why: "mean accuracy over all rejections", num: true, rare: true, key: (m) => m.aurac.value, cell: (m) => told(m.aurac, m) },
-    { word: `Δ to ${index.evaluation.against}`, why: `AUROC minus that of ${index.evaluation.against}, on the answers that both score; interval and p by DeLong's test, both corrected by Holm for the measures shown: the interval leaves out 0 where p is below ${Math.round(1000 * (1 - index.evaluation.confidence)) / 1000}`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m) },
+    { word: `Δ to ${index.evaluation.against}`, why: `AUROC minus that of ${index.evaluation.against}, on the answers that both score; interval and p by DeLong's test, both corrected by Holm for the measures shown: the interval leaves out 0 where p is below ${Math.round(1000 * (1 - index.evaluation.confidence)) / 1000}`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m, state.weightings) },
     { word: "ECE", why: `expected calibration error after cross-validated ${index.evaluation.calibration} calibration`, num: true, rare: true, key: (m) => m.ece.value, cell: (m) => told(m.ece, m) },
     { word: "answers", why: "with a label and a score", num: true, key: (m) => m.right + m.wrong, cell: (m) => scored(m) },
   ];
@@ -92,11 +92,11 @@ function told(found, m) {
   return make("span", { class: m.conclusive ? null : "soft", title: found.note }, fixed(found.value), found.ends ? make("span", { class: "ends" }, `${fixed(found.ends[0])} to ${fixed(found.ends[1])}`) : found.note ? make("span", { class: "ends" }, found.note) : null);
 }
 
-function difference(m) {
+// The difference with p and interval, corrected alike: for all measures, or for those alone that are no weightings.
+function difference(m, withWeightings) {
   if (!m.difference) return m.name === index.evaluation.against ? make("span", { class: "soft" }, "–") : "–";
   const { auroc, among_all: all, among_measures: measures } = m.difference;
-  // Corrected for the measures that are shown, p and interval alike.
-  const found = (state.weightings ? all : measures) ?? { p: null, ends: null };
+  const found = (withWeightings ? all : measures) ?? { p: null, ends: null };
   const cell = told({ ...auroc, ends: found.ends }, m);
   const { p } = found;
   if (present(p)) cell.firstChild.after(make("span", { class: "p" }, p < 0.001 ? "p < 0.001" : p > 0.999 ? "p 1" : `p ${fixed(p)}`));

@@ -48,7 +48,7 @@ function weightingChart(found, weightings) {
     { word: "weighting", key: (m) => m.weighting, class: "name", cell: (m) => m.weighting },
     { word: "AUROC", num: true, key: (m) => m.auroc.value, cell: (m) => told(m.auroc, m) },
     { word: span(scale), class: "picture wide", cell: (m) => whisker(m.auroc, scale, { at: against ?? 0.5, width: 320, faint: !m.conclusive, label: "AUROC" }) },
-    { word: `Δ to ${index.evaluation.against}`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m) },
+    { word: `Δ to ${index.evaluation.against}`, num: true, rare: true, key: (m) => m.difference?.auroc.value, cell: (m) => difference(m, true) },
   ] });
-  return make("div", { class: "compact" }, whole.root, make("p", { class: "note" }, `Dotted: ${present(against) ? `${index.evaluation.against}, ${fixed(against)}` : "chance"}. Of ${weightings.length} the best is best by luck too: p is corrected for that, the interval is not.`));
+  return make("div", { class: "compact" }, whole.root, make("p", { class: "note" }, `Dotted: ${present(against) ? `${index.evaluation.against}, ${fixed(against)}` : "chance"}. Of ${weightings.length} the best is best by luck too: the difference's p and interval are corrected for that and for all other measures, the AUROC's interval is not.`));
 }
