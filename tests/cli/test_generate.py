@@ -311,8 +311,8 @@ def test_a_complete_run_whose_model_has_changed_warns_that_its_answers_are_of_be
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = small_models.random_llama(tmp_path / "mine")
-    where = {"model": str(model), "dataset": str(data), "runs_dir": str(tmp_path / "runs"), "run_id": "done"}
-    begun = begin_run(GenerateConfig(**where, limit=1, max_new_tokens=2))
+    where: dict[str, Any] = {"model": str(model), "dataset": str(data), "runs_dir": str(tmp_path / "runs")}
+    begun = begin_run(GenerateConfig(**where, run_id="done", limit=1, max_new_tokens=2))
     begun.answer()
     begun.finish()
     again = ["generate", "--resume=done", f"--runs-dir={tmp_path / 'runs'}"]
