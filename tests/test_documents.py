@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -79,17 +78,3 @@ def test_the_map_names_nothing_that_is_not_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for path in re.findall(r"`([a-z_]+/[a-z_]+\.py)`", page):
         assert (ROOT / "src/gpuherd" / path).exists(), path
-
-
-def test_steps_compared_with_trl_name_their_vocabularies_and_are_those_measured() -> None:
-    text = (ROOT / "docs" / "policy-gradient.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([\d,]+) tokens, (with|without) a reference \|.*\| (\d?\.\d+) \|$", text, re.MULTILINE)
-    told = {f"vocabulary_{size.replace(',', '')}/{each}_reference": float(ratio) for size, each, ratio in rows}
-    results = json.loads((ROOT / "benchmarks" / "results" / "posttrain.json").read_text(encoding="utf-8"))
-    sizes = {name: figures for name, figures in results["figures"]["grpo"].items() if name.startswith("vocabulary_")}
-    assert len(sizes) > 1, "of one vocabulary the ratio says nothing about another"
-    assert told == {
-        f"{size}/{each}": pytest.approx(figures["ours_over_trl"], abs=0.0051)
-        for size, both in sizes.items()
-        for each, figures in both.items()
-    }
