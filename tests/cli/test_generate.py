@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,3 +305,24 @@ def test_a_complete_run_never_changes(
     assert in_process(command) == ExitCode.OK
     assert seen() == before
     assert [each.question.id for each in open_run("done", runs).answers()] == ["fact-0", "fact-1", "fact-2"]
+
+
+def test_a_complete_run_whose_model_has_changed_warns_that_its_answers_are_of_before(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_models.random_llama(tmp_path / "mine")
+    where: dict[str, Any] = {"model": str(model), "dataset": str(data), "runs_dir": str(tmp_path / "runs")}
+    begun = begin_run(GenerateConfig(**where, run_id="done", limit=1, max_new_tokens=2))
+    begun.answer()
+    begun.finish()
+    again = ["generate", "--resume=done", f"--runs-dir={tmp_path / 'runs'}"]
+    caplog.clear()
+    assert in_process(again) == ExitCode.OK and not caplog.records
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert in_process(again) == ExitCode.OK
+    (record,) = caplog.records
+    assert "mine has changed since run done was made: its answers are of the model as it was" in record.getMessage()
+    caplog.clear()
+    shutil.rmtree(model)
+    assert in_process(again) == ExitCode.OK and not caplog.records, "it does without its model"

@@ -102,8 +102,10 @@ def test_following_a_job_that_waits_says_so_and_why(bench: Any, job: NewJob, gpu
     words = [sys.executable, "-m", "gpuherd", "logs", str(bench.root), "second", "-f"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None and process.stdout is not None
-        assert process.stderr.readline() == "gpuherd: job 'second' waits: needs first\n"
-        gate.open()
+        try:
+            assert process.stderr.readline() == "gpuherd: job 'second' waits: needs first\n"
+        finally:
+            gate.open()
         assert process.stdout.read() == "here\n"
     assert process.returncode == 0
 

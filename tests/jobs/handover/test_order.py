@@ -389,6 +389,32 @@ def test_nothing_begins_before_what_it_needs_has_succeeded(machine: type[World])
     _try(machine, 10)
 
 
+@pytest.mark.parametrize("killed", ["before", "after", "never"])
+@pytest.mark.parametrize("machine", [World, WithoutLeaders, WithoutFollower])
+def test_nothing_follows_a_job_that_was_cancelled_and_forgotten_meanwhile(machine: type[World], killed: str) -> None:
+    """The order of events by which a job began before its need, which chance alone seldom finds."""
+    world = machine()
+    try:
+        world.start(at_most=2)
+        world.answer_comes()
+        (handle,) = (each for each, parcel in world.engine.parcels.items() if parcel.index == 0)
+        if killed == "before":
+            world.kill_and_start_again()
+        world.engine.over(handle, End.CANCELLED)
+        world.wake(REMEMBERS_S + 1)
+        world.forget()
+        world.begin(0)
+        world.end(0, 0, told=True)
+        if killed == "after":
+            world.kill_and_start_again()
+        for _ in range(3):
+            world.step()
+            world.begin(0)
+        assert world.succeeded == {"x"}
+    finally:
+        world.teardown()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("machine", [World, WithoutLeaders, WithoutFollower])

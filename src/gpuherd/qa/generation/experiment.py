@@ -23,7 +23,7 @@ from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.gathering import clear_shards, finish
 from gpuherd.qa.generation.kept import begun_record, refuse_other_settings
 from gpuherd.qa.generation.plan import Plan, identity_of, make_jobs, make_plan
-from gpuherd.qa.generation.prepared import Prepared, prepare, write
+from gpuherd.qa.generation.prepared import Prepared, changed_models, prepare, write
 from gpuherd.qa.generation.vllm_engine import require
 from gpuherd.qa.runs import run_of_path
 from gpuherd.qa.working.running import failure_lines, run_work
@@ -153,6 +153,13 @@ class GenerateExperiment:
         run.check()
         if not self.config.dry_run:
             clear_shards(self.folder, len(read_plan(self.folder)) if self.folder.plan.exists() else 0)
+        for changed in changed_models(self.config, kept):
+            logger.warning(
+                "%s has changed since run %s was made: its answers are of the model as it was; give another --run-id "
+                "to ask it as it is now",
+                changed,
+                kept["run_id"],
+            )
         self.console.print(f"run {kept['run_id']} is complete; nothing is left to do", markup=False, highlight=False)
         summary.print_lines(self.console, summary.done_lines(self.folder, run.done))
         self.outcome = GenerateOutcome(None, run.done)

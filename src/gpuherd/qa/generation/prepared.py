@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuherd import __version__
-from gpuherd.errors import UsageError
+from gpuherd.errors import BadModel, MissingExtra, MissingModel, UsageError
 from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.qa.data.load import load_questions
@@ -31,7 +31,7 @@ from gpuherd.qa.prompts.maker import MadePrompt, PromptMaker, PromptTooLong
 from gpuherd.qa.record import Question
 from gpuherd.qa.record_json import question_values
 from gpuherd.qa.working.gathering import write_lines
-from gpuherd.qa.working.model_files import ModelFiles, files_digest, model_files, tokenizer_in
+from gpuherd.qa.working.model_files import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.qa.working.once import write_once
 
 T = TypeVar("T")
@@ -118,6 +118,23 @@ def prepare(config: GenerateConfig, kept: Mapping[str, Any] | None, folder: QADi
             "since; give another --run-id"
         )
     return Prepared(kept, made.lengths, made.refused, made.cut, made.questions, made.prompts)
+
+
+def changed_models(config: GenerateConfig, kept: Mapping[str, Any]) -> list[str]:
+    """The model and the guide of a run, where they lie on this machine and are other ones than when it was begun."""
+    folders: dict[str, tuple[str, tuple[Path, ...]]] = {}
+    try:
+        if reference(config.model).path is not None:
+            folders["model_sha256"] = config.model, model_files(config.model, config.adapter).folders
+        if config.guide is not None:
+            folders["guide_sha256"] = config.guide, (Path(config.guide).expanduser(),)
+        return [
+            named
+            for name, (named, where) in folders.items()
+            if files_digest(*where, recorded=kept.get(name)) != kept.get(name)
+        ]
+    except (BadModel, MissingExtra, MissingModel):
+        return []  # a complete run does without them
 
 
 def write(prepared: Prepared, folder: QADirectory) -> None:

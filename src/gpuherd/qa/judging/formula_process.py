@@ -31,6 +31,7 @@ _LONGEST = 2000  # characters of a formula
 _MOST_DIGITS = 100_000  # of a number that a formula comes to
 _POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*-?\s*(\d+)\s*\}|(\d))")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
+_PLAIN_FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)")  # no double one
 _BRACKETS = re.compile(r"(?:\\left)?\(\s*(\d+)\s*(?:\\right)?\)|\{\s*\{\s*(\d+)\s*\}\s*\}")
 
 
@@ -109,9 +110,11 @@ def astronomical(formula: str) -> bool:
         for power in _POWER.finditer(formula):
             if _digits(power) > _MOST_DIGITS:
                 return True
-        formula = _POWER.sub(_power, formula)
-    # A factorial has fewer digits than its number times theirs.
-    return any(int(each[1]) * len(each[1]) > _MOST_DIGITS for each in _FACTORIAL.finditer(formula))
+        # A factorial has fewer digits than its number times theirs.
+        if any(int(each[1]) * len(each[1]) > _MOST_DIGITS for each in _FACTORIAL.finditer(formula)):
+            return True
+        formula = _PLAIN_FACTORIAL.sub(_factorial, _POWER.sub(_power, formula))
+    return False
 
 
 def _digits(power: re.Match[str]) -> float:
@@ -127,6 +130,12 @@ def _power(power: re.Match[str]) -> str:
         return str(10 * _MOST_DIGITS)
     base, exponent = int(power[1]), int(power[2] or power[3])
     return str(base ** (exponent if base > 1 else min(exponent, 1)))
+
+
+def _factorial(factorial: re.Match[str]) -> str:
+    """A factorial as a number; in place of a long one another that is too large for an exponent, too."""
+    number = int(factorial[1])
+    return str(math.factorial(number) if number < 10 else 10 * _MOST_DIGITS)
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
