@@ -10,12 +10,8 @@ from scipy.linalg import svdvals
 
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.spectra import eigenvalues as module
-from gpuherd.esd.spectra.graded import (
-    graded_singular_values,
-    smallest_singular_values,
-    triangle,
-    will_lose_values,
-)
+from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
+from gpuherd.esd.spectra.graded import graded_singular_values, smallest_singular_values, triangle
 
 Float64 = npt.NDArray[np.float64]
 
@@ -90,10 +86,40 @@ def test_matrices_that_will_lose_values_are_known_beforehand(kind: str, expected
     np.testing.assert_array_equal(gram, before)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("k^-3", True), ("14 decades", True), ("low rank and noise", True), ("well-conditioned", False), ("k^-1", False)],
+)
+def test_the_first_piece_tells_before_there_is_a_gram_matrix(kind: str, expected: bool) -> None:
+    sigma = spectra(SIDE).get(kind, 1 / np.arange(1, SIDE + 1))
+    W = of_spectrum(sigma, np.random.default_rng(4))
+    for scale in (1e180, 1e-180):
+        assert piece_will_lose_values(scale * W[:400]) is expected
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_is_not_foreseen_but_counted(weight: float) -> None:
+    W = of_spectrum(spectra(SIDE)["k^-3"], np.random.default_rng(6))
+    W[0, 0] = weight
+    assert not piece_will_lose_values(W[:400])
+    for entry in ((0, 0), (1, 1), (SIDE - 1, 3)):  # some are in the sample
+        bad = W.copy()
+        bad[0, 0], bad[entry] = 1.0, weight
+        with pytest.raises(ValueError, match="1 entries"):
+            eigenvalues(bad)
+
+
+def test_half_of_the_rank_is_seen_in_the_gram_matrix() -> None:
+    W = of_spectrum(spectra(SIDE)["two groups"], np.random.default_rng(7))
+    assert not piece_will_lose_values(W)
+    assert will_lose_values(np.asfortranarray(W @ W.T))
+
+
 def test_random_square_matrices_are_not_taken_for_ill_conditioned() -> None:
     for seed in range(5):
         W = np.random.default_rng(seed).standard_normal((SIDE, SIDE))
         assert not will_lose_values(np.asfortranarray(W @ W.T))
+        assert not piece_will_lose_values(W)
 
 
 def test_a_row_of_zeros_and_a_singular_triangle() -> None:

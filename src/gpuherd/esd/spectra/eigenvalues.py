@@ -14,6 +14,7 @@ float32 it is 5e-6 (n = 768) to 2e-5 (n = 4096), which can move a searched alpha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.graded import (
-    EPS,
-    FEW,
-    graded_singular_values,
-    smallest_singular_values,
-    triangle,
-    will_lose_values,
-)
-from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum, panel_length
+from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
+from gpuherd.esd.spectra.graded import EPS, FEW, graded_singular_values, smallest_singular_values, triangle
+from gpuherd.esd.spectra.gram import SAFE, Slabs, count_non_finite, gram_sum, panel_length
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
@@ -40,6 +35,9 @@ Matrix = npt.NDArray[Any]
 
 # Smaller matrices that lose values go to LAPACK's singular values at once: they are as fast there.
 GRADED_FROM = 512
+
+# Rows that are put in order at a time: few enough to stay in the cache.
+GATHERED = 64
 
 # Beyond 2^±200 squares or sums of squares could leave the range of float64, so the weights are scaled on the way.
 SAFE_EXPONENT = SAFE[np.dtype(np.float64)]
@@ -115,16 +113,25 @@ def eigenvalues_of_slabs(
     Peak memory: n² float64 for n = min(rows, columns), a panel of 8 MB (128 n values where that is more), and the
     piece as the reader gives it. Where the Gram matrix loses values about 4 n² float64.
     """
-    gram = gram_sum(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)
+    exact = resolve and precision == "float64"
+    foresee = exact and min(rows, columns) >= GRADED_FROM
+
+    def loses(piece: Matrix) -> bool:
+        return foresee and piece_will_lose_values(_upright(piece, rows >= columns))
+
+    dtype = np.float32 if precision == "float32" else np.float64
+    gram = gram_sum(slabs, rows, columns, dtype, unless=loses)
+    if gram is None:
+        bad, exponent, order = _surveyed(slabs, rows, columns)
+        if bad:
+            return Reading(np.empty(0), bad=bad)
+        return Reading(scaled_back(_resolved(slabs, rows, columns, exponent, order, None), exponent))
     if gram.bad:
         return Reading(np.empty(0), bad=gram.bad)
     if gram.empty:
         return Reading(np.zeros(min(rows, columns)), zero=True)
     exponent, order = gram.exponent, np.argsort(-gram.matrix.diagonal(), kind="stable")
-    exact = resolve and precision == "float64"
-    values = None
-    if not (exact and len(order) >= GRADED_FROM and will_lose_values(gram.matrix)):
-        values = symmetric_eigenvalues(gram.matrix)
+    values = None if foresee and will_lose_values(gram.matrix) else symmetric_eigenvalues(gram.matrix)
     del gram
     if values is None or (exact and is_deficient(values)):
         values = _resolved(slabs, rows, columns, exponent, order, values)
@@ -146,6 +153,31 @@ def scaled_back(values: Float64, exponent: int) -> Float64:
         return values
     with np.errstate(over="ignore", under="ignore"):
         return np.ldexp(values, 2 * exponent)
+
+
+def _surveyed(slabs: Slabs, rows: int, columns: int) -> tuple[int, int, npt.NDArray[np.intp]]:
+    """How many weights are NaN or infinite; the exponent that takes all of them near 1, 0 where they lie near enough;
+    and the order of the shorter side's lines from the longest to the shortest."""
+    bad, peak = 0, 0.0
+    lengths = np.zeros(min(rows, columns))
+    for piece in slabs(panel_length(len(lengths))):
+        part = _upright(piece, rows >= columns).astype(np.float64, copy=False)
+        size = max(abs(float(part.min())), abs(float(part.max())))
+        if not math.isfinite(size):
+            bad += count_non_finite(piece)
+        elif size:
+            peak, exponent = max(peak, size), _exponent(size)
+            part = _divided(part, exponent)
+            with np.errstate(over="ignore", under="ignore"):
+                lengths = np.hypot(lengths, np.ldexp(np.sqrt(np.einsum("ij,ij->j", part, part)), exponent))
+        del piece, part
+    return bad, _exponent(peak), np.argsort(-lengths, kind="stable")
+
+
+def _exponent(peak: float) -> int:
+    """Of the power of two that weights of this size are divided by."""
+    exponent = math.frexp(peak)[1]
+    return exponent if abs(exponent) > SAFE_EXPONENT else 0
 
 
 def _resolved(
@@ -183,14 +215,14 @@ def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.N
         start = 0
         for piece in slabs(n):
             part = _upright(piece, rows >= columns)
-            core[start : start + len(part)] = _divided(part[:, order], exponent)
+            _gather(_divided(part, exponent), order, core[start : start + len(part)])
             start += len(part)
             del piece, part
         return triangle(core)
     stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next rows
     for piece in slabs(n):
         part = _upright(piece, rows >= columns)
-        stacked[n : n + len(part)] = _divided(part[:, order], exponent)
+        _gather(_divided(part, exponent), order, stacked[n : n + len(part)])
         stacked[n + len(part) :] = 0.0
         stacked[:n] = triangle(stacked)
         del piece, part
@@ -199,6 +231,12 @@ def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.N
 
 def _upright(piece: Matrix, tall: bool) -> Matrix:
     return piece if tall else piece.T
+
+
+def _gather(part: Matrix, order: npt.NDArray[np.intp], out: Float64) -> None:
+    """``part[:, order]`` into ``out``, which is in Fortran order; by whole rows of ``part``."""
+    for start in range(0, len(part), GATHERED):
+        out[start : start + GATHERED] = part[start : start + GATHERED].take(order, axis=1)
 
 
 def _divided(piece: Matrix, exponent: int) -> Matrix:

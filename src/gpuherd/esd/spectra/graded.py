@@ -23,52 +23,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.spectra.foresight import EPS
 from gpuherd.esd.spectra.lapack import aligned
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 Float64 = npt.NDArray[np.float64]
 
-EPS = float(np.finfo(np.float64).eps)
-
-# R is divided where its diagonal falls by this factor at least, if what the division leaves out changes no value by
-# more than NEGLECTED of the largest.
-GAP, NEGLECTED = 1e3, 1e-13
+# R is divided where its diagonal falls by this factor at least (the gap in the values is a hundred times as wide: the
+# last pivots before one are small), if what the division leaves out changes no value by more than NEGLECTED of the
+# largest.
+GAP, NEGLECTED = 20.0, 1e-13
+# A diagonal entry that is rounding, and later ones are so many times as large: a row that depends on earlier ones.
+OUT_OF_PLACE = 1e3
+# Small rows of so little (of the largest value) need no grading: what rounding leaves of their squares is 1e-15 of it.
+# And what the square of a tilt is that changes no value.
+FAINT, TILT = 1e-7, 1e-15
 # Σ ln σ_i may differ from Σ ln |r_ii| by this: a relative error of as much in one value. Good results differ by 1e-8.
 LARGEST_MISFIT = 1e-5
-# The part of the rows, those of the least squares, that tells whether a Gram matrix will lose values; and how near to
-# its rounding the least value may come. (Of a square random matrix FEW of the values lie below 1/100 of the bulk's.)
-SAMPLE, NEAR = 1 / 4, 100.0
 # Values of which more than this share is lost are not looked for one by one.
 FEW = 1 / 16
 ITERATIONS = 40
 # Columns that are factorised at a time: LAPACK's dgeqrt takes 0.7 of the time of its dgeqrf, whose blocks have 32.
 QR_BLOCK = 128
-
-
-def will_lose_values(gram: npt.NDArray[np.floating[Any]]) -> bool:
-    """Whether a Gram matrix is likely to lose many small eigenvalues to rounding: a guess that takes 1 % of the time of
-    finding them. A wrong one costs time and never digits.
-
-    The pivots of the Cholesky factorisation of some rows are the squared distances of each row of W from those before
-    it; the least of all rows' is estimated by continuing them as a power law.
-
-    Args:
-        gram: shape (n, n); its lower triangle is read.
-    """
-    from scipy.linalg import lapack
-
-    n = len(gram)
-    diagonal = gram.diagonal()
-    floor = n * EPS * float(diagonal.max())  # λ_max is at least as large
-    if float(diagonal.min()) < floor:
-        return True
-    some = np.sort(np.argsort(diagonal, kind="stable")[: int(SAMPLE * n)])
-    factor, info = lapack.dpotrf(np.asfortranarray(gram[np.ix_(some, some)]), lower=1, clean=0, overwrite_a=1)
-    if info > 0:
-        return True
-    pivots = np.minimum.accumulate(factor.diagonal() ** 2)
-    last, middle = float(pivots[-1]), float(pivots[len(pivots) // 2])
-    return bool(last * (last / middle) ** math.log2(1 / SAMPLE) < NEAR * floor)
 
 
 def graded_singular_values(R: Float64) -> Float64 | None:
@@ -83,7 +59,7 @@ def graded_singular_values(R: Float64) -> Float64 | None:
     # A row that depends on earlier ones has a tiny diagonal entry amid large ones: such rows are moved to the end.
     later = np.maximum.accumulate(diagonal[::-1])[::-1]
     tiny = diagonal < EPS * len(R) * top
-    if np.any(tiny & (later > GAP * diagonal)):
+    if np.any(tiny & (later > OUT_OF_PLACE * diagonal)):
         R = triangle(np.asfortranarray(R[:, np.argsort(tiny, kind="stable")]))
     return _values(R, top, 0.0)
 
@@ -94,7 +70,11 @@ def triangle(tall: Float64) -> Float64:
 
     n = tall.shape[1]
     factored = lapack.dgeqrt(min(QR_BLOCK, n), tall, overwrite_a=1)[0]
-    upper: Float64 = np.triu(factored[:n])
+    upper: Float64 = factored[:n]
+    for start in range(0, n, QR_BLOCK):
+        end = min(start + QR_BLOCK, n)
+        upper[start:end, start:end] = np.triu(upper[start:end, start:end])
+        upper[end:, start:end] = 0.0
     return upper
 
 
@@ -152,37 +132,85 @@ def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | 
     """The values of the large rows and those of the small ones, found apart; None where that would be too inexact.
 
     With F = R11⁻¹ R12 an orthogonal transformation from the right takes R12 away. It leaves R11 (I + F Fᵀ)^½ and
-    R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 R12ᵀ A⁻¹ with A = R11 R11ᵀ + R12 R12ᵀ. One from the left
-    takes that away: the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside
-    the large block is E times the small one, and neglected: it counts by its square.
+    R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 (I + Fᵀ F)⁻¹ Fᵀ R11⁻¹. One from the left takes that away:
+    the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside the large block is
+    E times the small one, and neglected: it counts by its square.
     """
-    from scipy.linalg import cho_factor, cho_solve, solve_triangular
+    from scipy.linalg import solve_triangular
 
     large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
-    gram = R[:rows] @ R[:rows].T
+    log_small = log_factor + _log_diagonal(small)
+    noise = float(np.linalg.norm(small)) <= EPS * len(R) * top
+    faint = float(np.linalg.norm(small)) <= FAINT * top
     try:
-        E = cho_solve(cho_factor(gram, check_finite=False), beside @ small.T, check_finite=False).T
-        small, log_stretch = _shrunk(small, solve_triangular(large, beside, check_finite=False).T)
-        turned, log_turned = _shrunk(small.T, E)
-        factor = np.linalg.cholesky(np.eye(rows) + E.T @ E)
+        F = solve_triangular(large, beside, check_finite=False)
+        if 2 * rows < len(R):
+            C, log_stretch = _root(F)
+            Y = solve_triangular(C, F @ small.T, lower=True, check_finite=False)
+            E = solve_triangular(large, solve_triangular(C, Y, trans="T", lower=True, check_finite=False), trans="T").T
+            small_gram = _less(_upper_gram(small), Y) if faint else None
+            block = small if faint else _shrunk(small, F.T)[0]
+        else:
+            C, log_stretch = _root(F.T)
+            block = solve_triangular(C, small.T, lower=True, check_finite=False).T
+            E = solve_triangular(
+                large, F @ solve_triangular(C, block.T, trans="T", lower=True, check_finite=False), trans="T"
+            ).T
+            small_gram = _upper_gram(block) if faint else None
     except np.linalg.LinAlgError:
         return None
-    log_large = _log_diagonal(large) + log_stretch + log_turned
-    large_values = _of_gram(np.asfortranarray(factor.T @ gram @ factor))
-    neglected = float(np.linalg.norm(E)) * float(np.linalg.norm(small))
-    if neglected**2 > 2 * NEGLECTED * top * large_values[0]:
+    log_large = _log_diagonal(large) + log_stretch
+    log_small -= log_stretch
+    tilt = float(np.linalg.norm(E))
+    upper = R[:rows]
+    if tilt**2 > TILT:
+        factor, log_turned = _root(E.T)
+        upper, log_large = factor.T @ upper, log_large + log_turned
+        if not faint:
+            block, log_small = _shrunk(block.T, E)[0].T, log_small - log_turned
+    large_values = _of_gram(_gram(upper))
+    if (tilt * float(np.linalg.norm(block))) ** 2 > 2 * NEGLECTED * top * large_values[0]:
         return None
-    if not _fits(large_values, log_large):
+    if not (_fits(large_values, log_large) or large_values[0] > math.sqrt(len(R) * EPS) * top):
         # The large ones are graded too.
-        upper = triangle(np.asfortranarray((factor.T @ R[:rows]).T))
+        upper = triangle(np.asfortranarray(upper.T))
         found = _values(upper, top, log_large - _log_diagonal(upper))
         if found is None:
             return None
         large_values = found
-    noise = float(np.linalg.norm(turned)) <= EPS * len(R) * top
-    log_small = math.nan if noise else _log_diagonal(R[rows:, rows:]) + log_factor - log_stretch - log_turned
-    small_values = _settled(turned.T, top, log_small)
+    if small_gram is not None:
+        small_values: Float64 | None = _of_gram(small_gram)
+    else:
+        small_values = _settled(block, top, math.nan if noise else log_small)
     return None if small_values is None else np.sort(np.concatenate([small_values, large_values]))
+
+
+def _root(tilt: Float64) -> tuple[Float64, float]:
+    """The Cholesky factor of I + tilt tiltᵀ, lower, and the logarithm of its determinant."""
+    from scipy.linalg import lapack
+
+    gram = _gram(tilt)
+    gram[np.diag_indices(len(gram))] += 1.0
+    factor, info = lapack.dpotrf(gram, lower=1, clean=1, overwrite_a=1)
+    if info:
+        raise np.linalg.LinAlgError("I + F Fᵀ is beyond float64")
+    return factor, _log_diagonal(factor)
+
+
+def _gram(rows: Float64) -> Float64:
+    """``rows rowsᵀ``; only the lower half is filled."""
+    from scipy.linalg import blas
+
+    if rows.flags.f_contiguous:
+        return np.asarray(blas.dsyrk(1.0, rows, lower=1))
+    return np.asarray(blas.dsyrk(1.0, np.ascontiguousarray(rows).T, trans=1, lower=1))
+
+
+def _less(gram: Float64, Y: Float64) -> Float64:
+    """``gram - Yᵀ Y``, in place and in its lower half."""
+    from scipy.linalg import blas
+
+    return np.asarray(blas.dsyrk(-1.0, np.asfortranarray(Y), beta=1.0, c=gram, trans=1, lower=1, overwrite_c=1))
 
 
 def _shrunk(block: Float64, tilt: Float64) -> tuple[Float64, float]:
@@ -206,7 +234,7 @@ def _settled(part: Float64, top: float, log_values: float) -> Float64 | None:
     checked)."""
     sizes = np.linalg.norm(part, axis=1)
     if math.isnan(log_values) or float(sizes.min()) > 1e-5 * float(sizes.max()):
-        values = _of_gram(part @ part.T)
+        values = _of_gram(_gram(part))
         if math.isnan(log_values) or _fits(values, log_values):
             return values
     R = triangle(np.asfortranarray(part[np.argsort(-sizes, kind="stable")].T))
