@@ -189,36 +189,46 @@ def _resolved(
         order: of the rows (columns of a tall matrix), from the longest to the shortest.
         known: the eigenvalues as the Gram matrix gives them, where that was asked; the large ones are kept.
     """
+    n = min(rows, columns)
+    lost = 0 if known is None else int(np.searchsorted(known, n * EPS * known[-1]))
+    few = known is not None and n >= GRADED_FROM and lost <= FEW * n
+    if few and rows == columns:  # LU factors take half the time of a triangle
+        small = smallest_singular_values(_core(slabs, rows, columns, exponent, order), lost)
+        if small is not None and known is not None:
+            return np.sort(np.concatenate([small**2, known[lost:]]))
     R = _triangle(slabs, rows, columns, exponent, order)
-    n = len(R)
     if n >= GRADED_FROM:
-        if known is not None:
-            lost = int(np.searchsorted(known, n * EPS * known[-1]))
-            small = smallest_singular_values(R, lost) if lost <= FEW * n else None
+        if few and rows != columns and known is not None:
+            small = smallest_singular_values(R, lost, triangular=True)
             if small is not None:
                 return np.sort(np.concatenate([small**2, known[lost:]]))
-        values = graded_singular_values(R)
+        values = graded_singular_values(R, None if known is None else np.sqrt(np.maximum(known, 0.0)))
         if values is not None:
             return values**2
     return _ascending_svdvals(R) ** 2
 
 
+def _core(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp]) -> Float64:
+    """The tall one of W and Wᵀ, divided by 2^exponent, its columns in this order; Fortran order."""
+    core: Float64 = np.empty((max(rows, columns), min(rows, columns)), order="F")
+    start = 0
+    for piece in slabs(core.shape[1]):
+        part = _upright(piece, rows >= columns)
+        _gather(_divided(part, exponent), order, core[start : start + len(part)])
+        start += len(part)
+        del piece, part
+    return core
+
+
 def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp]) -> Float64:
-    """R of the QR factorisation of the tall one of W and Wᵀ, divided by 2^exponent, its columns in this order.
+    """R of the QR factorisation of ``_core``.
 
     A long matrix is reduced n rows at a time, by updating R with the next ones, so that no float64 copy of the whole is
     needed.
     """
     n, m = min(rows, columns), max(rows, columns)
     if 2 * m <= 3 * n:
-        core: Float64 = np.empty((m, n), order="F")
-        start = 0
-        for piece in slabs(n):
-            part = _upright(piece, rows >= columns)
-            _gather(_divided(part, exponent), order, core[start : start + len(part)])
-            start += len(part)
-            del piece, part
-        return triangle(core)
+        return triangle(_core(slabs, rows, columns, exponent, order))
     stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next rows
     for piece in slabs(n):
         part = _upright(piece, rows >= columns)

@@ -20,7 +20,7 @@ EPS = float(np.finfo(np.float64).eps)
 
 # Of a piece: one line in so many is looked at, but at most this part of the piece's length.
 PIECE_PART, PIECE_DEPTH = 6, 3 / 4
-# Of a Gram matrix: the part of its lines, those of the least squares; where half of all values are lost, it shows.
+# Of a Gram matrix: the part of its lines that is looked at; where half of all values are lost, it shows.
 GRAM_SHARE = 0.53
 # How near to the Gram matrix's rounding the least value may come. (Of a square random matrix few of the values lie below
 # 1/100 of the bulk's.)
@@ -68,13 +68,14 @@ def will_lose_values(gram: npt.NDArray[np.floating[Any]]) -> bool:
     floor = n * EPS * top  # λ_max is at least as large
     if float(diagonal.min()) < floor:
         return True
-    some = np.sort(np.argsort(diagonal, kind="stable")[: int(GRAM_SHARE * n)])
-    part = gram[np.ix_(some, some)]
+    some = int(GRAM_SHARE * n)
+    part = gram[:some, :some]
     with np.errstate(all="ignore"):  # above the diagonal there is no telling what lies
         pivots = _pivots((part * (1.0 / top)).astype(np.float32))
-    if pivots is None or bool(np.any(pivots * top < FLOAT32_PIVOT * part.diagonal())):
-        pivots = _pivots(part * (1.0 / top))
-    return pivots is None or _continued(pivots, n) < NEAR * n * EPS
+        if pivots is None or bool(np.any(pivots * top < FLOAT32_PIVOT * part.diagonal())):
+            pivots = _pivots(part * (1.0 / top))
+    shorter = min(1.0, float(diagonal.min() / diagonal[:some].min()))  # lines than those that were looked at
+    return pivots is None or shorter * _continued(pivots, n) < NEAR * n * EPS
 
 
 def _pivots(gram: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64] | None:

@@ -38,6 +38,9 @@ OUT_OF_PLACE = 1e3
 # Small rows of so little (of the largest value) need no grading: what rounding leaves of their squares is 1e-15 of it.
 # And what the square of a tilt is that changes no value.
 FAINT, TILT = 1e-7, 1e-15
+# Without a gap, R is divided where its diagonal has fallen to this part of the largest value: a hundred times and more
+# what a Gram matrix can tell from rounding.
+OVERLAP = 1e-3
 # Σ ln σ_i may differ from Σ ln |r_ii| by this: a relative error of as much in one value. Good results differ by 1e-8.
 LARGEST_MISFIT = 1e-5
 # Values of which more than this share is lost are not looked for one by one.
@@ -47,12 +50,14 @@ ITERATIONS = 40
 QR_BLOCK = 128
 
 
-def graded_singular_values(R: Float64) -> Float64 | None:
+def graded_singular_values(R: Float64, known: Float64 | None = None) -> Float64 | None:
     """All singular values of a triangle, ascending, with errors of a few ε of the largest; None where the check says
     that they are not so exact.
 
     Args:
         R: upper triangular, shape (n, n), n at least 1, rows roughly from large to small; left as it is.
+        known: the values as the roots of a Gram matrix's eigenvalues, ascending; those that it can tell from rounding
+            are kept. They save the time of finding them again.
     """
     top = float(np.linalg.norm(R[0]))
     diagonal = np.abs(R.diagonal())
@@ -61,7 +66,8 @@ def graded_singular_values(R: Float64) -> Float64 | None:
     tiny = diagonal < EPS * len(R) * top
     if np.any(tiny & (later > OUT_OF_PLACE * diagonal)):
         R = triangle(np.asfortranarray(R[:, np.argsort(tiny, kind="stable")]))
-    return _values(R, top, 0.0)
+    values = None if known is None else _peeled(R, known, top, 0.0)
+    return _values(R, top, 0.0) if values is None else values
 
 
 def triangle(tall: Float64) -> Float64:
@@ -78,28 +84,37 @@ def triangle(tall: Float64) -> Float64:
     return upper
 
 
-def smallest_singular_values(R: Float64, count: int) -> Float64 | None:
-    """The ``count`` smallest singular values of a triangle, ascending; None where the iteration does not converge.
+def smallest_singular_values(A: Float64, count: int, *, triangular: bool = False) -> Float64 | None:
+    """The ``count`` smallest singular values of a square matrix, ascending; None where the iteration does not converge.
 
-    Inverse iteration on a subspace of twice as many directions, from the same random start each time. Errors: 1e-4 of
-    each value, or n ε of the largest where that is more.
+    Inverse iteration on a subspace of twice as many directions, from the same random start each time, with a triangle
+    or the LU factors of what is none. Errors: 1e-4 of each value, or n ε of the largest where that is more.
     """
-    from scipy.linalg import solve_triangular, svdvals
+    from scipy.linalg import lapack, svdvals
 
-    n = len(R)
-    size = min(n, 2 * count + 16)
-    scale = float(np.linalg.norm(R[0]))
-    R = R.copy(order="F")
-    R[np.diag_indices(n)] += np.where(R.diagonal() == 0.0, EPS * scale, 0.0)  # what is singular can't be divided by
+    n = len(A)
+    size = min(n, 2 * count + 8)
+    scale = float(np.linalg.norm(A[0]))
+    factors, pivots = A.copy(order="F"), np.arange(n, dtype=np.int32)
+    if not triangular:
+        factors, pivots, _ = lapack.dgetrf(factors, overwrite_a=1)
+    diagonal = factors.diagonal()
+    factors[np.diag_indices(n)] += np.where(diagonal == 0.0, EPS * scale, 0.0)  # what is singular can't be divided by
+
+    def divide(block: Float64, trans: int) -> Float64:
+        if triangular:
+            return np.asarray(lapack.dtrtrs(factors, block, trans=trans)[0])
+        return np.asarray(lapack.dgetrs(factors, pivots, block, trans=trans)[0])
+
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((n, size)))[0]
     before = np.full(count, np.inf)
     for _ in range(ITERATIONS):
-        half = solve_triangular(R, basis, trans="T", check_finite=False)
+        half = divide(basis, 1)
         half /= np.abs(half).max(axis=0)  # of the inverse of something tiny
-        basis = np.linalg.qr(solve_triangular(R, half, check_finite=False))[0]
+        basis = np.linalg.qr(divide(half, 0))[0]
         if not np.isfinite(basis).all():
             return None
-        values = svdvals(R @ basis, check_finite=False)[::-1][:count]
+        values = svdvals(np.linalg.qr(A @ basis, mode="r"), check_finite=False)[::-1][:count]
         if np.all(np.abs(values - before) <= np.maximum(1e-5 * values, EPS * scale)):
             return np.asarray(values, np.float64)
         before = values
@@ -113,7 +128,54 @@ def _values(R: Float64, top: float, log_factor: float) -> Float64 | None:
         values = _divided(R, rows, top, log_factor)
         if values is not None:
             return values
-    return _checked(_of_gram(_upper_gram(R)), R, log_factor, top)
+    values = _of_gram(_upper_gram(R))
+    if float(np.linalg.norm(R)) <= EPS * len(R) * top:  # nothing but noise
+        return values
+    return values if _fits(values, _log_diagonal(R) + log_factor) else _peeled(R, values, top, log_factor)
+
+
+def _peeled(R: Float64, values: Float64, top: float, log_factor: float) -> Float64 | None:
+    """``values``, the least of which are lost, with these found from the small rows of R; None where that is too
+    inexact.
+
+    The small rows are parted from the large ones as in ``_divided``, though there is no gap, and far above the largest
+    value that is lost. What is neglected then changes values near the place of the division, and lost ones by the
+    fourth power of how far they are below it. Those that both ways find have to agree.
+
+    Args:
+        values: all, ascending, with errors as those of a Gram matrix's eigenvalues.
+    """
+    from scipy.linalg import solve_triangular
+
+    own = float(values[-1])
+    cut = math.sqrt(len(R) * EPS) * own
+    lost = int(np.searchsorted(values, cut))
+    later = np.maximum.accumulate(np.abs(R.diagonal())[::-1])[::-1]
+    rows = int(np.count_nonzero(later >= OVERLAP * own))
+    if not 0 < rows < len(R) - lost:
+        return None
+    large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
+    try:
+        F = solve_triangular(large, beside, check_finite=False)
+        C, log_stretch = _root(F.T)
+        block = solve_triangular(C, small.T, lower=True, check_finite=False).T
+        half = F @ solve_triangular(C, block.T, trans="T", lower=True, check_finite=False)
+        E = solve_triangular(large, half, trans="T", check_finite=False).T
+        turned, log_turned = _shrunk(block.T, E)
+    except np.linalg.LinAlgError:
+        return None
+    noise = float(np.linalg.norm(turned)) <= EPS * len(R) * top
+    log_small = math.nan if noise else _log_diagonal(small) + log_factor - log_stretch - log_turned
+    found = _settled(turned.T, top, log_small)
+    if found is None:
+        return None
+    both = slice(lost, int(np.searchsorted(values, 30 * cut)))
+    if both.stop > len(found):
+        return None
+    apart = np.abs(found[both] / values[both] - 1.0)
+    if np.any(apart > np.maximum(1e-4, 1e-14 * (own / values[both]) ** 2)):
+        return None
+    return np.concatenate([found[:lost], values[lost:]])
 
 
 def _gap(diagonal: Float64) -> int | None:
@@ -255,13 +317,6 @@ def _of_gram(gram: Float64) -> Float64:
     """The roots of the eigenvalues of a symmetric matrix, ascending; it is overwritten."""
     values: Float64 = np.sqrt(np.maximum(symmetric_eigenvalues(np.asfortranarray(gram)), 0.0))
     return values
-
-
-def _checked(values: Float64, R: Float64, log_factor: float, top: float) -> Float64 | None:
-    """The values, if their logarithms add up as they must. A matrix of nothing but noise is not checked."""
-    if float(np.linalg.norm(R)) <= EPS * len(R) * top:
-        return values
-    return values if _fits(values, _log_diagonal(R) + log_factor) else None
 
 
 def _fits(values: Float64, log_values: float) -> bool:
