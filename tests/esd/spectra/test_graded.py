@@ -10,6 +10,7 @@ from scipy.linalg import svdvals
 
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.spectra import eigenvalues as module
+from gpuherd.esd.spectra import graded
 from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
 from gpuherd.esd.spectra.graded import graded_singular_values, smallest_singular_values, triangle
 
@@ -61,17 +62,24 @@ def test_lapack_is_asked_only_where_the_check_fails(monkeypatch: pytest.MonkeyPa
         return by_lapack(R)
 
     monkeypatch.setattr(module, "_ascending_svdvals", noted)
-    for kind in ("k^-3", "one small value", "low rank and noise"):
-        eigenvalues(of_spectrum(spectra(SIDE)[kind], np.random.default_rng(2)))
+    for kind in ("one small value", "three groups", "equal values before a slope"):
+        sigma = spectra(SIDE)[kind]
+        found = np.sqrt(eigenvalues(of_spectrum(sigma, np.random.default_rng(2))))
+        assert beyond_tolerance(found, np.sort(sigma)) <= 1
     assert not asked
-    eigenvalues(of_spectrum(spectra(SIDE)["equal values before a slope"], np.random.default_rng(2)))
+    monkeypatch.setattr(graded, "LARGEST_MISFIT", -1.0)
+    eigenvalues(of_spectrum(spectra(SIDE)["k^-3"], np.random.default_rng(2)))
     assert asked == [SIDE]
 
 
-def test_a_wrong_small_value_is_noticed() -> None:
+def test_a_wrong_small_value_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal large values before a slope undo the grading: the check says so, where the error is 1e4 times rounding."""
-    W = of_spectrum(spectra(SIDE)["equal values before a slope"], np.random.default_rng(2))
-    assert graded_singular_values(triangle(np.asfortranarray(W.T))) is None
+    sigma = spectra(SIDE)["equal values before a slope"]
+    R = triangle(np.asfortranarray(of_spectrum(sigma, np.random.default_rng(2)).T))
+    found = graded_singular_values(R)  # the lost ones from the small rows
+    assert found is not None and beyond_tolerance(found, np.sort(sigma)) <= 1
+    monkeypatch.setattr(graded, "_peeled", lambda *_: None)
+    assert graded_singular_values(R) is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 How: the Gram matrix of the smaller side, added up piece by piece (``gram``), then a symmetric solver for values only
 (``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (ill-conditioned matrices, deficient
-rank), the matrix is read a second time, and ``graded`` finds them from its QR factorisation, so that ranks come out
-right.
+rank), which ``foresight`` tells as early as it can, the matrix is read again, and ``graded`` finds them from its QR
+factorisation, so that ranks come out right.
 
 It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. The libraries take as
 many threads as ``threads`` has settled before they were loaded.
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
-from gpuherd.esd.spectra.graded import EPS, FEW, graded_singular_values, smallest_singular_values, triangle
+from gpuherd.esd.spectra.foresight import EPS, piece_will_lose_values, will_lose_values
+from gpuherd.esd.spectra.graded import FEW, graded_singular_values, smallest_singular_values, triangle
 from gpuherd.esd.spectra.gram import SAFE, Slabs, count_non_finite, gram_sum, panel_length
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
@@ -102,8 +102,8 @@ def eigenvalues_of_slabs(
     """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
 
     Args:
-        slabs: reads it, each number once. A matrix whose small eigenvalues the Gram matrix loses is read a second
-            time; with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
+        slabs: reads it, each number once. A matrix whose small eigenvalues the Gram matrix loses is read once or
+            twice again; with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
         rows, columns: its shape, 1 or more each.
         precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
             1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise. In a square matrix one of them is

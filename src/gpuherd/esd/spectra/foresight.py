@@ -22,8 +22,8 @@ EPS = float(np.finfo(np.float64).eps)
 PIECE_PART, PIECE_DEPTH = 6, 3 / 4
 # Of a Gram matrix: the part of its lines that is looked at; where half of all values are lost, it shows.
 GRAM_SHARE = 0.53
-# How near to the Gram matrix's rounding the least value may come. (Of a square random matrix few of the values lie below
-# 1/100 of the bulk's.)
+# How near to the Gram matrix's rounding the least value may come. (Of a square random matrix few of the values lie
+# below 1/100 of the bulk's.)
 NEAR = 100.0
 # In float32 smaller pivots, as a part of the line's square, may be rounding: float64 looks at them.
 FLOAT32_PIVOT = 1e-3
@@ -53,7 +53,7 @@ def piece_will_lose_values(piece: npt.NDArray[Any]) -> bool:
         return True
     # Of random lines so long each has lost this part of its square to those before it.
     pivots *= length / (length - np.arange(count))
-    return _continued(pivots, n) < NEAR * n * EPS * float(diagonal.max())
+    return bool(_continued(pivots, n) < NEAR * n * EPS * float(diagonal.max()))
 
 
 def will_lose_values(gram: npt.NDArray[np.floating[Any]]) -> bool:

@@ -8,8 +8,9 @@ error of ε σ_max:
   its entry (i, j) is of the size of r_ii r_jj. Reduced to tridiagonal form from the large end, a graded matrix keeps
   its small eigenvalues to a relative error of about ε (Barlow and Demmel 1990, "Computing accurate eigensystems of
   scaled diagonally dominant matrices"; Demmel and Veselić 1992). That fails where many equal large values stand before
-  a gap, so R is first divided at its gaps.
-- ``smallest_singular_values``: for a few lost values, by inverse iteration on a subspace.
+  a gap, so R is first divided at its gaps; where there is none, the values that a Gram matrix does tell from rounding
+  are kept, and the lost ones are found from the small rows.
+- ``smallest_singular_values``: for a few lost values, by inverse iteration on a subspace; of a square matrix without R.
 
 Whether the graded way held is checked, not assumed: Σ ln σ_i = Σ ln |r_ii|, and one small value that came out wrong
 changes the sum on the left. It knows triangles; it doesn't know how W is read (``eigenvalues``).
@@ -18,7 +19,6 @@ changes the sum on the left. It knows triangles; it doesn't know how W is read (
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,9 @@ Float64 = npt.NDArray[np.float64]
 GAP, NEGLECTED = 20.0, 1e-13
 # A diagonal entry that is rounding, and later ones are so many times as large: a row that depends on earlier ones.
 OUT_OF_PLACE = 1e3
-# Small rows of so little (of the largest value) need no grading: what rounding leaves of their squares is 1e-15 of it.
-# And what the square of a tilt is that changes no value.
-FAINT, TILT = 1e-7, 1e-15
+# Small rows of at most FAINT of the largest value need no grading: what rounding leaves of their squares is 1e-15 of
+# it. Up to DIM that is tried, and checked. A tilt whose square is below TILT changes no large value.
+FAINT, DIM, TILT = 1e-7, 1e-5, 1e-13
 # Without a gap, R is divided where its diagonal has fallen to this part of the largest value: a hundred times and more
 # what a Gram matrix can tell from rounding.
 OVERLAP = 1e-3
@@ -194,44 +194,39 @@ def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | 
     """The values of the large rows and those of the small ones, found apart; None where that would be too inexact.
 
     With F = R11⁻¹ R12 an orthogonal transformation from the right takes R12 away. It leaves R11 (I + F Fᵀ)^½ and
-    R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 (I + Fᵀ F)⁻¹ Fᵀ R11⁻¹. One from the left takes that away:
-    the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside the large block is
-    E times the small one, and neglected: it counts by its square.
+    R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 (I + Fᵀ F)⁻¹ Fᵀ R11⁻¹. One from the left takes that
+    away: the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside the large
+    block is E times the small one, and neglected: it counts by its square.
     """
     from scipy.linalg import solve_triangular
 
     large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
     log_small = log_factor + _log_diagonal(small)
     noise = float(np.linalg.norm(small)) <= EPS * len(R) * top
-    faint = float(np.linalg.norm(small)) <= FAINT * top
+    thin = 2 * rows < len(R)
     try:
         F = solve_triangular(large, beside, check_finite=False)
-        if 2 * rows < len(R):
-            C, log_stretch = _root(F)
+        C, log_stretch = _root(F if thin else F.T)
+        if thin:
+            dim = float(np.linalg.norm(small)) <= DIM * top  # multiplied only where that is needed
+            block = small if dim else _shrunk(small, F.T)[0]
             Y = solve_triangular(C, F @ small.T, lower=True, check_finite=False)
-            E = solve_triangular(large, solve_triangular(C, Y, trans="T", lower=True, check_finite=False), trans="T").T
-            small_gram = _less(_upper_gram(small), Y) if faint else None
-            block = small if faint else _shrunk(small, F.T)[0]
+            half = solve_triangular(C, Y, trans="T", lower=True, check_finite=False)
         else:
-            C, log_stretch = _root(F.T)
             block = solve_triangular(C, small.T, lower=True, check_finite=False).T
-            E = solve_triangular(
-                large, F @ solve_triangular(C, block.T, trans="T", lower=True, check_finite=False), trans="T"
-            ).T
-            small_gram = _upper_gram(block) if faint else None
+            half = F @ solve_triangular(C, block.T, trans="T", lower=True, check_finite=False)
+        E = solve_triangular(large, half, trans="T", check_finite=False).T
+        root, log_turned = _root(E.T)
     except np.linalg.LinAlgError:
         return None
     log_large = _log_diagonal(large) + log_stretch
     log_small -= log_stretch
-    tilt = float(np.linalg.norm(E))
+    size, tilt = float(np.linalg.norm(block)), float(np.linalg.norm(E))
     upper = R[:rows]
     if tilt**2 > TILT:
-        factor, log_turned = _root(E.T)
-        upper, log_large = factor.T @ upper, log_large + log_turned
-        if not faint:
-            block, log_small = _shrunk(block.T, E)[0].T, log_small - log_turned
+        upper, log_large = root.T @ upper, log_large + log_turned
     large_values = _of_gram(_gram(upper))
-    if (tilt * float(np.linalg.norm(block))) ** 2 > 2 * NEGLECTED * top * large_values[0]:
+    if (tilt * size) ** 2 > 2 * NEGLECTED * top * large_values[0]:
         return None
     if not (_fits(large_values, log_large) or large_values[0] > math.sqrt(len(R) * EPS) * top):
         # The large ones are graded too.
@@ -240,9 +235,18 @@ def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | 
         if found is None:
             return None
         large_values = found
-    if small_gram is not None:
-        small_values: Float64 | None = _of_gram(small_gram)
-    else:
+    small_values = None
+    level = tilt**2 * size <= NEGLECTED * top  # E changes no small value
+    if level and (block is small or (size <= FAINT * top and not thin)):
+        gram = _less(_upper_gram(block), Y) if thin else _upper_gram(block)
+        small_values = _of_gram(gram)
+        if size > FAINT * top and not _fits(small_values, log_small):
+            small_values = None
+    if small_values is None:
+        if block is small:
+            block = _shrunk(small, F.T)[0]
+        if not level:
+            block, log_small = _shrunk(block.T, E)[0].T, log_small - log_turned
         small_values = _settled(block, top, math.nan if noise else log_small)
     return None if small_values is None else np.sort(np.concatenate([small_values, large_values]))
 

@@ -145,7 +145,7 @@ def gram_sum(
     columns: int,
     dtype: npt.DTypeLike = np.float64,
     *,
-    unless: Callable[[Matrix], bool] = lambda slab: False,
+    unless: Callable[[Matrix], bool] | None = None,
 ) -> GramSum | None:
     """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 8 MB.
 
@@ -154,7 +154,7 @@ def gram_sum(
     gram = GramSum(rows, columns, dtype)
     first = True
     for slab in slabs(gram.length):
-        if first and unless(slab):
+        if first and unless is not None and unless(slab):
             return None
         first = False
         gram.add(slab)
