@@ -29,10 +29,10 @@ from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 Float64 = npt.NDArray[np.float64]
 
-# R is divided where its diagonal falls by this factor at least (the gap in the values is a hundred times as wide: the
-# last pivots before one are small), if what the division leaves out changes no value by more than NEGLECTED of the
-# largest.
-GAP, NEGLECTED = 20.0, 1e-13
+# R is divided where its diagonal falls by GAP at least (the gap in the values is wider: of many rows the last pivots
+# before one are small), after few rows by WIDE_GAP over their number, if what the division leaves out changes no value
+# by more than NEGLECTED of the largest.
+GAP, WIDE_GAP, NEGLECTED = 20.0, 1e3, 1e-13
 # A diagonal entry that is rounding, and later ones are so many times as large: a row that depends on earlier ones.
 OUT_OF_PLACE = 1e3
 # Small rows of at most FAINT of the largest value need no grading: what rounding leaves of their squares is 1e-15 of
@@ -66,7 +66,8 @@ def graded_singular_values(R: Float64, known: Float64 | None = None) -> Float64 
     tiny = diagonal < EPS * len(R) * top
     if np.any(tiny & (later > OUT_OF_PLACE * diagonal)):
         R = triangle(np.asfortranarray(R[:, np.argsort(tiny, kind="stable")]))
-    values = None if known is None else _peeled(R, known, top, 0.0)
+    few = 2 * int(np.count_nonzero(diagonal < OVERLAP * top)) <= len(R)  # else it takes as long as all of them
+    values = None if known is None or not few else _peeled(R, known, top, 0.0)
     return _values(R, top, 0.0) if values is None else values
 
 
@@ -187,7 +188,7 @@ def _gap(diagonal: Float64) -> int | None:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gaps = np.where(earlier > 0.0, earlier / later, 0.0)
     rows = int(np.argmax(gaps)) + 1
-    return rows if gaps[rows - 1] > GAP else None
+    return rows if gaps[rows - 1] > max(GAP, WIDE_GAP / rows) else None
 
 
 def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | None:
