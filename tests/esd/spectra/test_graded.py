@@ -10,12 +10,9 @@ from scipy.linalg import svdvals
 
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.spectra import eigenvalues as module
-from gpuherd.esd.spectra.graded import (
-    graded_singular_values,
-    smallest_singular_values,
-    triangle,
-    will_lose_values,
-)
+from gpuherd.esd.spectra import graded
+from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
+from gpuherd.esd.spectra.graded import graded_singular_values, smallest_singular_values, triangle
 
 Float64 = npt.NDArray[np.float64]
 
@@ -65,17 +62,24 @@ def test_lapack_is_asked_only_where_the_check_fails(monkeypatch: pytest.MonkeyPa
         return by_lapack(R)
 
     monkeypatch.setattr(module, "_ascending_svdvals", noted)
-    for kind in ("k^-3", "one small value", "low rank and noise"):
-        eigenvalues(of_spectrum(spectra(SIDE)[kind], np.random.default_rng(2)))
+    for kind in ("one small value", "three groups", "equal values before a slope"):
+        sigma = spectra(SIDE)[kind]
+        found = np.sqrt(eigenvalues(of_spectrum(sigma, np.random.default_rng(2))))
+        assert beyond_tolerance(found, np.sort(sigma)) <= 1
     assert not asked
-    eigenvalues(of_spectrum(spectra(SIDE)["equal values before a slope"], np.random.default_rng(2)))
+    monkeypatch.setattr(graded, "LARGEST_MISFIT", -1.0)
+    eigenvalues(of_spectrum(spectra(SIDE)["k^-3"], np.random.default_rng(2)))
     assert asked == [SIDE]
 
 
-def test_a_wrong_small_value_is_noticed() -> None:
+def test_a_wrong_small_value_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal large values before a slope undo the grading: the check says so, where the error is 1e4 times rounding."""
-    W = of_spectrum(spectra(SIDE)["equal values before a slope"], np.random.default_rng(2))
-    assert graded_singular_values(triangle(np.asfortranarray(W.T))) is None
+    sigma = spectra(SIDE)["equal values before a slope"]
+    R = triangle(np.asfortranarray(of_spectrum(sigma, np.random.default_rng(2)).T))
+    found = graded_singular_values(R)  # the lost ones from the small rows
+    assert found is not None and beyond_tolerance(found, np.sort(sigma)) <= 1
+    monkeypatch.setattr(graded, "_peeled", lambda *_: None)
+    assert graded_singular_values(R) is None
 
 
 @pytest.mark.parametrize(
@@ -90,10 +94,40 @@ def test_matrices_that_will_lose_values_are_known_beforehand(kind: str, expected
     np.testing.assert_array_equal(gram, before)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("k^-3", True), ("14 decades", True), ("low rank and noise", True), ("well-conditioned", False), ("k^-1", False)],
+)
+def test_the_first_piece_tells_before_there_is_a_gram_matrix(kind: str, expected: bool) -> None:
+    sigma = spectra(SIDE).get(kind, 1 / np.arange(1, SIDE + 1))
+    W = of_spectrum(sigma, np.random.default_rng(4))
+    for scale in (1e180, 1e-180):
+        assert piece_will_lose_values(scale * W[:400]) is expected
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_is_not_foreseen_but_counted(weight: float) -> None:
+    W = of_spectrum(spectra(SIDE)["k^-3"], np.random.default_rng(6))
+    W[0, 0] = weight
+    assert not piece_will_lose_values(W[:400])
+    for entry in ((0, 0), (1, 1), (SIDE - 1, 3)):  # some are in the sample
+        bad = W.copy()
+        bad[0, 0], bad[entry] = 1.0, weight
+        with pytest.raises(ValueError, match="1 entries"):
+            eigenvalues(bad)
+
+
+def test_half_of_the_rank_is_seen_in_the_gram_matrix() -> None:
+    W = of_spectrum(spectra(SIDE)["two groups"], np.random.default_rng(7))
+    assert not piece_will_lose_values(W)
+    assert will_lose_values(np.asfortranarray(W @ W.T))
+
+
 def test_random_square_matrices_are_not_taken_for_ill_conditioned() -> None:
     for seed in range(5):
         W = np.random.default_rng(seed).standard_normal((SIDE, SIDE))
         assert not will_lose_values(np.asfortranarray(W @ W.T))
+        assert not piece_will_lose_values(W)
 
 
 def test_a_row_of_zeros_and_a_singular_triangle() -> None:
@@ -105,7 +139,7 @@ def test_a_row_of_zeros_and_a_singular_triangle() -> None:
     assert beyond_tolerance(found, expected) <= 1
     assert rank(found) == SIDE - 2
     R = triangle(np.asfortranarray(W.T))
-    small = smallest_singular_values(R, 2)
+    small = smallest_singular_values(R, 2, triangular=True)
     assert small is not None and small.max() < TOLERANCE * expected[-1]
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gpuherd.esd.spectra.device_band import Band, to_band
 from gpuherd.esd.spectra.device_gram import Form, GramSum
 from gpuherd.esd.spectra.eigenvalues import SAFE_EXPONENT
-from gpuherd.esd.spectra.graded import EPS
+from gpuherd.esd.spectra.foresight import EPS
 from gpuherd.jobs.failures import is_out_of_memory
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 How: the Gram matrix of the smaller side, added up piece by piece (``gram``), then a symmetric solver for values only
 (``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (ill-conditioned matrices, deficient
-rank), the matrix is read a second time, and ``graded`` finds them from its QR factorisation, so that ranks come out
-right.
+rank), which ``foresight`` tells as early as it can, the matrix is read again, and ``graded`` finds them from its QR
+factorisation, so that ranks come out right.
 
 It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. The libraries take as
 many threads as ``threads`` has settled before they were loaded.
@@ -14,6 +14,7 @@ float32 it is 5e-6 (n = 768) to 2e-5 (n = 4096), which can move a searched alpha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.graded import (
-    EPS,
-    FEW,
-    graded_singular_values,
-    smallest_singular_values,
-    triangle,
-    will_lose_values,
-)
-from gpuherd.esd.spectra.gram import SAFE, Slabs, gram_sum, panel_length
+from gpuherd.esd.spectra.foresight import EPS, piece_will_lose_values, will_lose_values
+from gpuherd.esd.spectra.graded import FEW, graded_singular_values, smallest_singular_values, triangle
+from gpuherd.esd.spectra.gram import SAFE, Slabs, count_non_finite, gram_sum, panel_length
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
@@ -40,6 +35,9 @@ Matrix = npt.NDArray[Any]
 
 # Smaller matrices that lose values go to LAPACK's singular values at once: they are as fast there.
 GRADED_FROM = 512
+
+# Rows that are put in order at a time: few enough to stay in the cache.
+GATHERED = 64
 
 # Beyond 2^±200 squares or sums of squares could leave the range of float64, so the weights are scaled on the way.
 SAFE_EXPONENT = SAFE[np.dtype(np.float64)]
@@ -104,8 +102,8 @@ def eigenvalues_of_slabs(
     """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
 
     Args:
-        slabs: reads it, each number once. A matrix whose small eigenvalues the Gram matrix loses is read a second
-            time; with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
+        slabs: reads it, each number once. A matrix whose small eigenvalues the Gram matrix loses is read once or
+            twice again; with float32 also one of which an eigenvalue came out 0 or less, which is then done in float64.
         rows, columns: its shape, 1 or more each.
         precision: ``"float32"`` takes Gram matrix and solver in float32: half the time and memory, and an error of
             1e-6 to 1e-5 of the largest eigenvalue, so that the small ones are noise. In a square matrix one of them is
@@ -115,16 +113,25 @@ def eigenvalues_of_slabs(
     Peak memory: n² float64 for n = min(rows, columns), a panel of 8 MB (128 n values where that is more), and the
     piece as the reader gives it. Where the Gram matrix loses values about 4 n² float64.
     """
-    gram = gram_sum(slabs, rows, columns, np.float32 if precision == "float32" else np.float64)
+    exact = resolve and precision == "float64"
+    foresee = exact and min(rows, columns) >= GRADED_FROM
+
+    def loses(piece: Matrix) -> bool:
+        return foresee and piece_will_lose_values(_upright(piece, rows >= columns))
+
+    dtype = np.float32 if precision == "float32" else np.float64
+    gram = gram_sum(slabs, rows, columns, dtype, unless=loses)
+    if gram is None:
+        bad, exponent, order = _surveyed(slabs, rows, columns)
+        if bad:
+            return Reading(np.empty(0), bad=bad)
+        return Reading(scaled_back(_resolved(slabs, rows, columns, exponent, order, None), exponent))
     if gram.bad:
         return Reading(np.empty(0), bad=gram.bad)
     if gram.empty:
         return Reading(np.zeros(min(rows, columns)), zero=True)
     exponent, order = gram.exponent, np.argsort(-gram.matrix.diagonal(), kind="stable")
-    exact = resolve and precision == "float64"
-    values = None
-    if not (exact and len(order) >= GRADED_FROM and will_lose_values(gram.matrix)):
-        values = symmetric_eigenvalues(gram.matrix)
+    values = None if foresee and will_lose_values(gram.matrix) else symmetric_eigenvalues(gram.matrix)
     del gram
     if values is None or (exact and is_deficient(values)):
         values = _resolved(slabs, rows, columns, exponent, order, values)
@@ -148,6 +155,31 @@ def scaled_back(values: Float64, exponent: int) -> Float64:
         return np.ldexp(values, 2 * exponent)
 
 
+def _surveyed(slabs: Slabs, rows: int, columns: int) -> tuple[int, int, npt.NDArray[np.intp]]:
+    """How many weights are NaN or infinite; the exponent that takes all of them near 1, 0 where they lie near enough;
+    and the order of the shorter side's lines from the longest to the shortest."""
+    bad, peak = 0, 0.0
+    lengths = np.zeros(min(rows, columns))
+    for piece in slabs(panel_length(len(lengths))):
+        part = _upright(piece, rows >= columns).astype(np.float64, copy=False)
+        size = max(abs(float(part.min())), abs(float(part.max())))
+        if not math.isfinite(size):
+            bad += count_non_finite(piece)
+        elif size:
+            peak, exponent = max(peak, size), _exponent(size)
+            part = _divided(part, exponent)
+            with np.errstate(over="ignore", under="ignore"):
+                lengths = np.hypot(lengths, np.ldexp(np.sqrt(np.einsum("ij,ij->j", part, part)), exponent))
+        del piece, part
+    return bad, _exponent(peak), np.argsort(-lengths, kind="stable")
+
+
+def _exponent(peak: float) -> int:
+    """Of the power of two that weights of this size are divided by."""
+    exponent = math.frexp(peak)[1]
+    return exponent if abs(exponent) > SAFE_EXPONENT else 0
+
+
 def _resolved(
     slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp], known: Float64 | None
 ) -> Float64:
@@ -157,40 +189,50 @@ def _resolved(
         order: of the rows (columns of a tall matrix), from the longest to the shortest.
         known: the eigenvalues as the Gram matrix gives them, where that was asked; the large ones are kept.
     """
+    n = min(rows, columns)
+    lost = 0 if known is None else int(np.searchsorted(known, n * EPS * known[-1]))
+    few = known is not None and n >= GRADED_FROM and lost <= FEW * n
+    if few and rows == columns:  # LU factors take half the time of a triangle
+        small = smallest_singular_values(_core(slabs, rows, columns, exponent, order), lost)
+        if small is not None and known is not None:
+            return np.sort(np.concatenate([small**2, known[lost:]]))
     R = _triangle(slabs, rows, columns, exponent, order)
-    n = len(R)
     if n >= GRADED_FROM:
-        if known is not None:
-            lost = int(np.searchsorted(known, n * EPS * known[-1]))
-            small = smallest_singular_values(R, lost) if lost <= FEW * n else None
+        if few and rows != columns and known is not None:
+            small = smallest_singular_values(R, lost, triangular=True)
             if small is not None:
                 return np.sort(np.concatenate([small**2, known[lost:]]))
-        values = graded_singular_values(R)
+        values = graded_singular_values(R, None if known is None else np.sqrt(np.maximum(known, 0.0)))
         if values is not None:
             return values**2
     return _ascending_svdvals(R) ** 2
 
 
+def _core(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp]) -> Float64:
+    """The tall one of W and Wᵀ, divided by 2^exponent, its columns in this order; Fortran order."""
+    core: Float64 = np.empty((max(rows, columns), min(rows, columns)), order="F")
+    start = 0
+    for piece in slabs(core.shape[1]):
+        part = _upright(piece, rows >= columns)
+        _gather(_divided(part, exponent), order, core[start : start + len(part)])
+        start += len(part)
+        del piece, part
+    return core
+
+
 def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.NDArray[np.intp]) -> Float64:
-    """R of the QR factorisation of the tall one of W and Wᵀ, divided by 2^exponent, its columns in this order.
+    """R of the QR factorisation of ``_core``.
 
     A long matrix is reduced n rows at a time, by updating R with the next ones, so that no float64 copy of the whole is
     needed.
     """
     n, m = min(rows, columns), max(rows, columns)
     if 2 * m <= 3 * n:
-        core: Float64 = np.empty((m, n), order="F")
-        start = 0
-        for piece in slabs(n):
-            part = _upright(piece, rows >= columns)
-            core[start : start + len(part)] = _divided(part[:, order], exponent)
-            start += len(part)
-            del piece, part
-        return triangle(core)
+        return triangle(_core(slabs, rows, columns, exponent, order))
     stacked: Float64 = np.zeros((2 * n, n), order="F")  # the triangle so far, and below it the next rows
     for piece in slabs(n):
         part = _upright(piece, rows >= columns)
-        stacked[n : n + len(part)] = _divided(part[:, order], exponent)
+        _gather(_divided(part, exponent), order, stacked[n : n + len(part)])
         stacked[n + len(part) :] = 0.0
         stacked[:n] = triangle(stacked)
         del piece, part
@@ -199,6 +241,12 @@ def _triangle(slabs: Slabs, rows: int, columns: int, exponent: int, order: npt.N
 
 def _upright(piece: Matrix, tall: bool) -> Matrix:
     return piece if tall else piece.T
+
+
+def _gather(part: Matrix, order: npt.NDArray[np.intp], out: Float64) -> None:
+    """``part[:, order]`` into ``out``, which is in Fortran order; by whole rows of ``part``."""
+    for start in range(0, len(part), GATHERED):
+        out[start : start + GATHERED] = part[start : start + GATHERED].take(order, axis=1)
 
 
 def _divided(piece: Matrix, exponent: int) -> Matrix:

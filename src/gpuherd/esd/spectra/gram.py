@@ -139,10 +139,24 @@ class GramSum:
         routine(1.0, panel.T, beta=1.0, c=self.matrix, trans=int(not self._tall), lower=1, overwrite_c=1)
 
 
-def gram_sum(slabs: Slabs, rows: int, columns: int, dtype: npt.DTypeLike = np.float64) -> GramSum:
-    """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 8 MB."""
+def gram_sum(
+    slabs: Slabs,
+    rows: int,
+    columns: int,
+    dtype: npt.DTypeLike = np.float64,
+    *,
+    unless: Callable[[Matrix], bool] | None = None,
+) -> GramSum | None:
+    """The Gram matrix of a matrix of this shape (no side 0), read once. Memory: n² numbers and a panel of 8 MB.
+
+    ``unless`` is asked about the first piece; where it says yes, nothing more is read, and None is returned.
+    """
     gram = GramSum(rows, columns, dtype)
+    first = True
     for slab in slabs(gram.length):
+        if first and unless is not None and unless(slab):
+            return None
+        first = False
         gram.add(slab)
         del slab  # it has to be gone when the next one is read
     gram.free_panel()
