@@ -23,7 +23,7 @@ from typing import NoReturn
 from gpuherd.batch.foreground import NoGpuFree, RunOptions, replace_process
 from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.engines.cluster import EngineMissing, Placement
-from gpuherd.engines.options import ClusterOptions
+from gpuherd.engines.options import ClusterOptions, EngineOptions
 from gpuherd.engines.slurm.site import Allocation
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
@@ -81,6 +81,8 @@ def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation |
     """
     from gpuherd.engines.slurm.foreground import allocated
 
+    if options.in_allocation is False:
+        return None
     found = allocated(os.environ, asked(options), options.engine_options())
     if isinstance(found, str):
         if options.in_allocation:
@@ -121,13 +123,31 @@ def become_srun(
 
     within = allocation(options, tell)
     words = srun_words(options, argv, within)
-    program = shutil.which("srun")
-    if program is None:
-        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
+    program = _srun()
     if within is None:
         refuse_if_never(options)
     replace_process(program, words, environment(os.environ, asked(options)), inherited)
     raise AssertionError("unreachable")
+
+
+def become_step(within: Allocation, argv: Sequence[str]) -> NoReturn:
+    """Replaces this process by srun with the command, on all that the SLURM job's only node gives it. Raises
+    EngineMissing, CannotBecome."""
+    from gpuherd.engines.slurm.foreground import environment, srun
+
+    (node,) = within.nodes
+    all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
+    options, terminal = EngineOptions(engine="slurm"), os.isatty(0) and os.isatty(1)
+    words = srun(argv, all_of_it, options, name="gpuherd", terminal=terminal, within=within, in_step=True)
+    replace_process(_srun(), words, environment(os.environ, all_of_it), inherited=(0, 1, 2))
+    raise AssertionError("unreachable")
+
+
+def _srun() -> str:
+    program = shutil.which("srun")
+    if program is None:
+        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
+    return program
 
 
 # --- one job that is followed -----------------------------------------------------------------------------------------

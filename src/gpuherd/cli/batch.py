@@ -12,7 +12,7 @@ from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_file import read_engine
 from gpuherd.cli.engine_key import fill_from_block
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
@@ -52,7 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "batch", DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
-    add_in_allocation(parser)
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
     parser.set_defaults(run=run)
 
@@ -80,14 +79,16 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.job_batch import plan
 
     planned = plan(args.file, options, _planner(options))
+    # Inside of a SLURM job they may run on this machine.
+    engine = LOCAL if planned and planned[0].asks is None else options.engine
     if args.json:
-        _print_json({"engine": options.engine, "jobs": [_planned_entry(each) for each in planned]})
+        _print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
         from rich.console import Console
 
         from gpuherd.batch.tables import print_plan
 
-        print_plan(Console(highlight=False), planned, None if options.engine == LOCAL else options.engine)
+        print_plan(Console(highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
 

@@ -83,6 +83,46 @@ class Allocation:
             return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
         return None
 
+    def lacks_for_all(self, wanted: Sequence[Placement], options: EngineOptions) -> str | None:
+        """What of these wishes it can never give, one after the other or side by side; None where all have room before
+        its time is up."""
+        for each in dict.fromkeys(wanted):
+            reason = self.lacks(each, options)
+            if reason is not None:
+                return reason
+        if self.left_s is None:
+            return None
+        asked_s = sum((each.time_s or 0.0) * self._part(each, options.gpu_type) for each in wanted)
+        if asked_s > self.left_s:
+            return (
+                f"all jobs together ask for {asked_s / 60:.0f} minutes of all that it has, and {self.left_s / 60:.0f} "
+                "are left"
+            )
+        return None
+
+    def at_once(self, wanted: Sequence[Placement]) -> int | None:
+        """How many of them it can give side by side, whichever they are, by the CPUs and the memory that they name.
+
+        None where none names any. Each must fit alone.
+        """
+        rooms = [
+            has // asked
+            for node in self.nodes
+            for each in wanted
+            for asked, has in ((each.cpus, node.cpus), (each.memory_mb, node.memory_mb))
+            if asked
+        ]
+        return max(1, min(rooms)) if rooms else None
+
+    def _part(self, wanted: Placement, gpu_type: str | None) -> float:
+        """The part of all that it has which this takes while it runs."""
+        having = [
+            (wanted.gpus, sum(node.count(gpu_type) for node in self.nodes)),
+            (wanted.cpus or 0, sum(node.cpus for node in self.nodes)),
+            (wanted.memory_mb or 0, sum(node.memory_mb for node in self.nodes)),
+        ]
+        return max((asked * wanted.nodes / has for asked, has in having if has), default=0.0)
+
     def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
         """The wish with the CPUs and the memory that go with its GPUs, where it names none; so that several steps find
         room side by side."""
