@@ -295,6 +295,26 @@ def test_so_does_one_on_this_machine(model: Path, tmp_path: Path, capsys: pytest
     assert told["never"] and told["engine"] == "local" and told["gpus"] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["esd", "--single-model=m"],
+        ["generate", "--model=m", "--dataset=trivia_qa"],
+        ["judge", "run", "m"],
+        ["score", "run"],
+        ["posttrain"],
+        ["train", "--config=config.yaml"],
+    ],
+)
+def test_processes_that_srun_starts_are_refused_where_a_job_starts_its_own(
+    words: list[str], training: Path, cluster: Cluster
+) -> None:
+    for option in ("--ntasks-per-node=2", "--mpi=pmix"):
+        with pytest.raises(UsageError, match=rf"{option[:5]}.* is for programs whose processes srun starts"):
+            run([*words, "--engine=slurm", option])
+    assert cluster.engines == []
+
+
 @pytest.mark.parametrize("words", [["batch", "commands.txt", "--dry-run"], ["run", "--dry-run", "--", "true"], ["up"]])
 def test_gpus_of_a_node_that_make_no_sense_are_refused_also_where_no_model_is_planned(
     words: list[str], commands: Path, cluster: Cluster

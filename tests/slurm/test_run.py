@@ -51,6 +51,30 @@ def test_what_can_not_be_is_told_before_anything_waits(slurm: Cluster) -> None:
     assert dry.stdout.startswith("would ask slurm for 2 GPUs, 60 min, as srun ") and "'a b.py'" in dry.stdout
 
 
+def test_an_mpi_type_that_srun_does_not_know_is_told_before_anything_is_submitted(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("true\n")
+    asks = ["--ntasks-per-node=2", "--account=lab"]
+    commands = {
+        "run": ["run", "--engine=slurm", *asks, "--", "true"],
+        "batch": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out"],
+        "dry run": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out", "--dry-run"],
+        "export": ["export", str(jobs), "--to=slurm", *asks, f"--output={tmp_path}/scripts"],
+    }
+    for name, words in commands.items():
+        command = [sys.executable, "-m", "gpuherd", words[0], "--mpi=pmx", *words[1:]]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert shown.returncode == ExitCode.USAGE, (name, shown)
+        assert "--mpi pmx: there is no MPI type pmx in SLURM; did you mean pmix?" in shown.stderr, (name, shown)
+        assert "none, pmi2, pmix" in shown.stderr
+    assert not (tmp_path / "scripts").exists()
+    assert slurm.command("squeue", "-h", "--states=all", "--name=gpuherd-run").strip() == ""
+    shown = gpuherd(*asks, "--mpi=pmi2", "--", "sh", "-c", "echo $PMI_RANK/$PMI_SIZE")
+    assert sorted(shown.stdout.split()) == ["0/2", "1/2"], shown
+
+
 def test_it_gives_up_when_the_gpus_are_not_there(slurm: Cluster, tmp_path: Path) -> None:
     holder = subprocess.Popen(["srun", "--gres=gpu:8", "-Alab", "sh", "-c", f"touch {tmp_path}/up; sleep 200"])
     try:

@@ -98,8 +98,11 @@ def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation |
 
 def srun_words(options: RunOptions, argv: Sequence[str], within: Allocation | None) -> list[str]:
     """The srun that runs the command. Raises UsageError."""
+    from gpuherd.engines.slurm.commands import Programs
+    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
     from gpuherd.engines.slurm.foreground import in_step, srun
 
+    refuse_unknown_mpi(options.engine_options(), Programs())
     return srun(
         argv,
         asked(options),

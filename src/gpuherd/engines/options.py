@@ -164,6 +164,17 @@ def for_this_machine(options: OptionsT) -> OptionsT:
     return replace(options, engine=LOCAL, **strange)  # type: ignore[arg-type]
 
 
+def refuse_ranks(options: EngineOptions | ClusterOptions) -> None:
+    """For commands whose jobs are programs of ours: raises UsageError where SLURM is to start several processes of a
+    job, of which each would do all of its work."""
+    for flag, said in (("ntasks-per-node", options.ntasks_per_node), ("mpi", options.mpi)):
+        if said is not None:
+            raise UsageError(
+                f"--{flag} is for programs whose processes srun starts (gpuherd run, batch and up); the jobs of this "
+                "command start their own: leave it out"
+            )
+
+
 def said_in(values: object) -> dict[str, Any]:
     """What an object with some of these options as attributes says of them, by name."""
     return {name: getattr(values, name) for name in _DECLARED if hasattr(values, name)}

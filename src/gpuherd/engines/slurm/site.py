@@ -18,7 +18,8 @@ NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
 # Partition (with a star behind the default one), its state, the longest time.
 PARTITIONS_FORMAT = "%P|%a|%l"
 
-_GPU = re.compile(r"gpu(?::([^:(),=]+))?:(\d{1,9})(?:\(.*?\))?")
+# A job's GPUs are counted in brackets while the controller doesn't know their numbers.
+_GPU = re.compile(r"gpu(?::([^:(),=]+))?(?:(?::(\d{1,9}))(?:\(.*?\))?|\(CNT:(\d{1,9})\))")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 _ON_NODES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)", re.MULTILINE)
@@ -26,6 +27,7 @@ _TAKES_NONE = frozenset({"drain", "inact"})
 _DEFAULT_ARRAY = 1001
 _DEFAULT_MEMORY_S = 300.0
 _MOST_NAMES = 12
+_TITLES = {"gpu-type": "GPU of the type", "mpi": "MPI type"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,11 +241,31 @@ def gpus_of(gres: str) -> dict[str, int]:
 
     >>> gpus_of("gpu:a100:4(S:0-1),shard:8,gpu:v100:2"), gpus_of("gpu:8"), gpus_of("(null)")
     ({'a100': 4, 'v100': 2}, {'': 8}, {})
+    >>> gpus_of("gpu:a100(CNT:2)"), gpus_of("gpu(CNT:2)"), gpus_of("gpu:a100:2(IDX:0-1)")
+    ({'a100': 2}, {'': 2}, {'a100': 2})
     """
     counts: dict[str, int] = {}
-    for kind, number in _GPU.findall(gres):
-        counts[kind] = counts.get(kind, 0) + int(number)
+    for kind, number, counted in _GPU.findall(gres):
+        counts[kind] = counts.get(kind, 0) + int(number or counted)
     return counts
+
+
+def mpi_types(text: str) -> frozenset[str]:
+    """What ``srun --mpi`` takes, out of ``srun --mpi=list``; nothing where the text has another form.
+
+    >>> sorted(mpi_types("MPI plugin types are...\\n\\tpmix\\nspecific pmix plugin versions available: pmix_v4\\n"))
+    ['pmix', 'pmix_v4']
+    """
+    names = re.findall(r"^[ \t]+(\w+)[ \t]*$", text, re.MULTILINE)
+    versions = re.findall(r"^specific \w+ plugin versions available: (.*)$", text, re.MULTILINE)
+    return frozenset([*names, *(word for line in versions for word in re.findall(r"\w+", line))])
+
+
+def refuse_unknown_mpi(wanted: str, text: str) -> None:
+    """Raises UsageError for a type that ``srun --mpi=list`` does not name; not where that names none."""
+    known = mpi_types(text)
+    if known:
+        _known("mpi", wanted, known)
 
 
 def seconds_of(text: str) -> float | None:
@@ -349,7 +371,7 @@ def _known(what: str, word: str, there: Iterable[str]) -> None:
     near = difflib.get_close_matches(word, every, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "."
     listed = f" There are: {_some(every)}" if every else " There is none"
-    whose = "you have no account" if what == "account" else f"there is no {what.replace('gpu-type', 'GPU of the type')}"
+    whose = "you have no account" if what == "account" else f"there is no {_TITLES.get(what, what)}"
     raise UsageError(f"--{what} {word}: {whose} {word} in SLURM{hint}{listed}")
 
 
