@@ -97,7 +97,8 @@ def test_gpus_of_further_hosts_are_told_by_their_hosts_names_and_numbers(tmp_pat
     """A job over all hosts while another has a GPU of one of them: there its GPU has another number."""
     marks, gate = tmp_path / "marks", tmp_path / "gate"
     marks.mkdir()
-    script = f'echo "$(uname -n):$CUDA_VISIBLE_DEVICES" >"{marks}/$1.${{NODE_RANK-}}.$$"; until [ -e "{gate}" ]; do sleep 0.1; done'
+    tells = f'echo "$(uname -n):$CUDA_VISIBLE_DEVICES" >"{marks}/$1.${{NODE_RANK-}}.$$"'
+    script = f'{tells}; until [ -e "{gate}" ]; do sleep 0.1; done'
 
     def job(name: str, nodes: int) -> dict[str, object]:
         return {"name": name, "argv": ["sh", "-c", script, "job", name], "gpus": 1, "nodes": nodes}
