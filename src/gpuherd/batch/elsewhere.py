@@ -189,14 +189,14 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
     """Runs the command as a job of the cluster, writes to standard output what it writes, and returns its exit code.
 
     Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. So does a reader of its output that has gone
-    (``… | head``); the exit code is then 141, as of a command here.
-    The job's files are gone afterwards.
+    (``… | head``); the exit code is then 141, as of a command here. A second signal ends this process at once, whether
+    the engine answers or not. The job's files are gone afterwards.
 
     Raises NoGpuFree when it has not begun in the time that was given, and what ``run_jobs`` raises.
     """
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
-    with _place(options) as run, _stopping() as heard, _own_words():
+    with _place(options) as run, _stopping(lambda number: _leave(run, options, number, tell)) as heard, _own_words():
         state = _Followed()
 
         def hear(event: Event) -> None:
@@ -356,13 +356,24 @@ def _own_words() -> Iterator[None]:
         logger.disabled = before
 
 
+def _leave(run: RunDirectory, options: RunOptions, number: signal.Signals, tell: Callable[[str], None]) -> NoReturn:
+    """Ends this process whatever its threads wait for. Without its folder the job never begins, if it has not yet."""
+    with suppress(Exception):
+        tell(f"leaving at once; if {options.engine} does not answer, the job may still run there")
+    shutil.rmtree(run.root, ignore_errors=True)
+    os._exit(_ENDS[number])
+
+
 @contextmanager
-def _stopping() -> Iterator[Sequence[signal.Signals]]:
-    """Listens to Ctrl-C and SIGTERM; all that came, in order. One that is ignored stays so."""
+def _stopping(leave: Callable[[signal.Signals], NoReturn]) -> Iterator[Sequence[signal.Signals]]:
+    """Listens to Ctrl-C and SIGTERM; the one that came. With the next one ``leave`` is called, in the signal's handler:
+    the main thread may be waiting for an answer. One that is ignored stays so."""
     heard: list[signal.Signals] = []
 
     def hear(number: int, _frame: FrameType | None) -> None:
         heard.append(signal.Signals(number))
+        if len(heard) > 1:
+            leave(heard[-1])
 
     before = {number: signal.getsignal(number) for number in _ENDS}
     for number, handler in before.items():
