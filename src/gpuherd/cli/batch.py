@@ -32,6 +32,7 @@ examples:
   gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
   generate-commands | gpuherd batch - --shell
   gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
+  salloc --gres=gpu:4, and in it: gpuherd batch commands.txt --engine slurm --in-allocation     on the GPUs of that job
   gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
 
 In commands.txt a line above a command says what it needs:

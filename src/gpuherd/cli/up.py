@@ -23,6 +23,7 @@ examples:
   gpuherd up --gpu-list 4 5 6 7 --yield requeue
   gpuherd up --foreground                          for systemd, or to look on
   gpuherd up --engine slurm --partition gpu        your queue for SLURM, to which gpuherd submit --engine slurm adds
+  salloc --gres=gpu:4, and in it: gpuherd up --engine local     your queue of this machine, on the GPUs of that job
   gpuherd status                                   how it stands
   gpuherd set --max-gpus 2                         other options while it works
   gpuherd down

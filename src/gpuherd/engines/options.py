@@ -161,7 +161,7 @@ def foreign(engine: str) -> frozenset[str]:
 def for_this_machine(options: OptionsT) -> OptionsT:
     """The same for the engine of this machine, without what is said of a cluster."""
     strange = {each.name: each.default for each in fields(options) if each.name in _CLUSTER}
-    return replace(options, engine=LOCAL, **strange)  # type: ignore[arg-type]
+    return replace(options, engine=LOCAL, **strange)
 
 
 def refuse_ranks(options: EngineOptions | ClusterOptions) -> None:
