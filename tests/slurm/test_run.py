@@ -58,7 +58,7 @@ def test_an_mpi_type_that_srun_does_not_know_is_told_before_anything_is_submitte
     jobs.write_text("true\n")
     asks = ["--ntasks-per-node=2", "--account=lab"]
     commands = {
-        "run": ["run", "--engine=slurm", *asks, "--", "true"],
+        "run": ["run", "--engine=slurm", "--name=odd-mpi", *asks, "--", "true"],
         "batch": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out"],
         "dry run": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out", "--dry-run"],
         "export": ["export", str(jobs), "--to=slurm", *asks, f"--output={tmp_path}/scripts"],
@@ -70,7 +70,7 @@ def test_an_mpi_type_that_srun_does_not_know_is_told_before_anything_is_submitte
         assert "--mpi pmx: there is no MPI type pmx in SLURM; did you mean pmix?" in shown.stderr, (name, shown)
         assert "none, pmi2, pmix" in shown.stderr
     assert not (tmp_path / "scripts").exists()
-    assert slurm.command("squeue", "-h", "--states=all", "--name=gpuherd-run").strip() == ""
+    assert slurm.command("squeue", "-h", "--states=all", "--name=odd-mpi").strip() == ""
     shown = gpuherd(*asks, "--mpi=pmi2", "--", "sh", "-c", "echo $PMI_RANK/$PMI_SIZE")
     assert sorted(shown.stdout.split()) == ["0/2", "1/2"], shown
 
